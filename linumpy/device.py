@@ -1,0 +1,293 @@
+"""Which device the work runs on: the only place that looks for GPU packages.
+
+In: a wish (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Device`, or the array module that fits.
+Errors: :class:`~linumpy.errors.GpuUnavailableError` where a CUDA device is asked for and cannot be had.
+Nothing GPU-related is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.errors import GpuUnavailableError
+
+log = logging.getLogger(__name__)
+
+#: What ``resolve()`` takes where the caller names no device.
+DEVICE_VARIABLE = "LINUMPY_DEVICE"
+_KINDS = ("auto", "cuda", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that work can run on.
+
+    Attributes
+    ----------
+    kind : str
+        ``"cuda"`` or ``"cpu"``.
+    index : int or None
+        Number of the CUDA device; None on the CPU.
+    reason : str
+        Why this device: one short clause for people to read.
+    """
+
+    kind: str
+    index: int | None
+    reason: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self.kind == "cuda"
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the device: CuPy or NumPy."""
+        return _import_cupy() if self.is_cuda else np
+
+    def __str__(self) -> str:
+        return f"cuda:{self.index}" if self.is_cuda else "cpu"
+
+
+def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
+    """Choose the device.
+
+    Parameters
+    ----------
+    kind : {"auto", "cuda", "cpu"}, optional
+        ``"auto"`` takes the GPU if CuPy and a device are there and else the CPU, with one log line that says
+        which and why. ``"cuda"`` raises where there is none. By default the environment variable
+        ``LINUMPY_DEVICE``, and without it ``"auto"``.
+    device_id : int, optional
+        Number of the CUDA device; by default CuPy's current one.
+
+    Raises
+    ------
+    ValueError
+        For another `kind`, a negative `device_id`, or a `device_id` together with ``"cpu"``.
+    GpuUnavailableError
+        Where ``"cuda"`` is asked for and there is no such device.
+    """
+    wish = _wish(kind)
+    if device_id is not None and (isinstance(device_id, bool) or int(device_id) != device_id or device_id < 0):
+        raise ValueError(f"device_id={device_id!r}: a CUDA device has a number from 0 on")
+    if wish == "cpu":
+        if device_id is not None:
+            raise ValueError(f"device_id={device_id!r} goes with a CUDA device, but the device is 'cpu'")
+        return Device("cpu", None, "asked for")
+    missing = why_no_cuda(device_id)
+    if missing is None:
+        index = int(_import_cupy().cuda.Device().id) if device_id is None else int(device_id)
+        device = Device("cuda", index, "asked for" if wish == "cuda" else "a CUDA device is there")
+    elif wish == "cuda" or device_id is not None:
+        raise GpuUnavailableError(missing)
+    else:
+        device = Device("cpu", None, missing)
+    if wish == "auto":
+        log.info("device: %s (%s)", device, device.reason)
+    return device
+
+
+def _wish(kind: str | None) -> str:
+    """Check what was asked for, by the caller or by the environment."""
+    if kind is not None:
+        if kind not in _KINDS:
+            raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
+        return kind
+    wish = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
+    if wish not in _KINDS:
+        raise ValueError(f"{DEVICE_VARIABLE}={wish!r} is unknown: set it to one of {', '.join(_KINDS)}")
+    return wish
+
+
+def require_cuda(device_id: int | None = None) -> ModuleType:
+    """Return CuPy where a CUDA device can be used.
+
+    Raises
+    ------
+    GpuUnavailableError
+        Saying what is missing and, for a missing package, the line that installs it.
+    """
+    missing = why_no_cuda(device_id)
+    if missing is not None:
+        raise GpuUnavailableError(missing)
+    return _import_cupy()
+
+
+def why_no_cuda(device_id: int | None = None) -> str | None:
+    """Say why no CUDA device (or not that one) can be used; None if it can."""
+    if importlib.util.find_spec("cupy") is None:
+        return f"CuPy is not installed: {install_line()}"
+    try:
+        cupy = _import_cupy()
+    except Exception as error:
+        return f"CuPy cannot be imported ({error}): {install_line()}"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f"CUDA finds no device ({error}): check that `nvidia-smi` lists one"
+    if count == 0:
+        return "CUDA finds no device: check that `nvidia-smi` lists one"
+    if device_id is not None and device_id >= count:
+        return f"there is no CUDA device {device_id}: this machine has {count}, numbered from 0"
+    return None
+
+
+def install_line() -> str:
+    """Return the line that installs the GPU packages for the driver of this machine."""
+    extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
+    return f'pip install "linumpy[{extra}]"'
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """Ask the NVIDIA driver for the newest CUDA version that it can run; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value == 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _import_cupy() -> ModuleType:
+    import cupy
+
+    return cupy
+
+
+def is_device_array(x: Any) -> bool:
+    """Say whether `x` is a CuPy array, without importing CuPy."""
+    cupy = sys.modules.get("cupy")  # no CuPy array can exist before CuPy is imported
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def array_module(x: Any) -> ModuleType:
+    """Return the module whose functions take `x`: CuPy for its arrays, else NumPy."""
+    return _import_cupy() if is_device_array(x) else np
+
+
+def to_host(x: Any) -> np.ndarray:
+    """Copy `x` to host memory where it lies on a device; the only way back that linumpy takes unasked is its writer."""
+    return _import_cupy().asnumpy(x) if is_device_array(x) else np.asarray(x)
+
+
+def synchronize() -> None:
+    """Wait for the work on CuPy's current stream; nothing to wait for where CuPy was never imported."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and why_no_cuda() is None:
+        cupy.cuda.get_current_stream().synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What this machine offers, for people to read and to paste into reports.
+
+    Attributes
+    ----------
+    name : str
+        Name of the GPU, or of the processor where there is none.
+    memory_total, memory_free : int or None
+        Bytes of device memory; None without a GPU.
+    driver : str or None
+        Newest CUDA version that the driver can run.
+    versions : tuple of (str, str)
+        Packages and their versions; ``"not installed"`` where missing.
+    gds : str
+        The way that kvikio takes: ``"compat"``, ``"left to cuFile"`` or ``"no kvikio"``, with how that is known.
+    reason : str
+        Why there is no GPU; empty where there is one.
+    """
+
+    name: str
+    memory_total: int | None
+    memory_free: int | None
+    driver: str | None
+    versions: tuple[tuple[str, str], ...]
+    gds: str
+    reason: str
+
+    def __str__(self) -> str:
+        rows = [("device", self.name)]
+        if self.memory_total is not None and self.memory_free is not None:
+            rows.append(("memory", f"{self.memory_total / 2**30:.1f} GiB, {self.memory_free / 2**30:.1f} GiB free"))
+        if self.reason:
+            rows.append(("no GPU", self.reason))
+        rows.append(("driver", f"up to CUDA {self.driver}" if self.driver else "no NVIDIA driver"))
+        rows += [*self.versions, ("GDS", self.gds)]
+        return "\n".join(f"{label:<12}{value}" for label, value in rows)
+
+
+def describe(device_id: int | None = None) -> DeviceInfo:
+    """Describe the device, its memory, the driver, the GPU packages and the way kvikio takes."""
+    missing = why_no_cuda(device_id)
+    name, total, free = platform.processor() or platform.machine(), None, None
+    if missing is None:
+        cupy = _import_cupy()
+        with cupy.cuda.Device(device_id):
+            properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+            free, total = cupy.cuda.runtime.memGetInfo()
+        name = properties["name"].decode()
+    version = driver_cuda_version()
+    return DeviceInfo(
+        name=name,
+        memory_total=total,
+        memory_free=free,
+        driver=None if version is None else f"{version[0]}.{version[1]}",
+        versions=(
+            ("Python", platform.python_version()),
+            *((label, _version_of(*names)) for label, names in _PACKAGES.items()),
+        ),
+        gds=kvikio_mode()[1],
+        reason=missing or "",
+    )
+
+
+_PACKAGES = {
+    "CuPy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+    "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
+    "nvCOMP": ("nvidia-nvcomp-cu13", "nvidia-nvcomp-cu12"),
+    "zarr": ("zarr",),
+    "numpy": ("numpy",),
+}
+
+
+def _version_of(*names: str) -> str:
+    """Return the version of the first of these distributions that is installed."""
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def kvikio_mode() -> tuple[str, str]:
+    """Ask kvikio which way it takes to a file: (``"compat" | "cufile" | "none"``, how that is known).
+
+    ``"cufile"`` means only that kvikio hands its reads to cuFile. cuFile may still go through the host by itself.
+    """
+    if importlib.util.find_spec("kvikio") is None:
+        return "none", "kvikio is not installed"
+    try:
+        import kvikio.defaults as defaults
+
+        compat = bool(defaults.is_compat_mode_preferred())
+    except Exception as error:
+        return "none", f"kvikio cannot be used ({error})"
+    if compat:
+        return "compat", "compat mode, not GDS (kvikio's own word: is_compat_mode_preferred)"
+    return "cufile", "kvikio hands reads to cuFile; whether they are native depends on the folder (--path DIR)"

@@ -1,0 +1,1 @@
+"""What the microscope needs: the tissue surface and the shapes fitted to it."""

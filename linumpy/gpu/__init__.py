@@ -1,0 +1,12 @@
+"""Work on the device: reading, scattering, resampling, detecting. CuPy in, CuPy out.
+
+Importing this package imports no GPU package.
+"""
+
+from linumpy.gpu.zarr_io import (
+    gpu_zarr_context,
+    plan_zarr_read,
+    read_zarr_to_gpu,
+)
+
+__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr_to_gpu"]

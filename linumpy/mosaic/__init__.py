@@ -1,0 +1,1 @@
+"""Tiles and slices of a mosaic."""

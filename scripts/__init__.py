@@ -1,0 +1,1 @@
+"""Command-line scripts, each a thin front of one library function."""
