@@ -283,11 +283,14 @@ def kvikio_mode() -> tuple[str, str]:
     if importlib.util.find_spec("kvikio") is None:
         return "none", "kvikio is not installed"
     try:
-        import kvikio.defaults as defaults
+        from kvikio import defaults
 
         compat = bool(defaults.is_compat_mode_preferred())
     except Exception as error:
         return "none", f"kvikio cannot be used ({error})"
     if compat:
         return "compat", "compat mode, not GDS (kvikio's own word: is_compat_mode_preferred)"
-    return "cufile", "kvikio hands reads to cuFile; whether they are native depends on the folder (--path DIR)"
+    return (
+        "cufile",
+        "kvikio hands reads to cuFile; whether they are native depends on the folder (--path DIR)",
+    )

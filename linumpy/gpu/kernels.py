@@ -1,0 +1,59 @@
+"""Compile the CUDA sources of this package, once a device and never for a shape.
+
+In: a :class:`KernelSpec`, made without a GPU. Out: a ``cupy.RawKernel``. CuPy keeps what it compiled on disk, so a
+second process finds it there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from dataclasses import dataclass
+from typing import Any
+
+_STANDARD = "-std=c++17"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel and what it is compiled for.
+
+    Attributes
+    ----------
+    source : str
+        File name of the source, without ``.cu``.
+    name : str
+        The ``extern "C"`` kernel.
+    defines : tuple of (str, str)
+        Preprocessor definitions: types, rank, mode; never a shape.
+    """
+
+    source: str
+    name: str
+    defines: tuple[tuple[str, str], ...]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of the compiler."""
+        return (_STANDARD, *(f"-D{key}={value}" for key, value in self.defines))
+
+
+@functools.cache
+def source_text(source: str) -> str:
+    """Read a CUDA source of this package."""
+    return (importlib.resources.files("linumpy.gpu.cuda") / f"{source}.cu").read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=512)
+def _load(spec: KernelSpec, device_id: int) -> Any:
+    import cupy
+
+    module = cupy.RawModule(code=source_text(spec.source), options=spec.options)
+    return module.get_function(spec.name)
+
+
+def load(spec: KernelSpec) -> Any:
+    """Return the kernel, compiled for CuPy's current device."""
+    import cupy
+
+    return _load(spec, cupy.cuda.Device().id)

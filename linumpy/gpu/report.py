@@ -1,0 +1,104 @@
+"""What a read did: the record that ``return_report=True`` gives."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """What one read did.
+
+    Attributes
+    ----------
+    source : str
+        The array.
+    backend : str
+        ``"kvikio"`` or ``"zarr-gpu"``.
+    gds : str
+        ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
+    fallback : str
+        Why ``backend="auto"`` did not take kvikio; empty where it did or was not asked.
+    shape : tuple of int
+        Of the result.
+    dtype : str
+        Of the result.
+    bytes_read : int or None
+        Bytes read from files, shard indexes counted in; None where zarr read them.
+    bytes_decoded : int
+        Bytes of the result.
+    chunks_read, chunks_filled : int or None
+        (Inner) chunks that were stored, and that were not and became fill values; None where zarr read them.
+    files_opened : int or None
+        Files opened, one that was opened again counted again; None where zarr read them.
+    scratch_bytes : int or None
+        Device memory used beyond the result; None where zarr read.
+    plan_seconds, read_seconds : float
+        Time on the host for metadata and plan, and from the first to the last byte.
+    scatter_seconds : float or None
+        Time of the scatter kernels on the device. They overlap the reading.
+    """
+
+    source: str
+    backend: str
+    gds: str
+    fallback: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_read: int | None
+    bytes_decoded: int
+    chunks_read: int | None
+    chunks_filled: int | None
+    files_opened: int | None
+    scratch_bytes: int | None
+    plan_seconds: float
+    read_seconds: float
+    scatter_seconds: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Time of the whole call on the host."""
+        return self.plan_seconds + self.read_seconds
+
+    @property
+    def gib_per_second(self) -> float:
+        """GiB of result a second, over the whole call."""
+        return self.bytes_decoded / 2**30 / self.seconds if self.seconds > 0 else 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and text of each line, for people."""
+        rows = [
+            ("source", self.source),
+            ("backend", self.backend),
+            ("GDS", self.gds),
+            ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
+            ("bytes", f"{_count(self.bytes_read)} read, {self.bytes_decoded:,} in the result"),
+            ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),
+            ("files", f"{_count(self.files_opened)} opened"),
+            ("scratch", f"{_count(self.scratch_bytes)} bytes of device memory"),
+            ("time", self._times()),
+            ("speed", f"{self.gib_per_second:.2f} GiB/s"),
+        ]
+        if self.fallback:
+            rows.insert(2, ("fallback", self.fallback))
+        return rows
+
+    def _times(self) -> str:
+        scatter = "" if self.scatter_seconds is None else f", scatter {self.scatter_seconds * 1e3:.2f} ms on the device"
+        return f"plan {self.plan_seconds * 1e3:.2f} ms, read {self.read_seconds * 1e3:.2f} ms{scatter}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<10}{text}" for label, text in self.rows())
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for label, text in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def _count(number: int | None) -> str:
+    return "not counted" if number is None else f"{number:,}"

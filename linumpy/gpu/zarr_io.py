@@ -1,0 +1,141 @@
+"""The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it.
+
+In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream.
+Raw chunks of a local store go through the kvikio reader, everything else through zarr's GPU mode. Falling back is
+logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from linumpy.device import kvikio_mode
+from linumpy.errors import UnsupportedLayoutError
+from linumpy.gpu import kvikio_zarr, output, zarr_gpu
+from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
+from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
+from linumpy.io.layout import read_layout
+from linumpy.io.source import Source, open_source
+from linumpy.plan.read import ReadPlan, plan_read
+
+__all__ = [
+    "gpu_zarr_context",
+    "plan_zarr_read",
+    "read_zarr_to_gpu",
+    "read_zarr_via_kvikio",
+    "read_zarr_via_zarr_gpu",
+]
+
+log = logging.getLogger(__name__)
+
+_BACKENDS = ("auto", "kvikio", "zarr-gpu")
+
+
+def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
+    """Plan a read without a GPU and without opening a chunk.
+
+    Parameters
+    ----------
+    source, region, level
+        As for :func:`read_zarr_to_gpu`.
+
+    Returns
+    -------
+    ReadPlan
+        ``print(plan)`` explains it: chunks, codecs, bytes to read, and the way they would take.
+    """
+    return plan_read(read_layout(open_source(source, level)), region)
+
+
+def read_zarr_to_gpu(
+    source: Source,
+    *,
+    region: Any = None,
+    level: int = 0,
+    backend: str = "auto",
+    dtype: Any = None,
+    out: Any = None,
+    strict: bool = False,
+    scratch_bytes: int | None = None,
+    return_report: bool = False,
+) -> Any:
+    """Read a Zarr array, or a region of it, into GPU memory.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
+    region : slice, int, Ellipsis, or a tuple of these, optional
+        What to read, as zarr takes it, with steps of 1; ints drop their axis. By default all of it. Only the chunks,
+        and of a shard only the inner chunks, that it touches are read.
+    level : int
+        Resolution level of an OME-Zarr image; 0 is the finest.
+    backend : {"auto", "kvikio", "zarr-gpu"}
+        ``"auto"`` reads raw chunks of a local store with kvikio and everything else through zarr's GPU mode; the
+        others force one.
+    dtype : dtype, optional
+        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
+        that a narrower integer cannot hold are not defined, as in NumPy.
+    out : cupy.ndarray, optional
+        Where to put the result: C-contiguous, of its shape and dtype.
+    strict : bool
+        Whether to raise where ``"auto"`` would fall back.
+    scratch_bytes : int, optional
+        Device memory that the kvikio reader may use beyond the result; by default 512 MiB.
+    return_report : bool
+        Whether to return a report beside the array, which waits for the read to be complete.
+
+    Returns
+    -------
+    cupy.ndarray
+        Axes in the order of the array, C-contiguous, ordered on CuPy's current stream.
+    ReadReport
+        Only with `return_report`: backend, GDS mode, reasons, bytes, chunks, seconds.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError
+        No such path; neither an array nor an OME-Zarr image.
+    RegionError, TypeError, ValueError
+        A region, dtype, `out`, `backend` or `scratch_bytes` that does not fit.
+    UnsupportedLayoutError
+        ``backend="kvikio"`` or ``strict=True`` and kvikio cannot read the array; the message says why.
+    ChunkError
+        A chunk or a shard index that is not what the metadata says: wrong length, wrong checksum, outside its file.
+    DeviceMemoryError
+        It does not fit into device memory; raised before anything is read.
+    GpuUnavailableError
+        No CUDA device, or no kvikio for ``backend="kvikio"``.
+
+    Examples
+    --------
+    >>> from linumpy.gpu import read_zarr_to_gpu
+    >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
+    >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
+    begin = time.perf_counter()
+    array = open_source(source, level)
+    plan = plan_read(read_layout(array), region)
+    request = output.make_request(plan, dtype, out, scratch_bytes)
+    reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
+    if reason and (strict or backend == "kvikio"):
+        raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
+    if backend == "zarr-gpu" or reason:
+        if reason:
+            log.warning("%s: read through zarr's GPU mode, by way of the host: %s", plan.layout.name, reason)
+        result, report = zarr_gpu.read_request(array, request, begin, fallback=reason)
+    else:
+        result, report = kvikio_zarr.read_request(request, begin, timed=return_report)
+    return (result, report) if return_report else result
+
+
+def why_not_kvikio(plan: ReadPlan) -> str:
+    """Say why the kvikio reader cannot carry out a plan; empty if it can."""
+    if plan.layout.unsupported is not None:
+        return plan.layout.unsupported
+    mode, reason = kvikio_mode()
+    return reason if mode == "none" else ""

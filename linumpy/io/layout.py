@@ -1,0 +1,208 @@
+"""Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
+
+zarr-python parses and checks the metadata; this room only reads what it found and says, in ``unsupported``, what
+the kvikio reader cannot take and why. It opens no chunk.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore
+
+from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
+
+# bool, integers, floats and complex numbers of these sizes; others have no CUDA type of their own.
+_SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+
+
+@dataclass(frozen=True)
+class _Codecs:
+    """What a chain of array → bytes codecs does to one chunk."""
+
+    stored_axes: tuple[int, ...]
+    big_endian: bool | None
+    unsupported: str | None
+
+
+def read_layout(array: zarr.Array) -> ArrayLayout:
+    """Describe how `array` is stored.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Of zarr format 2 or 3.
+
+    Returns
+    -------
+    ArrayLayout
+        With ``unsupported`` set where the kvikio reader must leave the array to zarr.
+    """
+    document: Mapping[str, Any] = array.metadata.to_dict()
+    return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
+
+
+def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+    compressor, filters = document.get("compressor"), document.get("filters") or ()
+    names = [*(_codec_id(one) for one in filters), *([_codec_id(compressor)] if compressor else [])]
+    axes = tuple(range(array.ndim))
+    return _finish(
+        array,
+        chunk_shape=tuple(array.chunks),
+        codecs=_Codecs(
+            stored_axes=axes[::-1] if document["order"] == "F" else axes,
+            big_endian=array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"),
+            unsupported=f"codec {names[0]!r}: chunks are not raw" if names else None,
+        ),
+        keys=ChunkKeys("", document["dimension_separator"]),
+        shard=None,
+        chain=(f"order {document['order']}", *names),
+        unsupported=None,
+    )
+
+
+def _codec_id(codec: Any) -> str:
+    return str(codec["id"] if isinstance(codec, Mapping) else getattr(codec, "codec_id", codec))
+
+
+def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+    grid = document["chunk_grid"]
+    chain = list(document["codecs"])
+    regular = grid["name"] == "regular"
+    object_shape = tuple(int(n) for n in grid["configuration"]["chunk_shape"]) if regular else array.shape
+    sharded = [codec for codec in chain if codec["name"] == "sharding_indexed"]
+    shard, chunk_shape, reasons = None, object_shape, []
+    if not regular:
+        reasons.append(f"chunk grid {grid['name']!r}")
+    if document.get("storage_transformers"):
+        reasons.append("storage transformers")
+    if sharded and len(chain) > 1:
+        reasons.append("codecs around the sharding codec")
+    if sharded:
+        inner = sharded[0]["configuration"]
+        chunk_shape = tuple(int(n) for n in inner["chunk_shape"])
+        shard, reason = _shard(inner, object_shape, chunk_shape)
+        reasons += [reason] if reason else []
+        chain = list(inner["codecs"])
+    names = tuple(str(codec["name"]) for codec in chain)
+    return _finish(
+        array,
+        chunk_shape=chunk_shape,
+        codecs=_read_chain(chain, array.ndim),
+        keys=_keys_v3(document["chunk_key_encoding"]),
+        shard=shard,
+        chain=(f"sharding_indexed({', '.join(names)})",) if sharded else names,
+        unsupported=reasons[0] if reasons else None,
+    )
+
+
+def _shard(
+    configuration: Mapping[str, Any], object_shape: Sequence[int], chunk_shape: Sequence[int]
+) -> tuple[ShardLayout, str | None]:
+    """Read how the index of a shard is stored; the second answer says what of it is not supported."""
+    index = list(configuration.get("index_codecs", ()))
+    names = [codec["name"] for codec in index]
+    known = names in (["bytes"], ["bytes", "crc32c"])
+    shard = ShardLayout(
+        chunks_per_shard=tuple(n // c for n, c in zip(object_shape, chunk_shape, strict=True)),
+        index_at_end=_text(configuration.get("index_location", "end")) == "end",
+        index_big_endian=known and _endian(index[0]) == "big",
+        index_checksum="crc32c" in names,
+    )
+    return shard, None if known else f"shard index encoded by {' + '.join(names)}"
+
+
+def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
+    configuration = encoding.get("configuration") or {}
+    if encoding["name"] == "default":
+        separator = _text(configuration.get("separator", "/"))
+        return ChunkKeys("c" + separator, separator)
+    if encoding["name"] == "v2":
+        return ChunkKeys("", _text(configuration.get("separator", ".")))
+    return None
+
+
+def _read_chain(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
+    """Follow a codec chain of one chunk as far as it only reorders axes and bytes."""
+    axes = tuple(range(rank))
+    for position, codec in enumerate(chain):
+        if codec["name"] == "transpose":
+            order = tuple(int(axis) for axis in codec["configuration"]["order"])
+            axes = tuple(axes[axis] for axis in order)
+        elif codec["name"] == "bytes":
+            rest = chain[position + 1 :]
+            reason = f"codec {rest[0]['name']!r}: chunks are not raw" if rest else None
+            return _Codecs(axes, _endian(codec) == "big", reason)
+        else:
+            return _Codecs(axes, None, f"codec {codec['name']!r}")
+    return _Codecs(axes, None, "a codec chain without 'bytes'")
+
+
+def _endian(codec: Mapping[str, Any]) -> str | None:
+    endian = (codec.get("configuration") or {}).get("endian")
+    return None if endian is None else _text(endian)
+
+
+def _text(value: Any) -> str:
+    """Read a name that zarr keeps as a string or as an enumeration."""
+    return str(getattr(value, "value", value))
+
+
+def _finish(
+    array: zarr.Array,
+    *,
+    chunk_shape: tuple[int, ...],
+    codecs: _Codecs,
+    keys: ChunkKeys | None,
+    shard: ShardLayout | None,
+    chain: tuple[str, ...],
+    unsupported: str | None,
+) -> ArrayLayout:
+    dtype = array.dtype.newbyteorder("=")
+    root = _local_root(array)
+    reasons = (
+        unsupported,
+        None if root is not None else f"the store is a {type(array.store).__name__}, not a local folder",
+        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}",
+        None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
+        None if keys is not None else "an unknown chunk key encoding",
+        codecs.unsupported,
+    )
+    stored_big = bool(codecs.big_endian) and dtype.itemsize > 1
+    return ArrayLayout(
+        name=str(array.store_path),
+        root=root,
+        zarr_format=int(array.metadata.zarr_format),
+        shape=tuple(array.shape),
+        chunk_shape=chunk_shape,
+        dtype=dtype,
+        swapped=dtype.itemsize > 1 and stored_big != (sys.byteorder == "big"),
+        stored_axes=codecs.stored_axes,
+        keys=keys,
+        fill_value=_fill_value(array, dtype),
+        shard=shard,
+        codecs=chain,
+        unsupported=next((reason for reason in reasons if reason), None),
+    )
+
+
+def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
+    """Return the value of a missing chunk; null, which zarr v2 allows, reads as zero."""
+    if dtype.str[1:] not in _SUPPORTED_DTYPES:
+        return None
+    value = array.metadata.fill_value
+    return np.zeros((), dtype)[()] if value is None else np.asarray(value).astype(dtype)[()]
+
+
+def _local_root(array: zarr.Array) -> str | None:
+    store = array.store
+    # An exact type: a subclass may fetch its bytes from elsewhere or change them on the way.
+    if type(store) is not LocalStore:
+        return None
+    return str(Path(store.root) / array.path) if array.path else str(Path(store.root))

@@ -1,0 +1,97 @@
+"""Turn whatever names an array into an open ``zarr.Array``.
+
+In: a path, a URL, a ``zarr.Array``, a store with a path, or an OME-Zarr group with a level. Out: the array, opened
+read-only. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for what is no
+array and no OME-Zarr image, ``ValueError`` for a level where there are no levels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import zarr
+import zarr.errors
+from zarr.abc.store import Store
+from zarr.storage import StorePath
+
+from linumpy.errors import SourceError
+
+Source = Any
+"""A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
+
+
+def open_source(source: Source, level: int = 0) -> zarr.Array:
+    """Open an array.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An array, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
+    level : int
+        Resolution level of an OME-Zarr image; 0 is the finest.
+
+    Returns
+    -------
+    zarr.Array
+        The array; one that is passed in comes back as it is.
+
+    Raises
+    ------
+    FileNotFoundError
+        The path does not exist.
+    SourceError
+        There is neither an array nor an OME-Zarr image.
+    ValueError
+        A level other than 0 of a plain array.
+    """
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
+    node = _open_node(source)
+    if isinstance(node, zarr.Array):
+        if level != 0:
+            raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")
+        return node
+    from linumpy.io.ome import open_level
+
+    return open_level(node, level)
+
+
+def _open_node(source: Source) -> zarr.Array | zarr.Group:
+    if isinstance(source, (zarr.Array, zarr.Group)):
+        return source
+    if isinstance(source, (str, Path)):
+        return _open_path(source)
+    if isinstance(source, StorePath):
+        return _open_store(source.store, source.path)
+    if isinstance(source, Store):
+        return _open_store(source, "")
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Store):
+        return _open_store(source[0], str(source[1]))
+    raise TypeError(f"source is a {type(source).__name__}: pass a path, a zarr array or group, or a (store, path) pair")
+
+
+def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
+    text = str(source)
+    if "://" not in text and not Path(text).exists():
+        raise FileNotFoundError(f"there is no file or folder {text!r}")
+    try:
+        return zarr.open(text, mode="r")
+    except zarr.errors.NodeNotFoundError as error:
+        raise SourceError(f"{text!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
+
+
+def _open_store(store: Store, path: str) -> zarr.Array | zarr.Group:
+    try:
+        return zarr.open(store, path=path, mode="r")
+    except (zarr.errors.NodeNotFoundError, FileNotFoundError) as error:
+        raise SourceError(f"there is neither a Zarr array nor a Zarr group at {path!r} in {store}") from error
+
+
+def describe_source(source: Source) -> str:
+    """Name a source as people would know it again: its path or URL."""
+    if isinstance(source, (zarr.Array, zarr.Group)):
+        return str(source.store_path)
+    if isinstance(source, tuple):
+        return "/".join(str(part) for part in source)
+    return str(source)

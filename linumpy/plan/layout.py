@@ -1,0 +1,147 @@
+"""How an array lies in its store: the record that ``linumpy.io.layout`` fills in and every plan starts from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+MAX_RANK = 6
+
+
+@dataclass(frozen=True)
+class ChunkKeys:
+    """How the keys of chunks are spelt.
+
+    Attributes
+    ----------
+    prefix : str
+        What comes before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, nothing in v2.
+    separator : str
+        ``"/"`` or ``"."``.
+    """
+
+    prefix: str
+    separator: str
+
+    def key(self, coordinates: tuple[int, ...]) -> str:
+        """Spell the key of one stored object, relative to the array."""
+        return self.prefix + self.separator.join(map(str, coordinates))
+
+    def __str__(self) -> str:
+        return self.prefix + self.separator.join("zyx")
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How inner chunks lie in a shard.
+
+    Attributes
+    ----------
+    chunks_per_shard : tuple of int
+        Inner chunks along each axis of a shard.
+    index_at_end : bool
+        Whether the index is the last thing in the file; else it is the first.
+    index_big_endian : bool
+        Byte order of the index.
+    index_checksum : bool
+        Whether a CRC-32C follows the index.
+    """
+
+    chunks_per_shard: tuple[int, ...]
+    index_at_end: bool
+    index_big_endian: bool
+    index_checksum: bool
+
+    @property
+    def count(self) -> int:
+        """Inner chunks in a shard."""
+        return math.prod(self.chunks_per_shard)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the index: offset and length of each inner chunk as uint64, and the checksum."""
+        return 16 * self.count + (4 if self.index_checksum else 0)
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """An array as it is stored.
+
+    Attributes
+    ----------
+    name : str
+        Where it is, for people.
+    root : str or None
+        Local folder of the array; None where the store is not a local one.
+    zarr_format : int
+        2 or 3.
+    shape, chunk_shape : tuple of int
+        Axes as the array has them. With shards, `chunk_shape` is that of the inner chunks.
+    dtype : numpy.dtype
+        Element type, in the byte order of this machine.
+    swapped : bool
+        Whether the stored byte order is the other one.
+    stored_axes : tuple of int
+        Axis of the array that each stored axis of a chunk is, slowest first: ``(0, 1, 2)`` for order C,
+        ``(2, 1, 0)`` for order F.
+    keys : ChunkKeys or None
+        None where the spelling is not one of the two known encodings.
+    fill_value : numpy.generic or None
+        Value of a missing chunk; None for a dtype that is not supported.
+    shard : ShardLayout or None
+        None without shards.
+    codecs : tuple of str
+        The codec chain in the order of encoding, for people.
+    unsupported : str or None
+        Why the kvikio reader cannot read this array; None if it can.
+    """
+
+    name: str
+    root: str | None
+    zarr_format: int
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    dtype: np.dtype
+    swapped: bool
+    stored_axes: tuple[int, ...]
+    keys: ChunkKeys | None
+    fill_value: Any
+    shard: ShardLayout | None
+    codecs: tuple[str, ...]
+    unsupported: str | None
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Decoded bytes of one (inner) chunk; chunks at the edge are stored whole."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def object_shape(self) -> tuple[int, ...]:
+        """Shape of what one stored object holds: a shard, or a chunk."""
+        if self.shard is None:
+            return self.chunk_shape
+        return tuple(n * c for n, c in zip(self.shard.chunks_per_shard, self.chunk_shape, strict=True))
+
+    @cached_property
+    def chunk_strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each axis of the array, within a stored chunk."""
+        strides = [0] * self.rank
+        step = 1
+        for axis in reversed(self.stored_axes):
+            strides[axis] = step
+            step *= self.chunk_shape[axis]
+        return tuple(strides)

@@ -1,0 +1,194 @@
+"""The plan of a read: what is wanted of an array, and what has to be read for it.
+
+In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`, which explains itself
+(``str(plan)``) and from which the reader draws pieces and spans.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.pieces import AxisWindow, Pieces, axis_windows, cut_pieces
+from linumpy.plan.region import Region, normalize_region
+from linumpy.plan.slabs import Spans
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What one call reads.
+
+    Attributes
+    ----------
+    layout : ArrayLayout
+        How the array is stored.
+    region : Region
+        What is wanted of it.
+    """
+
+    layout: ArrayLayout
+    region: Region
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result."""
+        return self.region.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result in the dtype of the array."""
+        return self.region.size * self.layout.dtype.itemsize
+
+    @property
+    def backend(self) -> str:
+        """What ``backend="auto"`` takes where kvikio is installed: ``"kvikio"`` or ``"zarr-gpu"``."""
+        return "kvikio" if self.layout.unsupported is None else "zarr-gpu"
+
+    @cached_property
+    def windows(self) -> tuple[AxisWindow, ...]:
+        """The chunks that the region touches, axis by axis."""
+        return axis_windows(self.layout, self.region)
+
+    @property
+    def chunk_count(self) -> int:
+        """(Inner) chunks that the region touches."""
+        return math.prod(len(window.chunk) for window in self.windows)
+
+    @property
+    def object_count(self) -> int:
+        """Stored objects, files of a local store, that the region touches; some may be missing."""
+        per_object = self._chunks_per_object
+        return math.prod(len(np.unique(window.chunk // n)) for window, n in zip(self.windows, per_object, strict=True))
+
+    @property
+    def _chunks_per_object(self) -> tuple[int, ...]:
+        shard = self.layout.shard
+        return (1,) * self.layout.rank if shard is None else shard.chunks_per_shard
+
+    def pieces(self, max_nbytes: int) -> Pieces:
+        """Cut what is read into pieces of at most `max_nbytes` bytes."""
+        return cut_pieces(self.layout, self.region, max_nbytes)
+
+    def objects(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
+        """Find the stored objects of `pieces`.
+
+        Returns
+        -------
+        coordinates : numpy.ndarray of int64, (objects, rank)
+            In the grid of stored objects.
+        number : numpy.ndarray of int64, (n,)
+            Which of them each piece lies in.
+        """
+        grid = pieces.chunk // np.array(self._chunks_per_object)
+        shape = grid.max(axis=0) + 1 if len(grid) else (1,) * self.layout.rank
+        flat, number = np.unique(np.ravel_multi_index(tuple(grid.T), tuple(shape)), return_inverse=True)
+        return np.stack(np.unravel_index(flat, tuple(shape)), axis=1), number
+
+    def spans(self, pieces: Pieces, number: np.ndarray, straight: np.ndarray) -> Spans:
+        """Say which bytes of which stored object the pieces of an array without shards are."""
+        return Spans(np.arange(len(pieces)), number, pieces.offset, pieces.nbytes, straight)
+
+    def shard_spans(
+        self, pieces: Pieces, number: np.ndarray, straight: np.ndarray, indexes: np.ndarray
+    ) -> tuple[Spans, np.ndarray]:
+        """Do the same for shards, whose indexes say where the inner chunks lie.
+
+        Parameters
+        ----------
+        pieces, number, straight
+            As for :meth:`spans`.
+        indexes : numpy.ndarray of int64, (objects, chunks)
+            For each shard the first byte of each inner chunk; -1 for those that are not stored.
+
+        Returns
+        -------
+        spans : Spans
+            Of the pieces that are stored, in the order in which they lie in the shards.
+        missing : numpy.ndarray of int64
+            Pieces that are not stored and read as the fill value.
+        """
+        inner = pieces.chunk % np.array(self._chunks_per_object)
+        begin = indexes[number, np.ravel_multi_index(tuple(inner.T), self._chunks_per_object)]
+        stored = np.flatnonzero(begin >= 0)
+        offset = begin[stored] + pieces.offset[stored]
+        order = np.lexsort((offset, number[stored]))
+        stored, offset = stored[order], offset[order]
+        spans = Spans(stored, number[stored], offset, pieces.nbytes[stored], straight[stored])
+        return spans, np.flatnonzero(begin < 0)
+
+    def object_key(self, coordinates: tuple[int, ...]) -> str:
+        """Spell the key of a stored object, relative to the array."""
+        assert self.layout.keys is not None
+        return self.layout.keys.key(coordinates)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
+
+
+def plan_read(layout: ArrayLayout, region: Any = None) -> ReadPlan:
+    """Plan the read of a region.
+
+    Raises
+    ------
+    RegionError, TypeError
+        See :func:`~linumpy.plan.region.normalize_region`.
+    """
+    return ReadPlan(layout, normalize_region(region, layout.shape))
+
+
+def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
+    layout = plan.layout
+    order = "" if layout.stored_axes == tuple(range(layout.rank)) else f", axes stored as {layout.stored_axes}"
+    swapped = ", bytes swapped on the device" if layout.swapped else ""
+    rows = [
+        ("array", f"{layout.name} (zarr v{layout.zarr_format})"),
+        ("stored as", f"{layout.dtype} {_times(layout.shape)}, {_binary(layout.nbytes)}{swapped}{order}"),
+        ("chunks", f"{_times(layout.chunk_shape)}, {_binary(layout.chunk_nbytes)} each"),
+    ]
+    if layout.shard is not None:
+        where = "end" if layout.shard.index_at_end else "start"
+        rows.append(
+            (
+                "shards",
+                f"{_times(layout.object_shape)}, {layout.shard.count} chunks each, index at the {where}",
+            )
+        )
+    rows += [
+        ("codecs", " → ".join(layout.codecs) or "none"),
+        ("fill value", str(layout.fill_value)),
+        ("region", f"{plan.region} → {_times(plan.shape) or 'one element'}, {_binary(plan.nbytes)}"),
+        ("touches", _touches(plan)),
+    ]
+    if layout.unsupported is None:
+        rows.append(("backend", "kvikio: raw chunks of a local store"))
+    else:
+        rows.append(("backend", f"zarr-gpu, through the host: {layout.unsupported}"))
+    return rows
+
+
+def _touches(plan: ReadPlan) -> str:
+    chunks = f"{plan.chunk_count:,} chunk{'s' * (plan.chunk_count != 1)}"
+    if plan.layout.unsupported is not None:
+        return chunks
+    reading = _binary(int(plan.pieces(2**62).nbytes.sum()))
+    if plan.layout.shard is not None:
+        chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
+    return f"{chunks}, {reading} to read if all are stored"
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _binary(nbytes: int) -> str:
+    """Spell a number of bytes with the binary prefix that fits."""
+    value, prefixes = float(nbytes), iter(("", "Ki", "Mi", "Gi", "Ti"))
+    prefix = next(prefixes)
+    while value >= 1024 and prefix != "Ti":
+        value, prefix = value / 1024, next(prefixes)
+    return f"{value:.0f} B" if not prefix else f"{value:.1f} {prefix}B"

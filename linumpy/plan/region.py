@@ -1,0 +1,126 @@
+"""A region of an array, as zarr takes it, made explicit."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+from linumpy.errors import RegionError
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of an array.
+
+    Attributes
+    ----------
+    start, stop : tuple of int
+        Bounds along each axis of the array, ``0 <= start <= stop <= length``.
+    kept : tuple of bool
+        Whether the axis is kept; an axis that was given as an int is dropped.
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    kept: tuple[bool, ...]
+
+    @property
+    def box_shape(self) -> tuple[int, ...]:
+        """Shape with every axis, dropped ones with length 1."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result: dropped axes left out."""
+        return tuple(n for n, kept in zip(self.box_shape, self.kept, strict=True) if kept)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.box_shape)
+
+    @property
+    def selection(self) -> tuple[slice | int, ...]:
+        """The same region as a basic index."""
+        bounds = zip(self.start, self.stop, self.kept, strict=True)
+        return tuple(slice(a, b) if kept else a for a, b, kept in bounds)
+
+    def __str__(self) -> str:
+        bounds = zip(self.start, self.stop, self.kept, strict=True)
+        return "[" + ", ".join(f"{a}:{b}" if kept else str(a) for a, b, kept in bounds) + "]"
+
+
+def normalize_region(region: Any, shape: tuple[int, ...]) -> Region:
+    """Make a region explicit.
+
+    Parameters
+    ----------
+    region : None, slice, int, Ellipsis, or a tuple of these
+        As zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds and
+        axes reach to the ends. A bound that lies outside the axis is an error, not clipped: a region that is
+        partly outside is more often a mistake than a wish.
+    shape : tuple of int
+        Shape of the array.
+
+    Raises
+    ------
+    RegionError
+        Out of bounds, too many axes, more than one ``...``, or a step other than 1.
+    TypeError
+        An index of another kind, such as a list or a boolean mask.
+    """
+    items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
+    ellipses = sum(isinstance(item, EllipsisType) for item in items)
+    if ellipses > 1:
+        raise RegionError(f"region {region!r} has more than one '...'")
+    given = len(items) - ellipses
+    if given > len(shape):
+        raise RegionError(f"region {region!r} names {given} axes, but the array has {len(shape)}: shape {shape}")
+    missing = [slice(None)] * (len(shape) - given)
+    place = next((i for i, item in enumerate(items) if isinstance(item, EllipsisType)), None)
+    items = items + missing if place is None else items[:place] + missing + items[place + 1 :]
+    axes = [_axis(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
+    return Region(
+        start=tuple(axis[0] for axis in axes),
+        stop=tuple(axis[1] for axis in axes),
+        kept=tuple(axis[2] for axis in axes),
+    )
+
+
+def _axis(item: Any, length: int, axis: int) -> tuple[int, int, bool]:
+    if isinstance(item, slice):
+        return (*_slice(item, length, axis), True)
+    index = _integer(item, axis)
+    if not -length <= index < length:
+        raise RegionError(f"index {index} is out of bounds for axis {axis}, which has length {length}")
+    index %= length
+    return index, index + 1, False
+
+
+def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
+    if item.step is not None and _integer(item.step, axis) != 1:
+        raise RegionError(
+            f"{item!r} on axis {axis}: only steps of 1 are read; take every n-th on the device afterwards"
+        )
+    bounds = []
+    for bound, default in ((item.start, 0), (item.stop, length)):
+        value = default if bound is None else _integer(bound, axis)
+        if not -length <= value <= length:
+            raise RegionError(
+                f"{item!r} is out of bounds for axis {axis}, which has length {length}: "
+                "leave a bound open to reach the end"
+            )
+        bounds.append(value + length if value < 0 else value)
+    return bounds[0], max(bounds)
+
+
+def _integer(value: Any, axis: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"region on axis {axis} is {value!r}: a slice, an int or '...' is taken, no mask")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"region on axis {axis} is {value!r}: a slice, an int or '...' is taken") from None

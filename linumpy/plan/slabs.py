@@ -1,0 +1,168 @@
+"""Pack pieces into reads and slabs.
+
+A read is one ``pread``: pieces that lie side by side in one stored object. A slab is what travels through one buffer:
+a few reads, bounded in bytes, pieces and open files. Pieces that are contiguous both as stored and in the result get
+reads of their own, whose bytes go straight to their place.
+
+In: spans of bytes, ordered by object and offset. Out: :class:`Slab` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Placing a slab takes a table row a piece; this bounds the table.
+MAX_PIECES = 4096
+#: Bytes of the largest element, complex128.
+_ELEMENT = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Stored bytes of pieces, ordered by object and offset; one row a piece.
+
+    Attributes
+    ----------
+    piece : numpy.ndarray of int64
+        Row of the piece in its :class:`~linumpy.plan.pieces.Pieces`.
+    object : numpy.ndarray of int64
+        Number of the stored object (a chunk file or a shard).
+    offset, nbytes : numpy.ndarray of int64
+        Bytes in the object.
+    straight : numpy.ndarray of int64
+        Byte of the result where a piece that is contiguous there begins; -1 for the others.
+    """
+
+    piece: np.ndarray
+    object: np.ndarray
+    offset: np.ndarray
+    nbytes: np.ndarray
+    straight: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.piece)
+
+
+@dataclass(frozen=True)
+class SlabLimits:
+    """What bounds a slab.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the buffer.
+    objects : int
+        Stored objects, and so open files.
+    align : int
+        Every read begins at a multiple of this in the buffer (a power of two).
+    congruent : bool
+        Whether a read instead begins at the same remainder of `align` in the buffer as in its file, as direct I/O
+        wants it; not where that would misalign its elements.
+    """
+
+    nbytes: int
+    objects: int
+    align: int = 16
+    congruent: bool = False
+
+    @property
+    def largest_piece(self) -> int:
+        """Bytes of the longest piece that fits wherever its alignment puts it."""
+        return self.nbytes - self.align
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """What travels through one buffer.
+
+    Attributes
+    ----------
+    object, offset, nbytes, place : numpy.ndarray of int64
+        The reads: stored object, bytes in it, and first byte in the buffer.
+    straight : numpy.ndarray of int64
+        Byte of the result where the whole read belongs; -1 where a table says what goes where.
+    pieces : numpy.ndarray of int64
+        Pieces to place by table.
+    piece_place : numpy.ndarray of int64
+        Their first byte in the buffer.
+    """
+
+    object: np.ndarray
+    offset: np.ndarray
+    nbytes: np.ndarray
+    place: np.ndarray
+    straight: np.ndarray
+    pieces: np.ndarray
+    piece_place: np.ndarray
+
+    @property
+    def end(self) -> int:
+        """Bytes of the buffer that are used."""
+        return int((self.place + self.nbytes).max()) if len(self.place) else 0
+
+
+def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
+    """Pack spans into slabs, in order.
+
+    Raises
+    ------
+    ValueError
+        A piece is longer than a slab.
+    """
+    if not len(spans):
+        return
+    if int(spans.nbytes.max()) > limits.largest_piece:
+        raise ValueError(f"a piece of {int(spans.nbytes.max())} bytes does not fit into a slab of {limits.nbytes}")
+    starts = _starts_read(spans)
+    place = _places(spans, starts, limits)
+    ordinal = np.cumsum(np.diff(spans.object, prepend=spans.object[0]) != 0)
+    ends = np.maximum.accumulate(place + spans.nbytes)
+    first = 0
+    while first < len(spans):
+        origin = place[first] // limits.align * limits.align
+        last = int(np.searchsorted(ends, origin + limits.nbytes, side="right"))
+        last = min(last, int(np.searchsorted(ordinal, ordinal[first] + limits.objects)), first + MAX_PIECES)
+        yield _slab(spans, starts, place - origin, first, last)
+        first = last
+
+
+def _starts_read(spans: Spans) -> np.ndarray:
+    """Say for each piece whether a new read begins with it: bytes do not follow on, in the file or the result."""
+    follows = spans.object[1:] == spans.object[:-1]
+    step = np.diff(spans.offset)
+    straight = (spans.straight[1:] >= 0) | (spans.straight[:-1] >= 0)
+    follows &= step == spans.nbytes[:-1]
+    follows &= ~straight | ((np.diff(spans.straight) == step) & (spans.straight[:-1] >= 0))
+    return np.concatenate(([True], ~follows))
+
+
+def _places(spans: Spans, starts: np.ndarray, limits: SlabLimits) -> np.ndarray:
+    """Lay all reads end to end in one endless buffer, aligned."""
+    heads = np.flatnonzero(starts)
+    read = np.cumsum(starts) - 1
+    shift = spans.offset[heads] % limits.align if limits.congruent else np.zeros(len(heads), np.int64)
+    shift[shift % _ELEMENT != 0] = 0  # direct I/O has lost already, and no element may lie across its alignment
+    length = np.add.reduceat(spans.nbytes, heads)
+    room = -(-(shift + length) // limits.align) * limits.align
+    base = np.concatenate(([0], np.cumsum(room)[:-1])) + shift
+    return base[read] + spans.offset - spans.offset[heads][read]
+
+
+def _slab(spans: Spans, starts: np.ndarray, place: np.ndarray, first: int, last: int) -> Slab:
+    rows = slice(first, last)
+    begins = starts[rows].copy()
+    begins[0] = True  # a read that the slab's end cut goes on as a read of its own
+    heads = np.flatnonzero(begins) + first
+    tabled = np.flatnonzero(spans.straight[rows] < 0) + first
+    return Slab(
+        object=spans.object[heads],
+        offset=spans.offset[heads],
+        nbytes=np.add.reduceat(spans.nbytes[rows], heads - first),
+        place=place[heads],
+        straight=spans.straight[heads],
+        pieces=spans.piece[tabled],
+        piece_place=place[tabled],
+    )
