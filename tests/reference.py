@@ -1,18 +1,20 @@
 """A slow, obvious executor of plans on the CPU: the reader's own loop, with POSIX reads and NumPy in place of CUDA."""
 
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from linumpy.gpu import kvikio_zarr
+from linumpy.gpu import engines, kvikio_zarr
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
 from linumpy.plan.read import plan_read
 
 
-class PosixFile:
+class PreadFile:
     """What the reader needs of kvikio's ``CuFile``, reading into host memory; counts what is open."""
 
     open_files = 0
@@ -20,7 +22,7 @@ class PosixFile:
 
     def __init__(self, path):
         self._fd = os.open(path, os.O_RDONLY)
-        PosixFile.open_files += 1
+        PreadFile.open_files += 1
 
     def fileno(self):
         return self._fd
@@ -32,28 +34,40 @@ class PosixFile:
 
     def close(self):
         os.close(self._fd)
-        PosixFile.open_files -= 1
+        PreadFile.open_files -= 1
 
 
-def copy_boxes(table, dtype_in, dtype_out, source, target, fill, conversion):
+class PreadEngine(engines.CuFileEngine):
+    """The kvikio engine with another file in place of kvikio's."""
+
+    def __init__(self, opener=PreadFile):
+        self.open = opener
+        self._task = None
+        self._scope = contextlib.ExitStack()
+
+    def __enter__(self):
+        return self
+
+
+def copy_boxes(table, source, target, fill, conversion):
     """The scatter kernel's twin: NumPy's own strided views, one box after another."""
-    if conversion.is_copy:
-        dtype_in = dtype_out = np.dtype((np.void, table.unit))
-    into = target.view(dtype_out) if conversion.is_copy else target.view(conversion.target)
+    unit = np.dtype((np.void, table.unit))
+    stored, into = (unit, unit) if conversion.is_copy else (_stored_dtype(conversion), conversion.target)
+    target = _view(target, into)
     for first, to, *extent in table.rows.tolist():
-        strides = tuple(s * into.itemsize for s in table.target_strides)
-        box = np.lib.stride_tricks.as_strided(into[to:], extent, strides)
+        box = as_strided(target[to:], extent, tuple(s * into.itemsize for s in table.target_strides))
         if first < 0:
-            unit = np.resize(np.frombuffer(fill.tobytes(), np.uint8), into.itemsize)
-            box[...] = unit.view(into.dtype)[0]
+            box[...] = np.resize(np.frombuffer(fill.tobytes(), np.uint8), into.itemsize).view(into)[0]
             continue
-        stored = source[first * table.unit :]
-        stored = stored[: len(stored) // table.unit * table.unit]
-        one = stored.view(dtype_in) if conversion.is_copy else stored.view(_stored_dtype(conversion))
-        strides = tuple(s * table.unit for s in table.source_strides)
-        values = np.lib.stride_tricks.as_strided(one, extent, strides)
+        values = _view(source[first * stored.itemsize :], stored)
+        values = as_strided(values, extent, tuple(s * stored.itemsize for s in table.source_strides))
         with np.errstate(all="ignore"):
-            box[...] = values if conversion.is_copy else values.astype(conversion.target)
+            box[...] = values if conversion.is_copy else values.astype(into)
+
+
+def _view(array, dtype):
+    """As many whole elements as there are."""
+    return array[: len(array) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _stored_dtype(conversion):
@@ -73,12 +87,20 @@ class NumpySlots:
     def wait(self, slot):
         self._arena[slot][:] = 0xA5
 
-    def target(self, slot, slab, read):
-        place, straight, nbytes = int(slab.place[read]), int(slab.straight[read]), int(slab.nbytes[read])
-        if self._direct and straight >= 0:
-            return self._out[straight : straight + nbytes]
-        assert place + nbytes <= self._job.limits.nbytes, "a read leaves its slab"
-        return self._arena[slot][place : place + nbytes]
+    def buffers(self, slot, slab):
+        assert slab.end <= self._job.limits.nbytes, "a read leaves its slab"
+        rows = zip(slab.straight.tolist(), slab.place.tolist(), slab.nbytes.tolist(), strict=True)
+        return [
+            self._out[straight : straight + nbytes]
+            if self._direct and straight >= 0
+            else self._arena[slot][place : place + nbytes]
+            for straight, place, nbytes in rows
+        ]
+
+    def addresses(self, slot, slab):
+        assert not self._direct
+        assert slab.end <= self._job.limits.nbytes, "a read leaves its slab"
+        return self._arena[slot].ctypes.data + slab.place
 
     def place(self, slot, slab, table):
         if not self._direct:
@@ -95,25 +117,25 @@ class NumpySlots:
     def _scatter(self, table, source):
         layout = self._job.plan.layout
         fill = layout.fill_value.astype(self._job.request.dtype)
-        copy_boxes(table, None, None, source, self._out, fill, self._job.conversion)
+        copy_boxes(table, source, self._out, fill, self._job.conversion)
 
     def finish(self):
         self.finished += 1
 
 
-def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, slab_nbytes=None):
+def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
     plan = plan_read(read_layout(open_source(source)), region)
     assert plan.layout.unsupported is None, plan.layout.unsupported
     request = ReadRequest(plan, result_dtype(plan, dtype), None, scratch_bytes or DEFAULT_SCRATCH_BYTES)
-    return kvikio_zarr.make_job(request, direct=direct, slab_nbytes=slab_nbytes)
+    return kvikio_zarr.make_job(request, direct=direct, **options)
 
 
-def execute(job, opener=PosixFile):
-    """Run the reader's loop; the result is poisoned first, so that an element it forgets shows."""
+def execute(job, engine=None):
+    """Run the reader's loop, with POSIX batches unless told otherwise, into a result that is poisoned first."""
     out = np.full(max(1, job.plan.region.size * job.request.dtype.itemsize), 0x5A, np.uint8)
     slots = NumpySlots(out, job, direct=job.direct)
     if job.plan.region.size:
-        kvikio_zarr.run(job, slots, opener)
+        kvikio_zarr.run(job, slots, engine or (PreadEngine() if job.direct else engines.PosixEngine(2)))
         assert slots.finished == 1
     out = out[: job.plan.region.size * job.request.dtype.itemsize]
     return out.view(job.request.dtype).reshape(job.plan.shape)

@@ -56,6 +56,13 @@ def _wanted(defaults: Any) -> dict[str, int]:
     return wanted
 
 
+def wanted_threads() -> int:
+    """Number of threads for reads that do not go through kvikio: as many as its own would be."""
+    import kvikio.defaults
+
+    return read_threads(kvikio.defaults.get("num_threads"))
+
+
 def read_threads(current: int) -> int:
     """Number of kvikio threads that a read uses, given the number set now."""
     if any(os.environ.get(name) for name in _NTHREADS_VARIABLES) or current != _UNSET_THREADS:

@@ -7,12 +7,10 @@ local or of no CUDA type; :class:`~linumpy.errors.ChunkError` for stored bytes t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +19,7 @@ import numpy as np
 from linumpy.device import kvikio_mode
 from linumpy.errors import ChunkError, GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import output
-from linumpy.gpu.kvikio_settings import read_settings
+from linumpy.gpu.engines import TASK_NBYTES, Engine, File, Pending, choose_engine
 from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.gpu.scatter import Conversion
@@ -35,13 +33,11 @@ from linumpy.plan.shards import ShardIndexError, read_index
 from linumpy.plan.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack
 
 #: Slabs that are read, copied or scattered at the same time.
-_DEPTH = 4
+_DEPTH = 3
 #: Staged slabs of this size pass through the processor's cache; larger ones measured slower.
-_STAGED_SLAB = 16 * 2**20
+_STAGED_SLAB = 32 * 2**20
 #: GDS moves no byte through the processor: larger slabs only mean fewer launches.
 _DIRECT_SLAB = 128 * 2**20
-#: One kvikio task. Smaller tasks spread one read over more threads.
-_STAGED_TASK = 2**20
 _PAGE = 4096
 #: Open files that a read leaves to the rest of the process.
 _SPARE_FILES = 64
@@ -84,9 +80,7 @@ class _Counts:
     filled: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
-def read_request(
-    request: ReadRequest, begin: float, *, timed: bool, direct: bool | None = None
-) -> tuple[Any, ReadReport]:
+def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[Any, ReadReport]:
     """Carry out a request whose layout kvikio can read.
 
     Parameters
@@ -97,23 +91,22 @@ def read_request(
         ``time.perf_counter()`` at the start of the call, for the report.
     timed : bool
         Whether to time the scatter kernels, which waits for the last of them.
-    direct : bool, optional
-        Whether reads go to device memory; by default only where GDS is native.
     """
     require_kvikio()
     with output.device_of(request):
-        native, gds = gds_mode(request.plan.layout.root or "")
-        direct = native if direct is None else direct
+        direct, gds = gds_mode(request.plan.layout.root or "")
         job = make_job(request, direct=direct)
+        engine = choose_engine(direct=direct, read_nbytes=job.mean_read)
         output.check_memory(request, job.scratch_bytes)
         array = output.allocate(request)
         planned = time.perf_counter()
         scatter_seconds: float | None = 0.0
         if array.size:
             slots = job.slots(array, timed=timed)
-            run(job, slots, _kvikio_opener())
+            run(job, slots, engine)
             scatter_seconds = slots.scatter_seconds() if timed else None
-        return array, job.report(gds, planned - begin, time.perf_counter() - planned, scatter_seconds)
+        done = time.perf_counter()
+        return array, job.report(gds, engine.name, planned - begin, done - planned, scatter_seconds)
 
 
 def require_kvikio() -> None:
@@ -159,18 +152,22 @@ class Job:
 
     @property
     def plan(self) -> ReadPlan:
+        """What is read."""
         return self.request.plan
 
     @property
     def conversion(self) -> Conversion:
+        """What happens to an element on its way."""
         layout = self.plan.layout
         return Conversion(layout.dtype, self.request.dtype, layout.swapped)
 
     @property
     def scratch_bytes(self) -> int:
+        """Device memory beyond the result."""
         return self.depth * slot_nbytes(self.limits.nbytes, len(self.pieces)) if len(self.pieces) else 0
 
     def slots(self, array: Any, *, timed: bool) -> StagedSlots | DirectSlots:
+        """Make the buffers, on the current device."""
         kind = DirectSlots if self.direct else StagedSlots
         fill = self.plan.layout.fill_value.astype(self.request.dtype)
         return kind(
@@ -182,9 +179,28 @@ class Job:
         )
 
     def path(self, number: int) -> str:
-        return f"{self.plan.layout.root}/{self.plan.object_key(tuple(self.objects[number].tolist()))}"
+        """Path of a stored object."""
+        return self.paths(np.array([number]))[0]
+
+    def paths(self, numbers: np.ndarray) -> list[str]:
+        """Paths of many stored objects."""
+        keys = self.plan.layout.keys
+        assert keys is not None
+        start = f"{self.plan.layout.root}/{keys.prefix}"
+        return [start + keys.separator.join(map(str, row)) for row in self.objects[numbers].tolist()]
+
+    @property
+    def mean_read(self) -> float:
+        """Bytes of a stored object that are read, on average."""
+        return int(self.pieces.nbytes.sum()) / max(1, len(self.objects))
+
+    @property
+    def file_nbytes(self) -> int | None:
+        """Size that the file of a chunk must have; shards have no size known beforehand."""
+        return self.plan.layout.chunk_nbytes if self.plan.layout.shard is None else None
 
     def chunk_name(self, number: int) -> str:
+        """Name a stored object as an error does."""
         kind = "chunk" if self.plan.layout.shard is None else "shard"
         return f"{kind} {tuple(self.objects[number].tolist())} of {self.plan.layout.name}: {self.path(number)}"
 
@@ -195,12 +211,16 @@ class Job:
         contiguous = is_contiguous(self.shared, self.pieces)
         return np.where(contiguous, self.pieces.target * self.shared.itemsize, -1)
 
-    def report(self, gds: str, plan_seconds: float, read_seconds: float, scatter: float | None) -> ReadReport:
+    def report(
+        self, gds: str, engine: str, plan_seconds: float, read_seconds: float, scatter: float | None
+    ) -> ReadReport:
+        """Tell what was done."""
         filled = len(np.unique(self.pieces.chunk[self.counts.filled], axis=0))
         return ReadReport(
             source=self.plan.layout.name,
             backend="kvikio",
             gds=gds,
+            engine=engine,
             fallback="",
             shape=self.plan.shape,
             dtype=str(self.request.dtype),
@@ -230,7 +250,8 @@ def make_job(request: ReadRequest, *, direct: bool, slab_nbytes: int | None = No
     """
     plan = request.plan
     limits = _limits(request, slab_nbytes or (_DIRECT_SLAB if direct else _STAGED_SLAB), direct=direct)
-    pieces = plan.pieces(limits.largest_piece)
+    # Pieces well below a slab, so that slabs are filled; neighbours are read in one go all the same.
+    pieces = plan.pieces(max(limits.largest_piece // 4, plan.layout.dtype.itemsize))
     objects, number = plan.objects(pieces)
     shared = geometry(plan.layout, plan.region, pieces)
     return Job(request, pieces, shared, objects, number, limits, _DEPTH, direct, _Counts())
@@ -252,32 +273,23 @@ def _file_limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     soft = 2**20 if soft == resource.RLIM_INFINITY else soft
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else _SPARE_FILES
-    # kvikio opens every file twice, with and without O_DIRECT.
-    return max(1, min(_MAX_FILES, (soft - used - _SPARE_FILES) // (2 * _DEPTH)))
+    # kvikio opens every file twice; POSIX batches need a descriptor for each task of a long read.
+    spread = _STAGED_SLAB // TASK_NBYTES
+    return max(1, min(_MAX_FILES, ((soft - used - _SPARE_FILES) // _DEPTH - spread) // 2))
 
 
-Opener = Callable[[str], Any]
-"""Opens a path for reading; the answer has ``fileno``, ``pread`` and ``close`` as kvikio's ``CuFile`` has them."""
-
-
-def _kvikio_opener() -> Opener:
-    import kvikio
-
-    return kvikio.CuFile
-
-
-def run(job: Job, slots: Slots, opener: Opener) -> None:
+def run(job: Job, slots: Slots, engine: Engine) -> None:
     """Read all pieces of a job and place them; its counts are kept."""
     spans, missing = _locate(job)
     pending: deque[_InFlight] = deque()
     lost: set[int] = set()
-    with read_settings():
+    with engine:
         try:
             for order, slab in enumerate(pack(spans, job.limits)):
                 if len(pending) == job.depth - 1:
                     lost |= pending.popleft().complete(slots)
                 pending.append(_InFlight(job, slab, order % job.depth))
-                pending[-1].start(slots, opener)
+                pending[-1].start(slots, engine)
             while pending:
                 lost |= pending.popleft().complete(slots)
             _fill(job, slots, missing, lost)
@@ -331,69 +343,69 @@ class _InFlight:
 
     def __init__(self, job: Job, slab: Slab, slot: int) -> None:
         self._job, self._slab, self._slot = job, slab, slot
-        self._files: list[Any] = []
-        self._reads: list[tuple[Any, int, int]] = []
+        self._files: list[File] = []
+        self._reads: Pending | None = None
         self._lost: set[int] = set()
 
-    def start(self, slots: Slots, opener: Opener) -> None:
+    def start(self, slots: Slots, engine: Engine) -> None:
         """Open the files and start all reads; a file that is not there is a missing chunk."""
-        job, slab = self._job, self._slab
+        slab = self._slab
         slots.wait(self._slot)
-        task = _task_nbytes(job.direct)
-        opened = -1
-        rows = zip(slab.object.tolist(), slab.offset.tolist(), slab.nbytes.tolist(), strict=True)
-        for read, (number, offset, nbytes) in enumerate(rows):
+        # This loop runs once a chunk, and with small chunks it is what the whole read takes: everything that can be
+        # made for all chunks at once is made before it.
+        size, opened, file, files = self._job.file_nbytes, -1, None, []
+        for number, path in zip(slab.object.tolist(), self._job.paths(slab.object), strict=True):
             if number != opened:
-                file = self._open(number, opener)
-                opened = number
-            if file is not None:
-                future = file.pread(slots.target(self._slot, slab, read), nbytes, offset, task)
-                self._reads.append((future, number, nbytes))
+                file, opened = self._open(number, path, engine), number
+                if file is not None and size is not None:
+                    self._check_size(number, os.fstat(file.fileno()).st_size, size)
+            files.append(file)
+        self._job.counts.files_opened += len(self._files)
+        self._reads = engine.start(files, slab, slots, self._slot)
 
-    def _open(self, number: int, opener: Opener) -> Any:
-        path = self._job.path(number)
+    def _open(self, number: int, path: str, engine: Engine) -> File | None:
         try:
-            file = opener(path)
+            file = engine.open(path)
         except Exception as error:
             if _is_missing(path):
                 self._lost.add(number)
                 return None
             raise ChunkError(f"{self._job.chunk_name(number)} cannot be opened: {error}") from error
         self._files.append(file)
-        self._job.counts.files_opened += 1
-        self._check_size(number, os.fstat(file.fileno()).st_size)
         return file
 
-    def _check_size(self, number: int, size: int) -> None:
-        layout = self._job.plan.layout
-        if layout.shard is None and size != layout.chunk_nbytes:
+    def _check_size(self, number: int, found: int, size: int) -> None:
+        if found != size:
+            layout = self._job.plan.layout
             raise ChunkError(
-                f"{self._job.chunk_name(number)} has {size} bytes, but a raw chunk of {layout.dtype} "
-                f"{layout.chunk_shape} has {layout.chunk_nbytes}"
+                f"{self._job.chunk_name(number)} has {found} bytes, but a raw chunk of {layout.dtype} "
+                f"{layout.chunk_shape} has {size}"
             )
 
     def complete(self, slots: Slots) -> set[int]:
         """Wait for the reads, close the files, place the slab; return the objects that were missing."""
-        try:
-            while self._reads:
-                future, number, nbytes = self._reads[-1]
-                self._check_read(future, number, nbytes)
-                self._reads.pop()
-                self._job.counts.bytes_read += nbytes
-        except BaseException:
-            self.abandon()
-            raise
+        results = self._wait()
         self._close()
+        rows = zip(self._slab.object.tolist(), self._slab.nbytes.tolist(), results, strict=True)
+        for number, nbytes, result in rows:
+            if result != nbytes and number not in self._lost:
+                raise self._failure(number, nbytes, result)
+            self._job.counts.bytes_read += 0 if number in self._lost else nbytes
         slots.place(self._slot, self._slab, self._table())
         return self._lost
 
-    def _check_read(self, future: Any, number: int, nbytes: int) -> None:
-        try:
-            got = future.get()
-        except Exception as error:
-            raise ChunkError(f"{self._job.chunk_name(number)} cannot be read: {error}") from error
-        if got != nbytes:
-            raise ChunkError(f"{self._job.chunk_name(number)}: {got} of {nbytes} bytes could be read")
+    def _failure(self, number: int, nbytes: int, result: int | BaseException) -> BaseException:
+        if isinstance(result, Exception):
+            failure = ChunkError(f"{self._job.chunk_name(number)} cannot be read: {result}")
+            failure.__cause__ = result
+            return failure
+        if isinstance(result, BaseException):
+            return result
+        return ChunkError(f"{self._job.chunk_name(number)}: {result} of {nbytes} bytes could be read")
+
+    def _wait(self) -> list[int | BaseException]:
+        reads, self._reads = self._reads, None
+        return [] if reads is None else reads.wait()
 
     def _table(self) -> ScatterTable | None:
         job, slab = self._job, self._slab
@@ -407,20 +419,12 @@ class _InFlight:
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it, and close the files."""
-        for future, _, _ in self._reads:
-            with contextlib.suppress(Exception):  # the first error is already on its way to the caller
-                future.get()
-        self._reads.clear()
+        self._wait()
         self._close()
 
     def _close(self) -> None:
         while self._files:
             self._files.pop().close()
-
-
-def _task_nbytes(direct: bool) -> int | None:
-    """Size of kvikio's tasks: its own setting for GDS or where somebody set it."""
-    return None if direct or "KVIKIO_TASK_SIZE" in os.environ else _STAGED_TASK
 
 
 def _is_missing(path: str) -> bool:

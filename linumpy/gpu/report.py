@@ -18,6 +18,8 @@ class ReadReport:
         ``"kvikio"`` or ``"zarr-gpu"``.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
+    engine : str
+        What read the bytes, and into which memory.
     fallback : str
         Why ``backend="auto"`` did not take kvikio; empty where it did or was not asked.
     shape : tuple of int
@@ -43,6 +45,7 @@ class ReadReport:
     source: str
     backend: str
     gds: str
+    engine: str
     fallback: str
     shape: tuple[int, ...]
     dtype: str
@@ -72,6 +75,7 @@ class ReadReport:
             ("source", self.source),
             ("backend", self.backend),
             ("GDS", self.gds),
+            ("engine", self.engine),
             ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
             ("bytes", f"{_count(self.bytes_read)} read, {self.bytes_decoded:,} in the result"),
             ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),

@@ -29,8 +29,11 @@ class Slots(Protocol):
     def wait(self, slot: int) -> None:
         """Wait until the slot's buffer may be overwritten."""
 
-    def target(self, slot: int, slab: Slab, read: int) -> Any:
-        """Return the bytes that one read of a slab fills."""
+    def buffers(self, slot: int, slab: Slab) -> list[Any]:
+        """Return the bytes that each read of a slab fills."""
+
+    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
+        """Return the address in host memory that each read of a slab fills."""
 
     def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
         """Send a slab whose reads are complete on its way into the result."""
@@ -140,10 +143,14 @@ class StagedSlots(_Slots):
         self._views = [memoryview(row) for row in self._host]
         self._scattered: list[Any] = [None] * depth
 
-    def target(self, slot: int, slab: Slab, read: int) -> Any:
-        """Return a piece of the pinned buffer."""
-        place = int(slab.place[read])
-        return self._views[slot][place : place + int(slab.nbytes[read])]
+    def buffers(self, slot: int, slab: Slab) -> list[Any]:
+        """Return pieces of the pinned buffer."""
+        view = self._views[slot]
+        return [view[a:b] for a, b in zip(slab.place.tolist(), (slab.place + slab.nbytes).tolist(), strict=True)]
+
+    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
+        """Return places in the pinned buffer."""
+        return int(self._host[slot].ctypes.data) + slab.place
 
     def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
         """Copy up: what is contiguous in the result goes there at once, the rest by way of the arena."""
@@ -185,13 +192,18 @@ class DirectSlots(_Slots):
         self._stream.record().synchronize()
         self._bytes = target.out.reshape(-1).view(np.uint8) if target.out.size else self._arena
 
-    def target(self, slot: int, slab: Slab, read: int) -> Any:
-        """Return the place in the result where a read is contiguous there, else a piece of the buffer."""
-        straight, nbytes = int(slab.straight[read]), int(slab.nbytes[read])
-        if straight >= 0:
-            return self._bytes[straight : straight + nbytes]
-        begin = self._base(slot) + int(slab.place[read])
-        return self._arena[begin : begin + nbytes]
+    def buffers(self, slot: int, slab: Slab) -> list[Any]:
+        """Return for each read its place in the result if it is contiguous there, else a piece of the buffer."""
+        places = (slab.place + self._base(slot)).tolist()
+        rows = zip(slab.straight.tolist(), places, slab.nbytes.tolist(), strict=True)
+        return [
+            self._bytes[straight : straight + nbytes] if straight >= 0 else self._arena[place : place + nbytes]
+            for straight, place, nbytes in rows
+        ]
+
+    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
+        """Refuse: this memory is not the host's."""
+        raise TypeError("direct slots lie in device memory")
 
     def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
         """Scatter the slab."""

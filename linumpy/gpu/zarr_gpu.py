@@ -5,12 +5,14 @@ In: a request. Out: a CuPy array. This is the fallback, and what the kvikio read
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import zarr
 
 from linumpy.device import is_device_array, require_cuda
@@ -19,7 +21,10 @@ from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
+from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read import plan_read
+
+log = logging.getLogger(__name__)
 
 # zarr keeps one configuration for the whole process: two threads must not put back each other's.
 _config_lock = threading.RLock()
@@ -82,6 +87,7 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
         source=request.plan.layout.name,
         backend="zarr-gpu",
         gds="not used",
+        engine=f"zarr-python into {'host memory' if why_by_host(request.plan.layout) else 'device memory'}",
         fallback=fallback,
         shape=request.plan.shape,
         dtype=str(request.dtype),
@@ -103,16 +109,41 @@ def _scratch(request: ReadRequest) -> int:
     return 0 if same else request.plan.nbytes
 
 
+def why_by_host(layout: ArrayLayout) -> str:
+    """Say why zarr's GPU mode cannot read an array, so that zarr reads it into host memory; empty if it can.
+
+    Measured with zarr 3.4 and CuPy 14.2.
+    """
+    if layout.zarr_format == 2:
+        return "zarr's GPU mode hands device memory to the codecs of zarr v2, which take host memory only"
+    if layout.swapped:
+        return "zarr's GPU mode looks at stored bytes as a CuPy array, which has no foreign byte order"
+    if layout.shard is not None and layout.dtype.itemsize > 1 and set(layout.codecs) <= _RAW_CODECS:
+        # Not an exception: a kernel that fails so takes the GPU away from the process for good.
+        return "zarr's GPU mode looks at raw inner chunks where they lie in their shard, which may be misaligned"
+    return ""
+
+
+_RAW_CODECS = {"transpose", "bytes", "crc32c"}
+
+
 def _read(array: zarr.Array, request: ReadRequest) -> Any:
     cupy = require_cuda()
-    # An array keeps the buffer kind of the configuration it was opened under.
-    with gpu_zarr_context():
-        opened = zarr.open_array(array.store, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
-        data: Any = opened[request.plan.region.selection]
-    # Some codecs and 0-d arrays come back on the host or in the stored byte order.
+    selection = request.plan.region.selection
+    reason, data = why_by_host(request.plan.layout), None
+    if not reason:
+        # An array keeps the buffer kind of the configuration it was opened under.
+        with gpu_zarr_context():
+            opened = zarr.open_array(array.store, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
+            data = opened[selection]
+    else:
+        log.info("%s: %s", request.plan.layout.name, reason)
+        data = array[selection]
+    # 0-d arrays come back on the host in GPU mode too.
     if not is_device_array(data):
-        data = cupy.asarray(data, dtype=request.dtype)
+        data = cupy.asarray(np.asarray(data).astype(request.dtype, copy=False))
+    data = data.astype(request.dtype, copy=False).reshape(request.plan.shape)
     if request.out is not None:
-        request.out[...] = data.astype(request.dtype, copy=False)
+        request.out[...] = data
         return request.out
-    return data.astype(request.dtype, copy=False).reshape(request.plan.shape)
+    return cupy.ascontiguousarray(data)

@@ -62,7 +62,7 @@ def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         ),
         keys=ChunkKeys("", document["dimension_separator"]),
         shard=None,
-        chain=(f"order {document['order']}", *names),
+        chain=tuple(names),
         unsupported=None,
     )
 
@@ -97,7 +97,7 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         codecs=_read_chain(chain, array.ndim),
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
-        chain=(f"sharding_indexed({', '.join(names)})",) if sharded else names,
+        chain=names,
         unsupported=reasons[0] if reasons else None,
     )
 

@@ -27,10 +27,6 @@ class ChunkKeys:
     prefix: str
     separator: str
 
-    def key(self, coordinates: tuple[int, ...]) -> str:
-        """Spell the key of one stored object, relative to the array."""
-        return self.prefix + self.separator.join(map(str, coordinates))
-
     def __str__(self) -> str:
         return self.prefix + self.separator.join("zyx")
 
@@ -95,7 +91,7 @@ class ArrayLayout:
     shard : ShardLayout or None
         None without shards.
     codecs : tuple of str
-        The codec chain in the order of encoding, for people.
+        Names of the codecs of one (inner) chunk in the order of encoding.
     unsupported : str or None
         Why the kvikio reader cannot read this array; None if it can.
     """

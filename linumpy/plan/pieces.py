@@ -133,7 +133,7 @@ def _columns(pieces: Pieces) -> tuple[np.ndarray, ...]:
 
 def _kinds(window: AxisWindow) -> list[AxisWindow]:
     """Split the chunks along one axis by the part of them that is wanted."""
-    kinds = {pair: None for pair in zip(window.inside.tolist(), window.length.tolist(), strict=True)}
+    kinds = dict.fromkeys(zip(window.inside.tolist(), window.length.tolist(), strict=True))
     rows = [(window.inside == inside) & (window.length == length) for inside, length in kinds]
     return [AxisWindow(window.chunk[r], window.inside[r], window.target[r], window.length[r]) for r in rows]
 

@@ -121,11 +121,6 @@ class ReadPlan:
         spans = Spans(stored, number[stored], offset, pieces.nbytes[stored], straight[stored])
         return spans, np.flatnonzero(begin < 0)
 
-    def object_key(self, coordinates: tuple[int, ...]) -> str:
-        """Spell the key of a stored object, relative to the array."""
-        assert self.layout.keys is not None
-        return self.layout.keys.key(coordinates)
-
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
 

@@ -1,0 +1,56 @@
+"""Every CUDA source compiles, for every type and rank, with NVRTC and no GPU."""
+
+import importlib.resources
+import itertools
+
+import numpy as np
+import pytest
+from nvrtc import compile_kernel
+
+from linumpy.gpu.scatter import _CUDA_TYPES, Conversion, kernel_spec
+from linumpy.plan.scatter import ScatterTable
+
+ARCHITECTURES = ["sm_80", "sm_90"]
+
+
+def table(rank, unit=4):
+    return ScatterTable(unit, (1,) * rank, (1,) * rank, np.zeros((1, 2 + rank), np.int64))
+
+
+def spec(source, target=None, *, rank=3, unit=4, swapped=False):
+    return kernel_spec(Conversion(np.dtype(source), np.dtype(target or source), swapped), table(rank, unit))
+
+
+def allowed(source, target):
+    return np.dtype(source).kind != "c" or np.dtype(target).kind in "cb"
+
+
+def specs():
+    copies = [spec("u1", rank=rank, unit=unit) for rank in range(1, 7) for unit in (1, 2, 4, 8, 16)]
+    swaps = [spec(one, rank=rank, swapped=True) for one, rank in zip(_CUDA_TYPES, itertools.cycle(range(1, 7)))]
+    # The types that a cast meets, each with the others once; all pairs take minutes and differ in nothing but names.
+    pairs = [p for p in itertools.product(_CUDA_TYPES, ["b1", "u2", "f2", "f4", "f8", "c8"]) if allowed(*p)]
+    casts = [spec(*pair, swapped=pair[0] != "b1") for pair in pairs if pair[0] != pair[1]]
+    return list(dict.fromkeys([*copies, *swaps, *casts]))
+
+
+@pytest.mark.parametrize("one", specs(), ids=lambda s: "-".join(value for _, value in s.defines))
+def test_scatter_compiles(one):
+    for architecture in ARCHITECTURES:
+        code = compile_kernel(one, architecture)
+        assert code[:4] == b"\x7fELF"
+        assert b"scatter" in code
+
+
+def test_every_source_is_compiled_here():
+    sources = {
+        file.name for file in importlib.resources.files("linumpy.gpu.cuda").iterdir() if file.name.endswith(".cu")
+    }
+    assert sources == {"scatter.cu"}
+
+
+def test_a_broken_source_is_noticed():
+    from linumpy.gpu.kernels import KernelSpec
+
+    with pytest.raises(AssertionError, match="RANK"):
+        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),)), "sm_90")
