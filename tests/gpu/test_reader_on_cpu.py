@@ -40,7 +40,9 @@ def nothing_stays_open():
 def open_chunks():
     """Descriptors of files below the folder for temporary ones."""
     links = [f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd")]
-    return sorted(os.readlink(one) for one in links if os.path.exists(one) and tempfile.gettempdir() in os.readlink(one))
+    return sorted(
+        os.readlink(one) for one in links if os.path.exists(one) and tempfile.gettempdir() in os.readlink(one)
+    )
 
 
 ENGINES = {"posix": lambda: PosixEngine(3), "pread": reference.PreadEngine}
