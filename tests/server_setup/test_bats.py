@@ -1,0 +1,87 @@
+"""Runs the .bats files from pytest, so that one command runs everything."""
+
+import os
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from server_tools import HERE, SETUP_DIR, ensure_tools
+
+# The longest first: two run at a time.
+FILES = sorted(HERE.glob("*.bats"), key=lambda file: -file.stat().st_size)
+
+
+def run_bats(file):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("BATS_", "CUFILE_", "KVIKIO_", "GDS_"))}
+    return subprocess.run(
+        ["bats", "--tap", str(file)], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tools):
+    with ThreadPoolExecutor(2) as pool:
+        yield {file: pool.submit(run_bats, file) for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_bats_file(file, runs):
+    done = runs[file].result()
+    failed = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
+    assert done.returncode == 0, "\n".join(failed) + done.stderr
+    plan = int(re.match(r"1\.\.(\d+)", done.stdout).group(1))
+    passed = re.findall(r"^ok \d+ (.*)$", done.stdout, re.M)
+    assert len(passed) == plan == len(re.findall(r"^@test ", file.read_text(), re.M))
+    assert not [name for name in passed if re.search(r"# skip", name)]
+
+
+def test_every_script_has_its_bats_file():
+    scripts = {file.stem for file in SETUP_DIR.glob("*.sh")} - {"lib"}
+    assert scripts == {file.stem for file in FILES}
+    assert len(scripts) == 6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "exits 3",
+        "says nonsense",
+        "verdict p2pdma",
+        "row FAIL both nothing",
+        "does_not_say output",
+        "sudo true",
+        "one_clear_line",
+    ],
+)
+def test_a_failing_check_fails(body, tmp_path, tools):
+    """The helpers' checks are real: each one can fail, and so can the trap."""
+    for name in ("helpers.bash", "faketree.py"):
+        (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / "b" / name).write_bytes((HERE / name).read_bytes())
+    (tmp_path / "shell_scripts" / "server_setup").mkdir(parents=True)
+    file = tmp_path / "a" / "b" / "x.bats"
+    # A trap that is called fails the test, even where its exit code is ignored.
+    line = f"{body} || true" if body.startswith("sudo") else body
+    file.write_text(
+        "load helpers\nsetup() { common_setup; }\nteardown() { common_teardown; }\n"
+        f'@test "x" {{\n run echo output\n {line}\n true\n}}\n'
+    )
+    assert run_bats(file).returncode == 1
+
+
+def test_without_bats_ci_fails_and_a_laptop_skips(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("server_tools.quiet", lambda *command, **_: asked.append(command) and False)
+    monkeypatch.setattr("server_tools.shutil.which", lambda name, **_: None if name == "bats" else f"/bin/{name}")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="bats"):
+        ensure_tools(tmp_path)
+    # The package manager was asked first, then npm, into a folder of its own.
+    assert any("apt-get" in command and "bats" in command for command in asked)
+    assert asked[-1][:2] == ("npm", "install")
+    assert str(tmp_path) in asked[-1]
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="bats"):
+        ensure_tools(tmp_path)
