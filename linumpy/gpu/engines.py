@@ -114,23 +114,30 @@ class _Futures:
 class PosixFile:
     """An open file with as many descriptors as reads go on in it at once."""
 
+    __slots__ = ("_further", "descriptor")
+
     def __init__(self, path: str) -> None:
-        self._descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._further: list[int] | None = None  # a list for every small chunk would be felt
 
     def fileno(self) -> int:
-        """Return the first file descriptor."""
-        return self._descriptors[0]
+        """Return the file descriptor."""
+        return self.descriptor
 
     def descriptors(self, count: int) -> list[int]:
         """Return that many descriptors of the file."""
-        while len(self._descriptors) < count:
-            self._descriptors.append(os.dup(self._descriptors[0]))
-        return self._descriptors[:count]
+        further = self._further = self._further or []
+        while len(further) < count - 1:
+            further.append(os.dup(self.descriptor))
+        return [self.descriptor, *further[: count - 1]]
 
     def close(self) -> None:
         """Close all descriptors."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        while self._further:
+            os.close(self._further.pop())
 
 
 class PosixEngine:
@@ -152,9 +159,7 @@ class PosixEngine:
     def __exit__(self, *error: object) -> None:
         self._caller.shutdown(wait=True)
 
-    def open(self, path: str) -> PosixFile:
-        """Open a file for reading."""
-        return PosixFile(path)
+    open = staticmethod(PosixFile)
 
     def start(self, files: list[Any], slab: Slab, slots: Slots, slot: int) -> Pending:
         """Queue one batch with all reads of the slab, cut into tasks."""
@@ -177,7 +182,7 @@ def _tasks(nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _spread(files: list[Any], rows: np.ndarray, threads: int) -> np.ndarray:
     """Give each task a descriptor: reads from one descriptor wait for each other."""
     if len(rows) == len(files) == len({id(file) for file in files}):  # small chunks: a file and a task each
-        return np.array([file.fileno() for file in files], np.int64)
+        return np.array([file.descriptor for file in files], np.int64)
     tasks: dict[int, list[int]] = {}
     for task, row in enumerate(rows.tolist()):
         tasks.setdefault(id(files[row]), []).append(task)
@@ -185,7 +190,7 @@ def _spread(files: list[Any], rows: np.ndarray, threads: int) -> np.ndarray:
     by_id = {id(file): file for file in files}
     for key, mine in tasks.items():
         if len(mine) == 1:
-            descriptors[mine[0]] = by_id[key].fileno()
+            descriptors[mine[0]] = by_id[key].descriptor
         else:
             descriptors[mine] = np.resize(by_id[key].descriptors(min(len(mine), threads)), len(mine))
     return descriptors

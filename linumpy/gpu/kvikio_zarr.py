@@ -12,6 +12,7 @@ import resource
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
 from linumpy.plan.pieces import Pieces
 from linumpy.plan.read import ReadPlan, plan_read
-from linumpy.plan.scatter import Geometry, ScatterTable, geometry, is_contiguous, scatter_table
+from linumpy.plan.scatter import Geometry, ScatterTable, TableMaker, geometry, is_contiguous
 from linumpy.plan.shards import ShardIndexError, read_index
 from linumpy.plan.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack
 
@@ -132,8 +133,8 @@ def gds_mode(folder: str) -> tuple[bool, str]:
     from linumpy.gds import gds_verdict
 
     verdict = gds_verdict(folder)
-    native = verdict.path in ("nvidia-fs", "p2pdma")
-    return native, f"{'native' if native else 'not native'} ({verdict.path}, says gds_doctor.sh)"
+    answer = "native" if verdict.is_native else "not native"
+    return verdict.is_native, f"{answer} ({verdict.path}, says gds_doctor.sh)"
 
 
 @dataclass
@@ -188,6 +189,11 @@ class Job:
         assert keys is not None
         start = f"{self.plan.layout.root}/{keys.prefix}"
         return [start + keys.separator.join(map(str, row)) for row in self.objects[numbers].tolist()]
+
+    @cached_property
+    def tables(self) -> TableMaker:
+        """Makes the tables of this read."""
+        return TableMaker(self.shared, self.pieces, widen=self.conversion.is_copy)
 
     @property
     def mean_read(self) -> float:
@@ -357,8 +363,8 @@ class _InFlight:
         for number, path in zip(slab.object.tolist(), self._job.paths(slab.object), strict=True):
             if number != opened:
                 file, opened = self._open(number, path, engine), number
-                if file is not None and size is not None:
-                    self._check_size(number, os.fstat(file.fileno()).st_size, size)
+                if file is not None and size is not None and (found := os.fstat(file.fileno()).st_size) != size:
+                    raise self._wrong_size(number, found, size)
             files.append(file)
         self._job.counts.files_opened += len(self._files)
         self._reads = engine.start(files, slab, slots, self._slot)
@@ -374,13 +380,12 @@ class _InFlight:
         self._files.append(file)
         return file
 
-    def _check_size(self, number: int, found: int, size: int) -> None:
-        if found != size:
-            layout = self._job.plan.layout
-            raise ChunkError(
-                f"{self._job.chunk_name(number)} has {found} bytes, but a raw chunk of {layout.dtype} "
-                f"{layout.chunk_shape} has {size}"
-            )
+    def _wrong_size(self, number: int, found: int, size: int) -> ChunkError:
+        layout = self._job.plan.layout
+        return ChunkError(
+            f"{self._job.chunk_name(number)} has {found} bytes, but a raw chunk of {layout.dtype} "
+            f"{layout.chunk_shape} has {size}"
+        )
 
     def complete(self, slots: Slots) -> set[int]:
         """Wait for the reads, close the files, place the slab; return the objects that were missing."""
@@ -415,7 +420,7 @@ class _InFlight:
             rows, place = rows[there], place[there]
         if not len(rows):
             return None
-        return scatter_table(job.shared, job.pieces.take(rows), place, widen=job.conversion.is_copy)
+        return job.tables.table(rows, place)
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it, and close the files."""
@@ -442,5 +447,4 @@ def _fill(job: Job, slots: Slots, missing: np.ndarray, lost: set[int]) -> None:
     rows = np.union1d(missing, np.flatnonzero(np.isin(job.number, list(lost)))).astype(np.int64)
     job.counts.filled = rows
     for begin in range(0, len(rows), MAX_PIECES):
-        part = job.pieces.take(rows[begin : begin + MAX_PIECES])
-        slots.fill(scatter_table(job.shared, part, None, widen=job.conversion.is_copy))
+        slots.fill(job.tables.table(rows[begin : begin + MAX_PIECES], None))

@@ -130,7 +130,8 @@ _RAW_CODECS = {"transpose", "bytes", "crc32c"}
 def _read(array: zarr.Array, request: ReadRequest) -> Any:
     cupy = require_cuda()
     selection = request.plan.region.selection
-    reason, data = why_by_host(request.plan.layout), None
+    reason = why_by_host(request.plan.layout)
+    data: Any
     if not reason:
         # An array keeps the buffer kind of the configuration it was opened under.
         with gpu_zarr_context():

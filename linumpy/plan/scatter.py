@@ -103,45 +103,79 @@ def is_contiguous(shared: Geometry, pieces: Pieces) -> np.ndarray:
     return run
 
 
-def scatter_table(shared: Geometry, pieces: Pieces, place: np.ndarray | None, *, widen: bool) -> ScatterTable:
-    """Make the table for some pieces.
+class TableMaker:
+    """Makes the tables of one read; what all of them share is worked out once.
 
     Parameters
     ----------
     shared : Geometry
         Of all pieces of the read.
     pieces : Pieces
-        The ones to place.
-    place : numpy.ndarray of int64, (n,), or None
-        First byte of each in the buffer; None for pieces of fill values.
+        All of them.
     widen : bool
-        Whether bytes are copied as they are, so that neighbouring elements may be moved as one unit. False where
-        they are swapped or cast.
+        Whether bytes are copied as they are, so that neighbouring elements may be moved as one unit. False where they
+        are swapped or cast.
     """
-    itemsize = shared.itemsize
-    inner = [group[-1] for group in shared.groups]
-    extents = np.stack([pieces.extent[:, group].prod(axis=1) for group in shared.groups], axis=1)
-    source = np.array([shared.source_strides[axis] for axis in inner]) * itemsize
-    target = np.array([shared.target_strides[axis] for axis in inner]) * itemsize
-    first = pieces.target * itemsize
-    from_place = np.zeros_like(first) if place is None else place
-    unit = itemsize
-    if widen and source[-1] == target[-1] == itemsize:
-        run = extents[:, -1] * itemsize
-        unit = _common_unit(itemsize, source[:-1], target[:-1], first, from_place, run)
-    ratio = unit // itemsize
-    extents[:, -1] //= ratio
-    source[-1] *= ratio  # the neighbour of a unit is the next unit
-    target[-1] *= ratio
-    head = np.full_like(first, -1) if place is None else from_place // unit
-    rows = np.concatenate([head[:, None], (first // unit)[:, None], extents], axis=1)
-    return ScatterTable(unit, tuple((source // unit).tolist()), tuple((target // unit).tolist()), rows)
+
+    def __init__(self, shared: Geometry, pieces: Pieces, *, widen: bool) -> None:
+        self._shared, self._pieces, self._widen = shared, pieces, widen
+        self._widest = self._widest_unit()
+        self._tables: dict[int, ScatterTable] = {}
+
+    def table(self, rows: np.ndarray, place: np.ndarray | None) -> ScatterTable:
+        """Make a table.
+
+        Parameters
+        ----------
+        rows : numpy.ndarray of int64, (n,)
+            Pieces to place.
+        place : numpy.ndarray of int64, (n,), or None
+            First byte of each in the buffer; None for pieces of fill values.
+        """
+        unit = self._widest if place is None else max(self._shared.itemsize, _divisor(self._widest, place))
+        every = self._of_unit(unit)
+        mine = every.rows[rows]
+        if place is not None:
+            mine[:, 0] = place // unit
+        return ScatterTable(unit, every.source_strides, every.target_strides, mine)
+
+    def _strides(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes between neighbours along each group of axes."""
+        inner = [group[-1] for group in self._shared.groups]
+        source = np.array([self._shared.source_strides[axis] for axis in inner]) * self._shared.itemsize
+        target = np.array([self._shared.target_strides[axis] for axis in inner]) * self._shared.itemsize
+        return source, target
+
+    def _extents(self) -> np.ndarray:
+        return np.stack([self._pieces.extent[:, group].prod(axis=1) for group in self._shared.groups], axis=1)
+
+    def _widest_unit(self) -> int:
+        """Find the widest unit that fits strides, places in the result and runs of all pieces."""
+        itemsize = self._shared.itemsize
+        source, target = self._strides()
+        if not self._widen or source[-1] != itemsize or target[-1] != itemsize:
+            return itemsize
+        run = self._extents()[:, -1] * itemsize
+        return max(itemsize, _divisor(MAX_UNIT, source[:-1], target[:-1], self._pieces.target * itemsize, run))
+
+    def _of_unit(self, unit: int) -> ScatterTable:
+        """Make the table of all pieces in one unit, with nothing but fill values for a source."""
+        if unit not in self._tables:
+            itemsize = self._shared.itemsize
+            extents, (source, target) = self._extents(), self._strides()
+            if unit > itemsize:
+                extents[:, -1] //= unit // itemsize
+                source[-1] = target[-1] = unit  # the neighbour of a unit is the next unit
+            first = self._pieces.target * itemsize // unit
+            rows = np.concatenate([np.full_like(first, -1)[:, None], first[:, None], extents], axis=1)
+            strides = (tuple((source // unit).tolist()), tuple((target // unit).tolist()))
+            self._tables[unit] = ScatterTable(unit, *strides, rows)
+        return self._tables[unit]
 
 
-def _common_unit(itemsize: int, *numbers: np.ndarray) -> int:
-    """Find the widest unit, a power of two times the element, that divides all these byte counts."""
-    bits = MAX_UNIT
+def _divisor(widest: int, *numbers: np.ndarray) -> int:
+    """Find the widest power of two, at most `widest`, that divides all these byte counts."""
+    bits = widest
     for array in numbers:
         bits |= int(np.bitwise_or.reduce(array)) if len(array) else 0
-    widest = bits & -bits
-    return max(itemsize, min(widest, MAX_UNIT))
+    return bits & -bits
