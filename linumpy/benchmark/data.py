@@ -1,0 +1,131 @@
+"""Voxels for generated stores: random where nothing compresses them, OCT-like where a codec does.
+
+In: the shape of a volume and a piece of it. Out: that piece as a NumPy array, the same for the same seed. Never
+zeros: a disk, a file system or a codec may take a short way around them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from linumpy.benchmark.blocks import Block
+
+#: The stored size that compressed stores aim at: decoded bytes over stored bytes.
+TARGET_RATIO = 3.0
+
+
+def generator(seed: int, block: Block) -> np.random.Generator:
+    """Return the random numbers of one piece, which do not depend on the pieces written before it."""
+    return np.random.Generator(np.random.SFC64([seed, *(part.start for part in block)]))
+
+
+def random_voxels(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return random voxels: all values of an integer type, 0 to 1 of a float."""
+    count = math.prod(shape)
+    if dtype.kind == "c":
+        parts = random_voxels(rng, (count, 2), np.dtype(f"f{dtype.itemsize // 2}"))
+        return parts.view(dtype).reshape(shape)
+    if dtype.kind == "f":
+        wide = np.dtype("f8" if dtype.itemsize == 8 else "f4")
+        return rng.random(tuple(shape), dtype=wide.type).astype(dtype, copy=False)
+    words = rng.bit_generator.random_raw(-(-count * dtype.itemsize // 8))
+    octets = words.view(np.uint8)[: count * dtype.itemsize]
+    voxels = (octets & 1).view(np.bool_) if dtype.kind == "b" else octets.view(dtype)
+    return voxels.reshape(shape)
+
+
+def oct_voxels(
+    rng: np.random.Generator, shape: Sequence[int], block: Block, dtype: np.dtype, change: float
+) -> np.ndarray:
+    """Return a piece of an OCT-like volume: a curved surface, decay below it, speckle everywhere.
+
+    A grain of speckle is a run of equal voxels along the last axis. Even a codec that only finds repeats, such as
+    LZ4, compresses it the more, the longer the grains are.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Where the speckle comes from.
+    shape : sequence of int
+        Of the whole volume; axis 0 is depth.
+    block : tuple of slice
+        The piece.
+    dtype : numpy.dtype
+        Bool, integer, float or complex.
+    change : float
+        Chance that a voxel begins a new grain, 0 to 1; 1 over it is the mean length of a grain.
+    """
+    axes = np.ix_(*(np.arange(part.start, part.stop, dtype=np.float32) for part in block))
+    across = [np.float32(2 * np.pi / extent) * axis for axis, extent in zip(axes[1:], shape[1:], strict=True)]
+    surface = np.float32(0.3) + sum((np.float32(0.05) * np.sin(turn) for turn in across), np.float32(0))
+    depth = axes[0] / np.float32(shape[0]) - surface
+    brightest, speckle = _brightness(dtype)
+    size = tuple(part.stop - part.start for part in block)
+    values = np.float32(speckle) * rng.random(size, dtype=np.float32)
+    values += np.float32(brightest) * np.exp(np.float32(-3) * np.abs(depth)) * (depth > 0)
+    starts = rng.random(size, dtype=np.float32) < change
+    begin = np.where(starts, np.arange(size[-1], dtype=np.int32), np.int32(0))
+    np.maximum.accumulate(begin, axis=-1, out=begin)  # where the grain of each voxel begins
+    held = np.take_along_axis(values, begin, axis=-1)
+    return held >= 1 if dtype.kind == "b" else held.astype(dtype)
+
+
+def change_for_ratio(
+    encoded_bytes: Callable[[np.ndarray], int],
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    dtype: np.dtype,
+    seed: int = 0,
+    target: float = TARGET_RATIO,
+) -> float:
+    """Find the grain of speckle at which a codec brings OCT-like voxels to the wanted ratio.
+
+    Parameters
+    ----------
+    encoded_bytes : callable
+        Encodes an array as the store will and returns the number of bytes.
+    shape, chunks : sequence of int
+        Of the volume.
+    dtype : numpy.dtype
+        Of the volume.
+    seed : int
+        Of the speckle.
+    target : float
+        Decoded bytes over encoded bytes. One that the type cannot reach gives the nearest end.
+
+    Returns
+    -------
+    float
+        ``change`` of :func:`oct_voxels`.
+    """
+    samples = _samples(shape, chunks, dtype)
+
+    def ratio(change: float) -> float:
+        made = [oct_voxels(generator(seed, block), shape, block, dtype, change) for block in samples]
+        return sum(one.nbytes for one in made) / sum(encoded_bytes(one) for one in made)
+
+    low, high = -8.0, 0.0
+    for _ in range(12):  # the ratio falls as grains get shorter: halve the interval of log2(change)
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(2**middle) > target else (low, middle)
+    return float(2 ** ((low + high) / 2))
+
+
+def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit: int = 2**21) -> list[Block]:
+    """Choose a chunk, or part of one, in the water, at the surface and in the tissue."""
+    size = [min(chunk, extent) for chunk, extent in zip(chunks, shape, strict=True)]
+    for axis in range(len(size)):
+        above = math.prod(size) * dtype.itemsize / limit
+        size[axis] = max(1, int(size[axis] / max(1.0, above)))
+    tops = sorted({int(part * (shape[0] - size[0])) for part in (0.0, 0.35, 0.6, 1.0)})
+    return [(slice(top, top + size[0]), *(slice(0, one) for one in size[1:])) for top in tops]
+
+
+def _brightness(dtype: np.dtype) -> tuple[int, int]:
+    """Return the brightest signal and the range of the speckle: 12 bits, as of a digitiser, where they fit."""
+    if dtype.kind == "b":
+        return 0, 2  # 1 and more is true: half of the voxels
+    return (30, 90) if dtype.itemsize == 1 else (4000, 256)

@@ -1,0 +1,155 @@
+"""What a benchmark ran on: without it, its numbers mean nothing.
+
+In: the folder that was read. Out: :class:`Machine`, records of hardware, versions and the way to the disk.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from linumpy import __version__
+from linumpy.benchmark.paths import TASK_BYTES, kvikio_threads
+from linumpy.device import describe, kvikio_mode
+
+_MORE_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
+
+
+@dataclass(frozen=True, slots=True)
+class Gds:
+    """Whether reads go from the disk to the device without the host in between.
+
+    Attributes
+    ----------
+    mode : str
+        ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
+    how : str
+        How that is known.
+    """
+
+    mode: str
+    how: str
+
+    @property
+    def warning(self) -> str:
+        """What not to conclude from the numbers; empty where GDS is native."""
+        if self.mode == "native":
+            return ""
+        return "no number here is one of GPUDirect Storage: all bytes go through the host's memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Hardware, versions and settings.
+
+    Attributes
+    ----------
+    gpu : str
+        Name and memory of the device; empty without one.
+    why_no_gpu : str
+        Why there is none; empty with one.
+    cpu : str
+        Name of the processor.
+    cores : int
+        Cores that this process may use.
+    memory_bytes : int
+        Of the host.
+    file_system : str
+        Type of the file system that was read.
+    versions : tuple of (str, str)
+        Packages.
+    kvikio_threads : int or None
+        Of every path that uses kvikio.
+    task_bytes : int
+        Size of kvikio's tasks in the flat file's limit and the GDSStore.
+    gds : Gds
+        The way to the disk.
+    """
+
+    gpu: str
+    why_no_gpu: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    file_system: str
+    versions: tuple[tuple[str, str], ...]
+    kvikio_threads: int | None
+    task_bytes: int
+    gds: Gds
+
+    def lines(self) -> list[str]:
+        """Return the lines that stand above a table."""
+        host = f"{self.cpu}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; {self.file_system} files"
+        lines = [f"device    {self.gpu or 'none: host paths only (' + self.why_no_gpu + ')'}", f"host      {host}"]
+        named = [f"{label} {value}" for label, value in self.versions if value != "not installed"]
+        lines.append(f"versions  {', '.join(named)}")
+        lines.append(f"GDS       {self.gds.mode}: {self.gds.how}")
+        if self.gds.warning and self.gpu:
+            lines.append(f"          {self.gds.warning}")
+        return lines
+
+
+def look(folder: Path) -> Machine:
+    """Look at the machine and at the file system of a folder."""
+    info = describe()
+    gpu = "" if info.reason else f"{info.name}, {(info.memory_total or 0) / 2**30:.0f} GiB"
+    more = [(name, _version(name)) for name in _MORE_PACKAGES]
+    driver = [("driver for CUDA", info.driver)] if info.driver else []
+    versions = [("linumpy", __version__), *info.versions, *more, *driver, ("Linux", platform.release())]
+    return Machine(
+        gpu=gpu,
+        why_no_gpu=info.reason,
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        file_system=file_system(folder),
+        versions=tuple(versions),
+        kvikio_threads=kvikio_threads(),
+        task_bytes=TASK_BYTES,
+        gds=gds(folder),
+    )
+
+
+def gds(folder: Path) -> Gds:
+    """Say whether reads from a folder are native GDS: only a native read that was seen counts as such."""
+    mode, how = kvikio_mode()
+    if mode != "cufile":
+        return Gds(mode, how)
+    from linumpy.gpu.kvikio_zarr import gds_mode
+
+    native, how = gds_mode(str(folder))
+    return Gds("native" if native else "not native", how)
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that a folder is on; ``"unknown"`` where Linux does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    here = folder.resolve()
+    above = [
+        (len(point), number, kind)
+        for number, (point, kind) in enumerate(mounts)
+        if here.is_relative_to(point.replace("\\040", " "))
+    ]
+    return max(above)[2] if above else "unknown"  # the longest mount point; of two, the later one hides the other
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

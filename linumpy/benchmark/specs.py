@@ -1,0 +1,130 @@
+"""Which stores the benchmark makes: their description, their codecs, and the standard cases.
+
+Nothing is written here. Errors: ``ValueError`` for a description that makes no array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from zarr.codecs import BloscCodec, ZstdCodec
+
+
+def _blosc() -> Any:
+    # What NGFF 0.4 files have most often.
+    return BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
+
+
+#: What may be between the chunks and the disk. The codec's own settings, so that its name says all.
+CODECS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "zstd": lambda: ZstdCodec(level=3),
+    "blosc": _blosc,
+}
+
+
+def check_dtype(dtype: Any) -> np.dtype:
+    """Return the type in this machine's byte order, if a device has it."""
+    try:
+        known = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"dtype {dtype!r} is unknown to NumPy") from error
+    if known.kind not in "biufc" or known.itemsize > (16 if known.kind == "c" else 8):
+        raise ValueError(f"dtype {known}: bool, integers, floats and complex numbers can be read on a GPU")
+    return known.newbyteorder("=")
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSpec:
+    """A store to make.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    shape, chunks : tuple of int
+        Of the array and of its chunks; in shards, of the inner chunks.
+    dtype : str
+        NumPy's name of the type: bool, integer, float or complex.
+    shards : tuple of int or None
+        Shape of a shard, a multiple of the chunk in each axis.
+    codec : str
+        A key of :data:`CODECS`.
+    reach : float or None
+        What ``linumpy auto`` is to reach, as a part of the flat file's rate.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    shards: tuple[int, ...] | None = None
+    codec: str = "none"
+    reach: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec {self.codec!r} is unknown: choose one of {', '.join(CODECS)}")
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape {self.shape}: every axis has 1 voxel or more")
+        for label, sizes in (("chunks", self.chunks), ("shards", self.shards or self.chunks)):
+            if len(sizes) != len(self.shape) or min(sizes) < 1:
+                raise ValueError(f"{label} {sizes}: shape {self.shape} needs {len(self.shape)} sizes from 1 on")
+        if self.shards and any(outer % inner for outer, inner in zip(self.shards, self.chunks, strict=True)):
+            raise ValueError(f"shards {self.shards} are no multiple of the chunks {self.chunks}")
+        check_dtype(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def file_name(self) -> str:
+        """Name of the store's folder: the same description makes the same name."""
+        parts = [np.dtype(self.dtype).name, _times(self.shape), "c" + _times(self.chunks)]
+        parts += ["s" + _times(self.shards)] if self.shards else []
+        return "_".join([*parts, self.codec]) + ".zarr"
+
+    def scaled(self, scale: float) -> CaseSpec:
+        """Shrink all axes of array, chunks and shards; the numbers of chunks and shards stay about the same.
+
+        A scaled case has nothing to reach: its chunks are of another size.
+        """
+        if scale == 1:
+            return self
+        chunks = tuple(max(1, round(size * scale)) for size in self.chunks)
+        shards = self.shards and tuple(
+            outer // inner * size for outer, inner, size in zip(self.shards, self.chunks, chunks, strict=True)
+        )
+        shape = tuple(
+            max(1, round(extent * size / inner))
+            for extent, size, inner in zip(self.shape, chunks, self.chunks, strict=True)
+        )
+        return replace(self, shape=shape, chunks=chunks, shards=shards, reach=None)
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
+
+#: The standard cases and what is to be reached in them, on an H200-class machine with a warm page cache.
+SUITES: dict[str, tuple[CaseSpec, ...]] = {
+    "raw": (
+        CaseSpec("raw float32, 128³ chunks", (512, 1024, 1024), (128,) * 3, "float32", reach=0.85),
+        CaseSpec("raw uint16, 64³ chunks", (512, 1024, 1024), (64,) * 3, "uint16", reach=0.4),
+        CaseSpec(
+            "raw uint16, 64³ in 256×512×512 shards",
+            (512, 1024, 1024),
+            (64,) * 3,
+            "uint16",
+            shards=(256, 512, 512),
+            reach=0.8,
+        ),
+        CaseSpec("raw float32, 256³ chunks, ragged", (500, 1000, 1000), (256,) * 3, "float32", reach=0.8),
+    ),
+}
