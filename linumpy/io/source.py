@@ -47,7 +47,7 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     """
     if isinstance(level, bool) or not isinstance(level, int):
         raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
-    node = _open_node(source)
+    node = open_node(source)
     if isinstance(node, zarr.Array):
         if level != 0:
             raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")
@@ -57,7 +57,8 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     return open_level(node, level)
 
 
-def _open_node(source: Source) -> zarr.Array | zarr.Group:
+def open_node(source: Source) -> zarr.Array | zarr.Group:
+    """Open an array or a group by whatever names it; see :func:`open_source`."""
     if isinstance(source, (zarr.Array, zarr.Group)):
         return source
     if isinstance(source, (str, Path)):

@@ -1,0 +1,293 @@
+"""OME-Zarr images: resolution levels, axes, and voxel spacing in µm.
+
+In: a folder or a Zarr group with NGFF 0.4 or 0.5 metadata. Out: :class:`OmeZarrImage`. Errors:
+:class:`~linumpy.errors.SourceError` for what is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for metadata
+that lacks what nobody may guess.
+
+Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zarr
+
+from linumpy.errors import MetadataError, SourceError
+
+#: µm in each unit of length that NGFF names.
+MICROMETERS = {
+    "yoctometer": 1e-18,
+    "zeptometer": 1e-15,
+    "attometer": 1e-12,
+    "femtometer": 1e-9,
+    "picometer": 1e-6,
+    "angstrom": 1e-4,
+    "nanometer": 1e-3,
+    "micrometer": 1.0,
+    "millimeter": 1e3,
+    "centimeter": 1e4,
+    "decimeter": 1e5,
+    "inch": 25_400.0,
+    "foot": 304_800.0,
+    "yard": 914_400.0,
+    "meter": 1e6,
+    "decameter": 1e7,
+    "hectometer": 1e8,
+    "kilometer": 1e9,
+    "mile": 1_609_344_000.0,
+    "megameter": 1e12,
+    "gigameter": 1e15,
+    "terameter": 1e18,
+    "parsec": 3.0856775814913673e22,
+    "petameter": 1e21,
+    "exameter": 1e24,
+    "zettameter": 1e27,
+    "yottameter": 1e30,
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of an image.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"z"``.
+    type : str or None
+        ``"space"``, ``"time"``, ``"channel"`` or another; None where the metadata does not say.
+    unit : str or None
+        As the metadata spells it; None where it does not say.
+    """
+
+    name: str
+    type: str | None
+    unit: str | None
+
+
+@dataclass(frozen=True)
+class OmeZarrImage:
+    """An OME-Zarr image.
+
+    Attributes
+    ----------
+    name : str
+        Where it is, for people.
+    version : str
+        Of NGFF.
+    axes : tuple of Axis
+        In the order of the arrays' axes.
+    levels : tuple of zarr.Array
+        Finest first.
+    spacing : tuple of tuple of float
+        For each level the voxel spacing in µm along the axes of type space, in their order.
+    origin : tuple of tuple of float
+        For each level where the centre of its first voxel lies, in µm.
+    """
+
+    name: str
+    version: str
+    axes: tuple[Axis, ...]
+    levels: tuple[zarr.Array, ...]
+    spacing: tuple[tuple[float, ...], ...]
+    origin: tuple[tuple[float, ...], ...]
+
+    @property
+    def spatial_axes(self) -> tuple[int, ...]:
+        """Which axes of the arrays are of type space."""
+        return _spatial(self.axes)
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{axis.name} ({axis.unit or axis.type or 'no unit'})" for axis in self.axes)
+        rows = [f"{self.name} (NGFF {self.version}), axes {axes}"]
+        for number, (array, spacing) in enumerate(zip(self.levels, self.spacing, strict=True)):
+            shape, steps = " × ".join(map(str, array.shape)), " × ".join(f"{step:g}" for step in spacing)
+            rows.append(f"level {number}: {shape} {array.dtype}, {steps} µm")
+        return "\n".join(rows)
+
+
+def read_omezarr(
+    path: str | Path | zarr.Group, level: int = 0, *, spacing: Sequence[float] | None = None
+) -> tuple[zarr.Array, tuple[float, ...]]:
+    """Open one resolution level of an OME-Zarr image.
+
+    Parameters
+    ----------
+    path : str, Path or zarr.Group
+        The image.
+    level : int
+        Resolution level; 0 is the finest.
+    spacing : sequence of float, optional
+        Voxel spacing of level 0 in µm along the axes of type space, where the metadata's is missing or wrong.
+
+    Returns
+    -------
+    array : zarr.Array
+        The level, unread.
+    spacing : tuple of float
+        Voxel spacing of the level in µm along its axes of type space.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        See :func:`open_image`; a level that is not there.
+    """
+    image = open_image(path, spacing=spacing)
+    _check_level(level, len(image.levels), image.name)
+    return image.levels[level], image.spacing[level]
+
+
+def open_level(group: zarr.Group, level: int) -> zarr.Array:
+    """Open one resolution level of an OME-Zarr group, whatever its axes and units say.
+
+    Raises
+    ------
+    SourceError
+        The group is not an OME-Zarr image, or has no such level.
+    """
+    datasets = _multiscale(group)[1].get("datasets") or []
+    _check_level(level, len(datasets), str(group.store_path))
+    return _array(group, datasets[level])
+
+
+def open_image(path: str | Path | zarr.Group, *, spacing: Sequence[float] | None = None) -> OmeZarrImage:
+    """Open an OME-Zarr image.
+
+    Parameters
+    ----------
+    path : str, Path or zarr.Group
+        The image.
+    spacing : sequence of float, optional
+        Voxel spacing of level 0 in µm along the axes of type space. Units in the metadata are then not needed; the
+        other levels are scaled as the metadata has them to level 0.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such path.
+    SourceError
+        It is not an OME-Zarr image.
+    MetadataError
+        A unit of length is missing or unknown and no `spacing` is given, or a transformation cannot be read.
+    """
+    group = path if isinstance(path, zarr.Group) else _open_group(path)
+    version, multiscale = _multiscale(group)
+    name = str(group.store_path)
+    axes = _axes(multiscale, name)
+    datasets = multiscale.get("datasets") or []
+    levels = tuple(_array(group, dataset) for dataset in datasets)
+    if not levels:
+        raise SourceError(f"{name}: the multiscale image names no datasets")
+    for array in levels:
+        if array.ndim != len(axes):
+            raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
+    rest = multiscale.get("coordinateTransformations") or []
+    composed = [_compose([*(d.get("coordinateTransformations") or []), *rest], len(axes), name) for d in datasets]
+    steps, origins = zip(*composed, strict=True)
+    return OmeZarrImage(name, version, axes, levels, *_in_micrometers(steps, origins, axes, spacing, name))
+
+
+def _open_group(path: str | Path) -> zarr.Group:
+    from linumpy.io.source import open_node
+
+    node = open_node(path)
+    if isinstance(node, zarr.Array):
+        raise SourceError(f"{node.store_path} is a single array, not an OME-Zarr image: pass the group above it")
+    return node
+
+
+def _check_level(level: int, count: int, name: str) -> None:
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < count:
+        raise SourceError(f"{name} has no resolution level {level!r}: it has {count}, numbered from 0 for the finest")
+
+
+def _multiscale(group: zarr.Group) -> tuple[str, Mapping[str, Any]]:
+    """Find NGFF version and first multiscale image of a group: below ``ome`` since 0.5, at the top before."""
+    attributes = group.attrs.asdict()
+    ome = attributes.get("ome")
+    holder = ome if isinstance(ome, Mapping) else attributes
+    multiscales = holder.get("multiscales")
+    if not isinstance(multiscales, list) or not multiscales or not isinstance(multiscales[0], Mapping):
+        members = ", ".join(sorted(name for name, _ in group.members())[:8]) or "nothing"
+        raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image; it holds {members}")
+    version = holder.get("version") or multiscales[0].get("version") or ("0.5" if holder is ome else "0.4")
+    return str(version), multiscales[0]
+
+
+def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array:
+    try:
+        node = group[dataset["path"]]
+    except KeyError as error:
+        raise SourceError(f"{group.store_path}: the resolution level {dataset.get('path')!r} is not there") from error
+    if not isinstance(node, zarr.Array):
+        raise SourceError(f"{group.store_path}: the resolution level {dataset['path']!r} is not an array")
+    return node
+
+
+def _axes(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
+    axes = multiscale.get("axes")
+    if not axes or not all(isinstance(axis, Mapping) and "name" in axis for axis in axes):
+        raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4 and 0.5 are read)")
+    return tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in axes)
+
+
+def _spatial(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple(number for number, axis in enumerate(axes) if axis.type == "space")
+
+
+def _compose(
+    transformations: list[Mapping[str, Any]], rank: int, name: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Apply scales and translations one after another: the step between voxels and the place of the first."""
+    step, origin = [1.0] * rank, [0.0] * rank
+    for one in transformations:
+        kind = one.get("type")
+        if kind == "identity":
+            continue
+        values = one.get(kind) if kind in ("scale", "translation") else None
+        if not isinstance(values, list) or len(values) != rank:
+            raise MetadataError(f"{name}: the coordinate transformation {dict(one)!r} is no scale or translation")
+        if kind == "scale":
+            step = [a * b for a, b in zip(step, values, strict=True)]
+            origin = [a * b for a, b in zip(origin, values, strict=True)]
+        else:
+            origin = [a + b for a, b in zip(origin, values, strict=True)]
+    return tuple(map(float, step)), tuple(map(float, origin))
+
+
+_Numbers = tuple[tuple[float, ...], ...]
+
+
+def _in_micrometers(
+    steps: _Numbers, origins: _Numbers, axes: tuple[Axis, ...], given: Sequence[float] | None, name: str
+) -> tuple[_Numbers, _Numbers]:
+    """Take the spatial axes and bring them to µm, by their units or to the spacing that the caller gives."""
+    spatial = _spatial(axes)
+    if given is None:
+        factors = [_micrometers(axes[axis], name) for axis in spatial]
+    else:
+        factors = [g / steps[0][axis] for g, axis in zip(_checked(given, len(spatial), name), spatial, strict=True)]
+    spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
+    if not all(math.isfinite(value) and value > 0 for level in spacing for value in level):
+        raise MetadataError(f"{name}: a voxel spacing of {spacing} µm cannot be; pass spacing= in µm")
+    return spacing, tuple(tuple(o[axis] * f for axis, f in zip(spatial, factors, strict=True)) for o in origins)
+
+
+def _micrometers(axis: Axis, name: str) -> float:
+    if axis.unit is None:
+        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm")
+    if axis.unit not in MICROMETERS:
+        raise MetadataError(f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm")
+    return MICROMETERS[axis.unit]
+
+
+def _checked(given: Sequence[float], count: int, name: str) -> list[float]:
+    values = [float(value) for value in given]
+    if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
+        raise ValueError(f"spacing={tuple(given)!r}: {name} has {count} axes of space, each needs a positive µm")
+    return values

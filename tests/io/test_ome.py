@@ -1,0 +1,177 @@
+"""OME-Zarr metadata, against images written by ome-zarr-py and by hand."""
+
+import numpy as np
+import ome_zarr.format
+import ome_zarr.writer
+import pytest
+import zarr
+
+from linumpy.errors import MetadataError, SourceError
+from linumpy.io import ome
+from linumpy.io.ome import open_image, open_level, read_omezarr
+
+FORMATS = {"0.4": ome_zarr.format.FormatV04(), "0.5": ome_zarr.format.FormatV05()}
+
+
+def axes(unit="micrometer", names="zyx"):
+    return [{"name": name, "type": "space", **({"unit": unit} if unit else {})} for name in names]
+
+
+def scale(*values):
+    return {"type": "scale", "scale": list(values)}
+
+
+def translation(*values):
+    return {"type": "translation", "translation": list(values)}
+
+
+def by_ome_zarr_py(folder, version, unit="millimeter"):
+    pyramid = [np.arange(8 * 12 * 16, dtype="u2").reshape(8, 12, 16)]
+    pyramid.append(pyramid[0][::2, ::2, ::2])
+    transformations = [[scale(0.01, 0.002, 0.003)], [scale(0.02, 0.004, 0.006), translation(0.005, 0.001, 0.0015)]]
+    fmt = FORMATS[version]
+    group = zarr.open_group(folder, mode="w", zarr_format=fmt.zarr_format)
+    ome_zarr.writer.write_multiscale(
+        pyramid, group, fmt=fmt, axes=axes(unit), coordinate_transformations=transformations
+    )
+    return pyramid
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_images_written_by_ome_zarr_py(tmp_path, version):
+    pyramid = by_ome_zarr_py(tmp_path / "i", version)
+    image = open_image(tmp_path / "i")
+    assert image.version == version
+    assert [axis.name for axis in image.axes] == ["z", "y", "x"]
+    assert {axis.unit for axis in image.axes} == {"millimeter"}
+    assert image.spacing[0] == pytest.approx((10, 2, 3))
+    assert image.spacing[1] == pytest.approx((20, 4, 6))
+    assert image.origin == (pytest.approx((0, 0, 0)), pytest.approx((5, 1, 1.5)))
+    for level, expected in enumerate(pyramid):
+        array, spacing = read_omezarr(tmp_path / "i", level)
+        assert np.array_equal(array[...], expected)
+        assert spacing == image.spacing[level]
+        assert np.array_equal(open_level(zarr.open_group(tmp_path / "i", mode="r"), level)[...], expected)
+    assert "level 1: 4 × 6 × 8 uint16, 20 × 4 × 6 µm" in str(image)
+
+
+def by_hand(folder, *, unit="micrometer", dataset=None, whole=(), names="zyx", shape=(4, 5, 6), more=()):
+    group = zarr.create_group(folder)
+    group.create_array("0", shape=shape, dtype="u1")
+    multiscale = {
+        "axes": [*more, *axes(unit, names)],
+        "datasets": [{"path": "0", "coordinateTransformations": list(dataset or [scale(1, 2, 3)])}],
+        **({"coordinateTransformations": list(whole)} if whole else {}),
+    }
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [multiscale]}
+    return group
+
+
+def test_dataset_comes_before_multiscale(tmp_path):
+    """x → 3 (2 x + 5) + 7, as NGFF has the transformations of a dataset applied before those of all."""
+    by_hand(
+        tmp_path / "i",
+        dataset=(scale(2, 2, 2), translation(5, 5, 5)),
+        whole=(scale(3, 3, 3), translation(7, 7, 7)),
+    )
+    image = open_image(tmp_path / "i")
+    assert image.spacing == ((6.0, 6.0, 6.0),)
+    assert image.origin == ((22.0, 22.0, 22.0),)
+
+
+def test_axes_that_are_not_of_space_are_left_out(tmp_path):
+    more = ({"name": "t", "type": "time", "unit": "second"}, {"name": "c", "type": "channel"})
+    by_hand(tmp_path / "i", dataset=(scale(9, 8, 1, 2, 3),), more=more, shape=(1, 2, 4, 5, 6))
+    image = open_image(tmp_path / "i")
+    assert image.spacing == ((1.0, 2.0, 3.0),)
+    assert image.spatial_axes == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("unit", "micrometers"),
+    [("angstrom", 1e-4), ("nanometer", 1e-3), ("micrometer", 1), ("millimeter", 1e3), ("inch", 25400), ("meter", 1e6)],
+)
+def test_units_of_length(tmp_path, unit, micrometers):
+    by_hand(tmp_path / "i", unit=unit)
+    assert open_image(tmp_path / "i").spacing[0] == pytest.approx(np.array([1, 2, 3]) * micrometers)
+
+
+def test_prefixes_are_powers_of_ten():
+    powers = {"pico": -12, "nano": -9, "micro": -6, "milli": -3, "centi": -2, "deci": -1, "kilo": 3, "giga": 9}
+    for prefix, power in powers.items():
+        assert ome.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6))
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"), [(None, "axis 'z' has no unit"), ("furlong", "axis 'z' has the unknown unit 'furlong'")]
+)
+def test_nobody_guesses_a_unit(tmp_path, unit, message):
+    group = by_hand(tmp_path / "i", unit=unit)
+    with pytest.raises(MetadataError, match=rf"{message}; pass spacing= in µm"):
+        read_omezarr(tmp_path / "i")
+    array, spacing = read_omezarr(tmp_path / "i", spacing=(1.5, 2.5, 3.5))
+    assert spacing == (1.5, 2.5, 3.5)
+    assert array.shape == (4, 5, 6)
+    assert open_level(group, 0).shape == (4, 5, 6)  # a read needs no unit
+
+
+def test_a_given_spacing_scales_all_levels(tmp_path):
+    by_ome_zarr_py(tmp_path / "i", "0.5")
+    image = open_image(tmp_path / "i", spacing=(1, 1, 2))
+    assert image.spacing == (pytest.approx((1, 1, 2)), pytest.approx((2, 2, 4)))
+    assert image.origin[1] == pytest.approx((0.5, 0.5, 1))
+
+
+@pytest.mark.parametrize("spacing", [(1, 2), (1, 2, 0), (1, 2, -3), (1, 2, float("nan")), (1, 2, float("inf"))])
+def test_a_given_spacing_that_cannot_be(tmp_path, spacing):
+    by_hand(tmp_path / "i")
+    with pytest.raises(ValueError, match=r"spacing=\(1, 2.*3 axes of space"):
+        open_image(tmp_path / "i", spacing=spacing)
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [scale(1, 2), {"type": "affine", "affine": [[1, 0, 0, 0]]}, {"type": "scale", "path": "somewhere"}, scale(1, 1, 0)],
+)
+def test_transformations_that_cannot_be_read(tmp_path, transformation):
+    by_hand(tmp_path / "i", dataset=(transformation,))
+    with pytest.raises(MetadataError, match="i"):
+        open_image(tmp_path / "i")
+
+
+def test_axes_and_array_must_agree(tmp_path):
+    by_hand(tmp_path / "i", shape=(4, 5))
+    with pytest.raises(MetadataError, match="has 2 axes, but the metadata names 3"):
+        open_image(tmp_path / "i")
+
+
+@pytest.mark.parametrize("level", [1, -1, True])
+def test_a_level_that_is_not_there(tmp_path, level):
+    group = by_hand(tmp_path / "i")
+    for ask in (lambda: read_omezarr(tmp_path / "i", level), lambda: open_level(group, level)):
+        with pytest.raises(SourceError, match=f"no resolution level {level}: it has 1"):
+            ask()
+
+
+def test_what_is_no_image(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    group.create_array("thing", shape=(3,), dtype="u1")
+    with pytest.raises(SourceError, match=r"g is a Zarr group but no OME-Zarr image; it holds thing"):
+        open_image(tmp_path / "g")
+    with pytest.raises(SourceError, match="single array"):
+        open_image(tmp_path / "g/thing")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        open_image(tmp_path / "nowhere")
+    by_hand(tmp_path / "i")
+    (tmp_path / "i/0/zarr.json").unlink()
+    with pytest.raises(SourceError, match="the resolution level '0' is not there"):
+        open_image(tmp_path / "i")
+
+
+def test_the_reader_takes_images(tmp_path):
+    from linumpy.gpu import plan_zarr_read
+
+    by_ome_zarr_py(tmp_path / "i", "0.5")
+    assert plan_zarr_read(tmp_path / "i", level=1).shape == (4, 6, 8)
+    with pytest.raises(SourceError, match="no resolution level 2: it has 2"):
+        plan_zarr_read(tmp_path / "i", level=2)
