@@ -137,7 +137,8 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
-        return f"CUDA finds no device ({error}): check that `nvidia-smi` lists one"
+        cause = "no NVIDIA driver is loaded" if driver_cuda_version() is None else str(error)
+        return f"CUDA finds no device ({cause}): check that `nvidia-smi` lists one"
     if count == 0:
         return "CUDA finds no device: check that `nvidia-smi` lists one"
     if device_id is not None and device_id >= count:

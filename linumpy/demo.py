@@ -1,0 +1,206 @@
+"""The whole chain once: make an OCT mosaic, read it, resample it, find the tissue, write, and compare with the truth.
+
+In: where to put the results, a size, a device. Out: OME-Zarr images and pictures in a folder, and a
+:class:`DemoResult`. On a GPU nothing returns to the host between reading and writing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy import device as devices
+from linumpy.cli import bytes_progress
+from linumpy.device import Device, to_host
+from linumpy.geometry.interface import find_tissue_interface
+from linumpy.gpu.interpolation import resample_volume
+from linumpy.io import synthetic
+from linumpy.io.ome import read_omezarr
+from linumpy.io.synthetic import MosaicSpec
+from linumpy.io.writer import check_place, write_omezarr
+
+_SMOOTH_UM = 50.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the chain.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    seconds : float
+        What it took.
+    nbytes : int or None
+        Bytes that passed it, where a rate means something.
+    """
+
+    name: str
+    seconds: float
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found.
+
+    Attributes
+    ----------
+    device : Device
+        Where it ran.
+    how : str
+        What read the volume.
+    shape, spacing_um
+        Of the resampled volume.
+    error_voxels : float
+        Median absolute error of the surface against the truth, in voxels of the resampled volume.
+    error_um : float
+        The same in µm.
+    stages : tuple of Stage
+        Where the time went.
+    outputs : tuple of Path
+        What was written.
+    """
+
+    device: Device
+    how: str
+    shape: tuple[int, ...]
+    spacing_um: tuple[float, ...]
+    error_voxels: float
+    error_um: float
+    stages: tuple[Stage, ...]
+    outputs: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        total = sum(stage.seconds for stage in self.stages)
+        rows = [f"{'stage':<34}{'seconds':>9}{'share':>8}{'GiB/s':>9}"]
+        for stage in (*self.stages, Stage("all", total, None)):
+            rate = "" if stage.nbytes is None else f"{stage.nbytes / 2**30 / max(stage.seconds, 1e-9):.2f}"
+            rows.append(f"{stage.name:<34}{stage.seconds:>9.3f}{stage.seconds / total:>8.0%}{rate:>9}")
+        size = " × ".join(map(str, self.shape))
+        rows += [
+            "",
+            f"device     {self.device} ({self.device.reason})",
+            f"read by    {self.how}",
+            f"resampled  {size} voxels of {' × '.join(f'{step:g}' for step in self.spacing_um)} µm",
+            f"surface    median absolute error {self.error_voxels:.2f} voxels, {self.error_um:.1f} µm",
+            "written    " + "\n           ".join(map(str, self.outputs)),
+        ]
+        return "\n".join(rows)
+
+
+@dataclass
+class _Clock:
+    """Times stages; work on the device is waited for, so that each stage pays for its own."""
+
+    stages: list[Stage] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str, nbytes: int | None = None) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        devices.synchronize()
+        self.stages.append(Stage(name, time.perf_counter() - begin, nbytes))
+
+
+def run_demo(
+    out: str | Path = "linum-demo", size: str = "small", device: str | None = None, *, overwrite: bool = False
+) -> DemoResult:
+    """Run the demo.
+
+    Parameters
+    ----------
+    out : str or Path
+        Folder for the results.
+    size : {"small", "medium", "large"}
+        16 MiB, 1 GiB or 8 GiB.
+    device : {"auto", "cuda", "cpu"}, optional
+        As for :func:`linumpy.device.resolve`.
+    overwrite : bool
+        Whether to replace the results of another run in that folder. Other files there are left alone.
+
+    Raises
+    ------
+    ValueError
+        An unknown size or device.
+    FileExistsError
+        A result is there already.
+    GpuUnavailableError
+        ``"cuda"`` is asked for and there is none.
+    """
+    if size not in synthetic.SIZES:
+        raise ValueError(f"size {size!r} is unknown: choose one of {', '.join(synthetic.SIZES)}")
+    where, spec, out = devices.resolve(device), synthetic.SIZES[size], Path(out)
+    mosaic, volume_out, map_out = (out / f"{name}.ome.zarr" for name in ("mosaic", "resampled", "surface_depth"))
+    pictures = out / "section_xz.png", out / "surface_depth.png"
+    for place in (mosaic, volume_out, map_out):
+        check_place(place, overwrite=overwrite)
+    for picture in pictures:
+        if picture.exists() and not overwrite:
+            raise FileExistsError(f"{picture} exists: choose another place, or overwrite it")
+    clock = _Clock()
+    with clock.stage("make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
+        synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
+    with clock.stage(f"read it to the {where.kind.upper()}", spec.nbytes):
+        volume, spacing, how = _read(mosaic, where)
+    step = min(spacing[1:])
+    with clock.stage("resample to isotropic voxels", spec.nbytes):
+        volume, spacing = resample_volume(volume, spacing, step)
+    with clock.stage("find the tissue surface", int(volume.nbytes)):
+        surface = find_tissue_interface(volume, s_xy=max(1, round(_SMOOTH_UM / step)), s_z=2, depth_axis=0)
+    depth_um = surface.astype(np.float32) * np.float32(spacing[0])
+    with clock.stage("write volume and depth map", int(volume.nbytes)), bytes_progress("writing", volume.nbytes) as bar:
+        write_omezarr(volume_out, volume, spacing, overwrite=overwrite, progress=bar)
+        write_omezarr(map_out, depth_um, spacing[1:], axes="yx", overwrite=overwrite)
+    with clock.stage("draw the pictures"):
+        truth = true_surface(spec, volume.shape, spacing)
+        _draw(volume, to_host(surface), truth, spacing, pictures)
+    error = float(np.median(np.abs(to_host(surface) - truth)))
+    outputs = (mosaic, volume_out, map_out, *pictures)
+    shape = tuple(volume.shape)
+    return DemoResult(where, how, shape, spacing, error, error * spacing[0], tuple(clock.stages), outputs)
+
+
+def _read(path: Path, where: Device) -> tuple[Any, tuple[float, ...], str]:
+    array, spacing = read_omezarr(path)
+    if not where.is_cuda:
+        return np.asarray(array[...]), spacing, "zarr-python"
+    from linumpy.gpu.zarr_io import read_zarr_to_gpu
+
+    with where.xp.cuda.Device(where.index):
+        volume, report = read_zarr_to_gpu(array, return_report=True)
+    return volume, spacing, f"{report.backend}: {report.engine}; {report.gds}"
+
+
+def true_surface(spec: MosaicSpec, shape: tuple[int, ...], spacing: tuple[float, ...]) -> np.ndarray:
+    """Bring the true surface of a mosaic to the grid of a resampled volume.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (Y, X)
+        The first voxel of tissue, counted along Z in the grid; not a whole number.
+    """
+    ratio = spec.spacing_um[0] / spacing[0]
+    # Voxel centres keep their place in µm: index i of one grid lies at (i + 1/2) ratio - 1/2 of the other.
+    depth = (synthetic.surface_depth(spec) + 0.5) * ratio - 0.5
+    lateral, _ = resample_volume(depth, spec.spacing_um[1:], spacing[1:], anti_aliasing=False)
+    assert lateral.shape == tuple(shape[1:])
+    return lateral
+
+
+def _draw(
+    volume: Any, surface: np.ndarray, truth: np.ndarray, spacing: tuple[float, ...], places: tuple[Path, Path]
+) -> None:
+    from linumpy.pictures import draw_depth_map, draw_section
+
+    row = volume.shape[1] // 2
+    section = to_host(volume[:, row, :])  # one plane goes to the host
+    draw_section(places[0], section, surface[row], truth[row], spacing[0], spacing[2], row * spacing[1])
+    draw_depth_map(places[1], surface * spacing[0], spacing[1:])

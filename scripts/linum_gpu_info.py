@@ -1,0 +1,42 @@
+"""Tell what this machine offers for work on the GPU, and which way files take to it.
+
+For example:
+  linum-gpu-info
+  linum-gpu-info --path /data/mosaics
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from linumpy import cli, device
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser("linum-gpu-info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", metavar="DIR", help="Say which way bytes from this folder take to the GPU, and why.")
+    return parser
+
+
+def _tell(arguments: argparse.Namespace) -> None:
+    print(device.describe())
+    if arguments.path is None:
+        return
+    from linumpy.gds import gds_verdict
+
+    verdict = gds_verdict(arguments.path)
+    native = "native GPUDirect Storage" if verdict.is_native else "not GPUDirect Storage"
+    print(f"\n{'folder':<12}{arguments.path}\n{'way':<12}{verdict.path}: {native}")
+    for number, reason in enumerate(verdict.reasons):
+        print(f"{'' if number else 'why':<12}{reason}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _tell, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
