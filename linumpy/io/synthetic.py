@@ -24,9 +24,9 @@ from linumpy.io.writer import Progress, blocks, create_omezarr
 
 #: Speckle is drawn in cells of this shape, each from a generator of its own.
 _CELL = (32, 64, 64)
-#: Plane waves that make up the structure of the tissue.
-_WAVES = 5
-_STRUCTURE = 0.4
+#: Plane waves that make up the structure of the tissue, and the standard deviation of its logarithm.
+_WAVES = 6
+_STRUCTURE = 0.5
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
 
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Reflectivity of the tissue around 1: a few plane waves, the same in every slice that shows it."""
+    """Reflectivity of the tissue, log-normal with mean 1: a few plane waves, the same in every slice that shows it."""
     rng = np.random.default_rng([spec.seed, 1])
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
     for _ in range(_WAVES):
-        periods_um = rng.uniform(60, 400, 3) * rng.choice([-1, 1], 3)
+        periods_um = rng.uniform(40, 300, 3) * rng.choice([-1, 1], 3)
         phase = rng.uniform(0, 2 * np.pi)
         waves = []
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
@@ -195,7 +195,8 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
             waves.append(wave.reshape([-1 if k == axis else 1 for k in range(3)]))
         lateral = waves[1] * waves[2] * np.complex64(np.exp(1j * phase))
         total += (waves[0] * lateral).real
-    return 1 + np.float32(_STRUCTURE / _WAVES) * total
+    # Each wave has a variance of 1/2.
+    return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
 
 
 def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:

@@ -1,0 +1,124 @@
+"""The tissue surface: against the formula on single A-lines, and against known truth."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linumpy.device import to_host
+from linumpy.errors import GpuUnavailableError
+from linumpy.geometry.interface import find_tissue_interface
+from linumpy.gpu import interface
+from linumpy.io.synthetic import MosaicSpec, block, surface_depth
+
+
+def slow(vol, s_xy, s_z, use_log, order, cutting_errors, depth_axis):
+    """The definition, one A-line after another."""
+    vol = np.moveaxis(np.asarray(vol, np.float32), depth_axis, -1)
+    if use_log:
+        vol = np.log(vol, where=vol > 0, out=np.zeros_like(vol))
+    vol = scipy.ndimage.uniform_filter1d(scipy.ndimage.uniform_filter1d(vol, s_xy, axis=0), s_xy, axis=1)
+    result = np.empty(vol.shape[:2], np.int32)
+    for place in np.ndindex(*result.shape):
+        profile = scipy.ndimage.gaussian_filter1d(vol[place], s_z, order=order)
+        surface = np.argmax(profile)
+        if cutting_errors:
+            surface = min(surface, np.argmax(np.abs(profile)))
+        result[place] = min(np.ceil(surface + s_z / 2), vol.shape[-1] - 1)
+    return result
+
+
+def random_volume(shape, dtype, seed):
+    values = np.random.default_rng(seed).gamma(2.0, 40.0, shape)
+    values[np.random.default_rng(seed + 1).random(shape) < 0.05] = 0
+    return values.astype(dtype)
+
+
+@given(
+    st.tuples(*(st.integers(1, 14) for _ in range(3))),
+    st.sampled_from(["f4", "f8", "u2", "u1", ">i2"]),
+    st.integers(1, 5),
+    st.sampled_from([1, 1.5, 2]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(-3, 2),
+    st.integers(0, 1000),
+)
+def test_same_as_the_definition(shape, dtype, s_xy, s_z, use_log, cutting_errors, depth_axis, seed):
+    vol = random_volume(shape, dtype, seed)
+    arguments = (s_xy, s_z, use_log, 1, cutting_errors, depth_axis)
+    got, expected = interface.find_tissue_interface(vol, *arguments), slow(vol, *arguments)
+    assert got.dtype == np.int32
+    assert got.shape == expected.shape
+    # Where two voxels are next to equal, the order of float32 sums decides.
+    assert (got == expected).mean() >= (0.98 if got.size > 50 else 0.8)
+
+
+def test_blocks_do_not_show(monkeypatch):
+    vol = random_volume((40, 30, 20), "f4", 1)
+    whole = interface.find_tissue_interface(vol, s_xy=7)
+    monkeypatch.setattr(interface, "_BLOCK_VOXELS", 30 * 20 * 3)
+    assert (interface.find_tissue_interface(vol, s_xy=7) == whole).mean() > 0.999
+
+
+@pytest.mark.parametrize(("looks", "voxels"), [(16, 1.0), (1, 2.0)])
+def test_the_true_surface(looks, voxels):
+    spec = MosaicSpec(tiles=(1, 2), tile_shape=(96, 80, 80), looks=looks)
+    vol = block(spec, (0, 0, 0), spec.shape)
+    error = np.abs(find_tissue_interface(vol, depth_axis=0) - surface_depth(spec))
+    assert np.median(error) <= voxels
+
+
+def test_a_depth_axis_is_only_a_name():
+    vol = random_volume((12, 13, 14), "f4", 3)
+    for axis in range(3):
+        moved = np.ascontiguousarray(np.moveaxis(vol, -1, axis))
+        assert np.array_equal(find_tissue_interface(moved, 3, depth_axis=axis), find_tissue_interface(vol, 3))
+
+
+@pytest.mark.filterwarnings("error")
+def test_nan_and_negative_voxels_take_no_part():
+    vol = random_volume((9, 9, 30), "f4", 4)
+    dirty = vol.copy()
+    vol[2, 3, 4:9] = 0
+    dirty[2, 3, 4:9] = [np.nan, -1, -np.inf, -0.0, np.nan]
+    assert np.array_equal(find_tissue_interface(dirty, 3), find_tissue_interface(vol, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((4, 5), {}, r"shape \(4, 5\)"),
+        ((4, 0, 5), {}, r"shape \(4, 0, 5\)"),
+        ((4, 4, 5), {"depth_axis": 3}, "depth_axis=3"),
+        ((4, 4, 5), {"s_xy": 0}, "s_xy=0"),
+        ((4, 4, 5), {"s_z": 0}, "s_z=0"),
+    ],
+)
+def test_bad_input(shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        find_tissue_interface(np.ones(shape), **options)
+
+
+def test_use_gpu_without_one(monkeypatch):
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    with pytest.raises(GpuUnavailableError, match="there is none"):
+        find_tissue_interface(np.ones((3, 3, 9)), use_gpu=True)
+    assert isinstance(find_tissue_interface(np.ones((3, 3, 9)), use_gpu=False), np.ndarray)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("depth_axis", [0, 1, 2])
+def test_same_on_the_gpu(cupy, depth_axis):
+    spec = MosaicSpec(tiles=(1, 1), tile_shape=(80, 90, 100))
+    vol = np.ascontiguousarray(np.moveaxis(block(spec, (0, 0, 0), spec.shape), 0, depth_axis))
+    expected = find_tissue_interface(vol, depth_axis=depth_axis)
+    on_device = cupy.asarray(vol)
+    got = find_tissue_interface(on_device, depth_axis=depth_axis)
+    assert isinstance(got, cupy.ndarray)
+    difference = np.abs(to_host(got) - expected)
+    assert difference.max() <= 1
+    assert (difference == 0).mean() > 0.999
+    assert isinstance(find_tissue_interface(vol, depth_axis=depth_axis, use_gpu=True), np.ndarray)
+    assert isinstance(find_tissue_interface(on_device, depth_axis=depth_axis, use_gpu=False), cupy.ndarray)

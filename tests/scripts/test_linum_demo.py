@@ -1,0 +1,73 @@
+"""The script, as people call it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def run(script, *arguments, **environment):
+    import os
+
+    root = str(SCRIPTS.parent)
+    return subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root} | environment,
+    )
+
+
+def test_a_run(tmp_path):
+    result = run("linum_demo.py", "--out", tmp_path / "o", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    assert "median absolute error" in result.stdout
+    assert result.stderr == ""
+    again = run("linum_demo.py", "--out", tmp_path / "o", "--device", "cpu")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.count("\n") == 1
+    assert "mosaic.ome.zarr exists: choose another place, or overwrite it" in again.stderr
+
+
+@pytest.mark.parametrize("script", ["linum_demo.py", "linum_gpu_info.py", "linum_benchmark_kvikio_zarr.py"])
+def test_help(script):
+    result = run(script, "--help")
+    assert result.returncode == 0
+    assert "For example:" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size", "huge"], "--size: invalid choice: 'huge'"),
+        (["--what"], "unrecognized arguments: --what"),
+        (["--device", "cuda"], "CUDA_VISIBLE_DEVICES or nothing"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, arguments, message):
+    # No device to be seen: so too on a machine that has one.
+    result = run("linum_demo.py", "--out", tmp_path / "o", *arguments, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    if arguments[0] == "--device":
+        assert "CUDA finds no device" in result.stderr or "CuPy is not installed" in result.stderr
+    else:
+        assert message in result.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_device_of_the_environment(tmp_path):
+    result = run("linum_demo.py", "--out", tmp_path / "o", LINUMPY_DEVICE="tpu")
+    assert result.returncode == 2
+    assert result.stderr == "linum-demo: LINUMPY_DEVICE='tpu' is unknown: set it to one of auto, cuda, cpu\n"
+
+
+def test_gpu_info(tmp_path):
+    result = run("linum_gpu_info.py", "--path", tmp_path)
+    assert result.returncode == 0, result.stderr
+    for part in ("device", "driver", "CuPy", "kvikio", "nvCOMP", "GDS", f"folder      {tmp_path}", "way  "):
+        assert part in result.stdout

@@ -1,0 +1,111 @@
+"""The demo: its results against the truth, its outputs, and what it refuses."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linumpy import demo
+from linumpy.demo import run_demo, true_surface
+from linumpy.errors import GpuUnavailableError
+from linumpy.gpu.interpolation import resample_volume
+from linumpy.io import synthetic
+from linumpy.io.ome import open_image
+from linumpy.io.synthetic import MosaicSpec, surface_depth
+from linumpy.pictures import scale_bar_um
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return run_demo(tmp_path_factory.mktemp("demo") / "out", "small", "cpu")
+
+
+def test_the_surface_is_near_the_truth(result):
+    assert result.error_voxels <= 1.5
+    assert result.error_um == pytest.approx(result.error_voxels * 10)
+
+
+def test_what_it_writes(result):
+    mosaic, volume, depth = (open_image(path) for path in result.outputs[:3])
+    spec = synthetic.SIZES["small"]
+    assert mosaic.levels[0].shape == spec.shape
+    assert volume.spacing == ((10.0, 10.0, 10.0),)
+    raw = mosaic.levels[0][...]
+    expected, _ = resample_volume(raw, spec.spacing_um, 10.0)
+    assert np.array_equal(volume.levels[0][...], expected)
+    assert depth.levels[0].dtype == np.float32
+    truth = true_surface(spec, expected.shape, (10.0, 10.0, 10.0)) * 10
+    error = np.median(np.abs(depth.levels[0][...] - truth))
+    assert error == pytest.approx(result.error_um, abs=0.01)
+    for picture in result.outputs[3:]:
+        image = np.asarray(Image.open(picture))
+        assert image.shape[0] > 300
+        assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 100, "a picture of something"
+
+
+def test_what_it_prints(result):
+    text = str(result)
+    for part in ("stage", "read it to the CPU", "GiB/s", "median absolute error", "voxels", "µm", "section_xz.png"):
+        assert part in text
+    assert sum(stage.seconds for stage in result.stages) < 60
+
+
+def test_the_truth_on_another_grid():
+    """The same place in µm: the surface of a flat mosaic at 100 µm lies between the same voxels on both grids."""
+    spec = MosaicSpec(water_um=100.0, tilt=(0, 0), curvature_um=0, focal_um=0)
+    assert np.allclose(surface_depth(spec), 20)  # voxel 20 of 5 µm, whose centre is at 102.5 µm
+    fine = true_surface(spec, (560, 192, 192), (1.0, 10.0, 10.0))
+    assert np.allclose((fine + 0.5) * 1.0, (20 + 0.5) * 5)
+
+
+def test_a_second_run(result, tmp_path):
+    with pytest.raises(FileExistsError, match=r"mosaic\.ome\.zarr exists"):
+        run_demo(result.outputs[0].parent, "small", "cpu")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    run_demo(tmp_path / "out", "small", "cpu")
+    run_demo(tmp_path / "out", "small", "cpu", overwrite=True)
+    assert (tmp_path / "out/notes.txt").read_text() == "mine"
+    assert len(list((tmp_path / "out").iterdir())) == 6
+
+
+def test_bad_input(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="size 'huge' is unknown: choose one of small, medium, large"):
+        run_demo(tmp_path, "huge")
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    with pytest.raises(GpuUnavailableError, match="there is none"):
+        run_demo(tmp_path / "out", "small", "cuda")
+    assert not (tmp_path / "out").exists()
+
+
+def test_scale_bars_are_round():
+    assert [scale_bar_um(width) for width in (2560, 1000, 99, 7.5, 120_000)] == [500, 200, 10, 1, 20_000]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
+    """Nothing but the results and one plane comes back to the host, and they are those of the CPU."""
+    fetched, real = [], cupy.ndarray.get
+
+    def count(array):
+        fetched.append((array.shape, array.nbytes))
+        return real(array)
+
+    monkeypatch.setattr("linumpy.device.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
+    monkeypatch.setattr("linumpy.demo.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
+    monkeypatch.setattr(
+        "linumpy.io.writer.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
+    )
+    on_gpu = run_demo(tmp_path / "out", "small", "cuda")
+    assert on_gpu.how.startswith("kvikio")
+    volume = 4 * np.prod(on_gpu.shape)
+    assert volume <= sum(nbytes for _, nbytes in fetched) < 1.3 * volume
+    assert on_gpu.error_voxels == pytest.approx(result.error_voxels, abs=0.02)
+    for mine, other in zip(on_gpu.outputs[1:3], result.outputs[1:3], strict=True):
+        got, expected = open_image(mine).levels[0][...], open_image(other).levels[0][...]
+        assert np.allclose(got, expected, rtol=1e-4, atol=0.05) or (np.abs(got - expected) > 10.1).mean() < 1e-3
+
+
+def test_stages_are_all_timed(result):
+    names = [stage.name for stage in result.stages]
+    assert len(names) == len(set(names)) == 6
+    assert demo.DemoResult.__dataclass_params__.frozen

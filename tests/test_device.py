@@ -1,0 +1,154 @@
+"""Choosing a device, with a made-up CuPy where there is no GPU."""
+
+import logging
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from linumpy import device
+from linumpy.errors import GpuUnavailableError
+
+
+@pytest.fixture
+def cupy_with(monkeypatch):
+    """Put a CuPy in place that finds a number of devices, or fails to."""
+
+    def make(count):
+        def devices():
+            if isinstance(count, Exception):
+                raise count
+            return count
+
+        fake = types.ModuleType("cupy")
+        fake.ndarray = type("ndarray", (), {})
+        fake.cuda = types.SimpleNamespace(
+            runtime=types.SimpleNamespace(getDeviceCount=devices), Device=lambda: types.SimpleNamespace(id=1)
+        )
+        monkeypatch.setitem(sys.modules, "cupy", fake)
+        monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object())
+        return fake
+
+    monkeypatch.delenv(device.DEVICE_VARIABLE, raising=False)
+    return make
+
+
+@pytest.fixture
+def no_cupy(monkeypatch):
+    monkeypatch.delenv(device.DEVICE_VARIABLE, raising=False)
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+
+
+def test_auto_takes_the_gpu_if_there_is_one(cupy_with, caplog):
+    cupy_with(2)
+    with caplog.at_level(logging.INFO, "linumpy.device"):
+        chosen = device.resolve()
+    assert (chosen.kind, chosen.index, str(chosen)) == ("cuda", 1, "cuda:1")
+    assert [record.message for record in caplog.records] == ["device: cuda:1 (a CUDA device is there)"]
+    assert device.resolve("cuda", 0).index == 0
+
+
+def test_auto_takes_the_cpu_if_there_is_none(no_cupy, caplog):
+    with caplog.at_level(logging.INFO, "linumpy.device"):
+        chosen = device.resolve("auto")
+    assert (chosen.kind, chosen.index, str(chosen), chosen.xp) == ("cpu", None, "cpu", np)
+    assert len(caplog.records) == 1
+    assert 'CuPy is not installed: pip install "linumpy[cuda13]"' in caplog.text
+
+
+def test_cuda_says_what_is_missing(no_cupy):
+    with pytest.raises(
+        GpuUnavailableError, match=r'CuPy is not installed: pip install "linumpy\[cuda1[23]\]"'
+    ) as caught:
+        device.resolve("cuda")
+    assert isinstance(caught.value, RuntimeError)
+    with pytest.raises(GpuUnavailableError, match="CuPy is not installed"):
+        device.require_cuda()
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "CUDA finds no device"), (RuntimeError("insufficient driver"), "CUDA finds no device")]
+)
+def test_no_device(cupy_with, count, message):
+    cupy_with(count)
+    with pytest.raises(GpuUnavailableError, match=message):
+        device.resolve("cuda")
+    assert device.resolve("auto").kind == "cpu"
+
+
+def test_a_device_that_is_not_there(cupy_with):
+    cupy_with(2)
+    with pytest.raises(GpuUnavailableError, match="no CUDA device 2: this machine has 2, numbered from 0"):
+        device.resolve("cuda", 2)
+    with pytest.raises(GpuUnavailableError, match="no CUDA device 5"):
+        device.resolve("auto", 5)  # a number was asked for
+
+
+@pytest.mark.parametrize("device_id", [-1, 1.5, True])
+def test_what_is_no_number_of_a_device(cupy_with, device_id):
+    cupy_with(2)
+    with pytest.raises(ValueError, match=rf"device_id={device_id}"):
+        device.resolve("cuda", device_id)
+
+
+def test_the_environment_sets_the_default(cupy_with, monkeypatch):
+    cupy_with(1)
+    monkeypatch.setenv("LINUMPY_DEVICE", "cpu")
+    assert device.resolve().kind == "cpu"
+    assert device.resolve("cuda").kind == "cuda"
+    monkeypatch.setenv("LINUMPY_DEVICE", " CUDA ")
+    assert device.resolve().kind == "cuda"
+    monkeypatch.setenv("LINUMPY_DEVICE", "tpu")
+    with pytest.raises(ValueError, match="LINUMPY_DEVICE='tpu' is unknown: set it to one of auto, cuda, cpu"):
+        device.resolve()
+
+
+def test_bad_wishes():
+    with pytest.raises(ValueError, match="device 'gpu' is unknown: choose one of auto, cuda, cpu"):
+        device.resolve("gpu")
+    with pytest.raises(ValueError, match="device_id=0 goes with a CUDA device"):
+        device.resolve("cpu", 0)
+
+
+def test_array_modules(cupy_with):
+    fake = cupy_with(1)
+    array = fake.ndarray()
+    assert device.array_module(array) is fake
+    assert device.array_module(np.ones(3)) is np
+    assert device.array_module([1, 2]) is np
+    fake.asnumpy = lambda x: "copied"
+    assert device.to_host(array) == "copied"
+    host = np.ones(3)
+    assert device.to_host(host) is host
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra"), [((12, 4), "cuda12"), ((13, 0), "cuda13"), ((14, 1), "cuda13"), (None, "cuda13")]
+)
+def test_the_install_line_fits_the_driver(monkeypatch, driver, extra):
+    monkeypatch.setattr(device, "driver_cuda_version", lambda: driver)
+    assert device.install_line() == f'pip install "linumpy[{extra}]"'
+
+
+def test_describe_reads_well(no_cupy):
+    text = str(device.describe())
+    for part in (
+        "device",
+        "no GPU      CuPy is not installed",
+        "Python",
+        "CuPy",
+        "zarr",
+        "GDS         kvikio is not installed",
+    ):
+        assert part in text
+
+
+@pytest.mark.gpu
+def test_describe_on_a_gpu(cupy):
+    info = device.describe()
+    assert "NVIDIA" in info.name
+    assert info.memory_total >= info.memory_free > 0
+    assert info.driver
+    assert dict(info.versions)["CuPy"] == cupy.__version__
+    device.synchronize()

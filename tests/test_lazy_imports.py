@@ -1,0 +1,48 @@
+"""GPU packages are imported inside functions only, so that everything imports where there are none."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GPU_PACKAGES = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "cuda", "rmm", "torch")
+FILES = sorted([*(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+
+
+def top_level(body):
+    """Statements that run on import: all but those inside functions."""
+    for node in body:
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from top_level(ast.iter_child_nodes(node))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_gpu_package_at_the_top(file):
+    names = set()
+    for node in top_level(ast.parse(file.read_text(encoding="utf-8")).body):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    assert not names & set(GPU_PACKAGES)
+
+
+def test_everything_imports_where_they_are_blocked():
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in FILES
+        if file.is_relative_to(ROOT / "linumpy")
+    ]
+    code = (
+        "import importlib, runpy, sys\n"
+        f"for name in {GPU_PACKAGES!r}: sys.modules[name] = None\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"for path in {[str(f) for f in FILES if f.parent.name == 'scripts']!r}: runpy.run_path(path, run_name='x')\n"
+        "print('all of them')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout == "all of them\n", result.stderr
