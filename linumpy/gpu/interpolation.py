@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import array_module, is_device_array
 
 
 def resample_volume(
@@ -68,7 +68,7 @@ def resample_volume(
     shape = tuple(max(1, round(n * c / t)) for n, c, t in zip(volume.shape, current, target, strict=True))
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
     reached = tuple(c * f for c, f in zip(current, factors, strict=True))
-    ndimage = _ndimage(volume)
+    xp, ndimage = array_module(volume), _ndimage(volume)
     result = volume.astype(np.float64 if volume.dtype == np.float64 else np.float32)
     if shape == volume.shape:
         return result, reached
@@ -77,7 +77,7 @@ def resample_volume(
         result = ndimage.gaussian_filter(result, sigmas, mode="nearest")
     # The centre of voxel i of the result lies at voxel (i + 1/2) factor - 1/2 of the volume.
     offset = [(factor - 1) / 2 for factor in factors]
-    result = ndimage.affine_transform(result, np.array(factors), offset, shape, order=order, mode="nearest")
+    result = ndimage.affine_transform(result, xp.asarray(factors), offset, shape, order=order, mode="nearest")
     return result, reached
 
 

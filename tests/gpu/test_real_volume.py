@@ -23,7 +23,7 @@ _VARIABLE = "LINUMPY_MNI152"
 def template(request):
     """The template's voxels, from nilearn's wheel or from a file that they were saved to."""
     if os.environ.get(_VARIABLE):
-        return np.load(os.environ[_VARIABLE])
+        return np.load(os.environ[_VARIABLE]).astype(np.float32)
     found = importlib.util.find_spec("nilearn")
     if found is None:
         message = f"needs nilearn, or the template as .npy in {_VARIABLE}"
@@ -44,7 +44,8 @@ def image(template, tmp_path_factory):
         [template],
         group,
         fmt=fmt,
-        axes=[{"name": name, "type": "space", "unit": "millimeter"} for name in "zyx"],
+        axes="zyx",
+        axes_units=dict.fromkeys("zyx", "millimeter"),
         coordinate_transformations=[[{"type": "scale", "scale": [1.0, 1.0, 1.0]}]],
         storage_options={"chunks": (64, 64, 64), "compressor": None},
     )

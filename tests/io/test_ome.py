@@ -32,7 +32,12 @@ def by_ome_zarr_py(folder, version, unit="millimeter"):
     fmt = FORMATS[version]
     group = zarr.open_group(folder, mode="w", zarr_format=fmt.zarr_format)
     ome_zarr.writer.write_multiscale(
-        pyramid, group, fmt=fmt, axes=axes(unit), coordinate_transformations=transformations
+        pyramid,
+        group,
+        fmt=fmt,
+        axes="zyx",
+        axes_units=dict.fromkeys("zyx", unit),
+        coordinate_transformations=transformations,
     )
     return pyramid
 
