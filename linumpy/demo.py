@@ -146,9 +146,12 @@ def run_demo(
         if picture.exists() and not overwrite:
             raise FileExistsError(f"{picture} exists: choose another place, or overwrite it")
     clock = _Clock()
+    if where.is_cuda:
+        with clock.stage("start CUDA"), where.xp.cuda.Device(where.index):
+            where.xp.zeros(1)
     with clock.stage("make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
         synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
-    with clock.stage(f"read it to the {where.kind.upper()}", spec.nbytes):
+    with clock.stage("read it to the GPU" if where.is_cuda else "read it to the CPU", spec.nbytes):
         volume, spacing, how = _read(mosaic, where)
     step = min(spacing[1:])
     with clock.stage("resample to isotropic voxels", spec.nbytes):
