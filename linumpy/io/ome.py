@@ -150,8 +150,9 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array:
     SourceError
         The group is not an OME-Zarr image, or has no such level.
     """
-    datasets = _multiscale(group)[1].get("datasets") or []
-    _check_level(level, len(datasets), str(group.store_path))
+    name = str(group.store_path)
+    datasets = _datasets(_multiscale(group)[1], name)
+    _check_level(level, len(datasets), name)
     return _array(group, datasets[level])
 
 
@@ -173,22 +174,24 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Sequence[float] | None
     SourceError
         It is not an OME-Zarr image.
     MetadataError
-        A unit of length is missing or unknown and no `spacing` is given, or a transformation cannot be read.
+        A unit of length is missing or unknown and no `spacing` is given; the axes are not described; a transformation
+        is missing or cannot be read.
+    ValueError
+        `spacing` does not fit the axes of type space.
     """
     group = path if isinstance(path, zarr.Group) else _open_group(path)
     version, multiscale = _multiscale(group)
     name = str(group.store_path)
     axes = _axes(multiscale, name)
-    datasets = multiscale.get("datasets") or []
+    datasets = _datasets(multiscale, name)
     levels = tuple(_array(group, dataset) for dataset in datasets)
     if not levels:
         raise SourceError(f"{name}: the multiscale image names no datasets")
     for array in levels:
         if array.ndim != len(axes):
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
-    rest = multiscale.get("coordinateTransformations") or []
-    composed = [_compose([*(d.get("coordinateTransformations") or []), *rest], len(axes), name) for d in datasets]
-    steps, origins = zip(*composed, strict=True)
+    chains = _transformations(multiscale, datasets, spacing is not None, name)
+    steps, origins = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
     return OmeZarrImage(name, version, axes, levels, *_in_micrometers(steps, origins, axes, spacing, name))
 
 
@@ -219,25 +222,71 @@ def _multiscale(group: zarr.Group) -> tuple[str, Mapping[str, Any]]:
     return str(version), multiscales[0]
 
 
+def _datasets(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    datasets = multiscale.get("datasets") or []
+    if not isinstance(datasets, list) or not all(isinstance(d, Mapping) and "path" in d for d in datasets):
+        raise MetadataError(f"{name}: the multiscale image's datasets are no list of paths")
+    return datasets
+
+
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array:
+    path = str(dataset["path"])
     try:
-        node = group[dataset["path"]]
+        node = group[path]
     except KeyError as error:
-        raise SourceError(f"{group.store_path}: the resolution level {dataset.get('path')!r} is not there") from error
+        raise SourceError(f"{group.store_path}: the resolution level {path!r} is not there") from error
     if not isinstance(node, zarr.Array):
-        raise SourceError(f"{group.store_path}: the resolution level {dataset['path']!r} is not an array")
+        raise SourceError(f"{group.store_path}: the resolution level {path!r} is not an array")
     return node
 
 
 def _axes(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
-    axes = multiscale.get("axes")
-    if not axes or not all(isinstance(axis, Mapping) and "name" in axis for axis in axes):
+    described = multiscale.get("axes")
+    if not described or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4 and 0.5 are read)")
-    return tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in axes)
+    axes = tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in described)
+    for axis in axes:
+        # Left out, it would make the spacing one number short without a word.
+        if axis.type is None and axis.name.lower() in ("z", "y", "x"):
+            raise MetadataError(
+                f"{name}: axis {axis.name!r} has no type; NGFF wants 'type': 'space' for an axis of space"
+            )
+    if not _spatial(axes):
+        raise MetadataError(f"{name}: none of the axes {', '.join(a.name for a in axes)} is of type space")
+    return axes
 
 
 def _spatial(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(number for number, axis in enumerate(axes) if axis.type == "space")
+
+
+def _transformations(
+    multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], given: bool, name: str
+) -> list[list[Mapping[str, Any]]]:
+    """List what is applied to the voxels of each level, in its order: the dataset's own, then those of all datasets.
+
+    A level without a scale is refused. Only where it is the one level, nothing is said of it at all and the caller
+    has `given` the spacing, nothing is left to guess.
+    """
+    rest = _transformation_list(multiscale, name)
+    chains = []
+    for dataset in datasets:
+        own = _transformation_list(dataset, f"{name}, level {dataset['path']!r}")
+        bare = given and len(datasets) == 1 and not own and not rest
+        if not bare and not any(one.get("type") == "scale" for one in own):
+            advice = "" if given or len(datasets) > 1 or own or rest else "; pass spacing= in µm"
+            raise MetadataError(f"{name}: the resolution level {dataset['path']!r} has no scale{advice}")
+        chains.append([*own, *rest])
+    return chains
+
+
+def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    transformations = holder.get("coordinateTransformations") or []
+    if not isinstance(transformations, list) or not all(isinstance(one, Mapping) for one in transformations):
+        raise MetadataError(
+            f"{name}: the coordinate transformations {transformations!r} are no list of transformations"
+        )
+    return transformations
 
 
 def _compose(
@@ -250,7 +299,7 @@ def _compose(
         if kind == "identity":
             continue
         values = one.get(kind) if kind in ("scale", "translation") else None
-        if not isinstance(values, list) or len(values) != rank:
+        if not isinstance(values, list) or len(values) != rank or not all(map(_is_number, values)):
             raise MetadataError(f"{name}: the coordinate transformation {dict(one)!r} is no scale or translation")
         if kind == "scale":
             step = [a * b for a, b in zip(step, values, strict=True)]
@@ -258,6 +307,10 @@ def _compose(
         else:
             origin = [a + b for a, b in zip(origin, values, strict=True)]
     return tuple(map(float, step)), tuple(map(float, origin))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _Numbers = tuple[tuple[float, ...], ...]
@@ -268,20 +321,21 @@ def _in_micrometers(
 ) -> tuple[_Numbers, _Numbers]:
     """Take the spatial axes and bring them to µm, by their units or to the spacing that the caller gives."""
     spatial = _spatial(axes)
+    for step in steps:
+        if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):
+            raise MetadataError(f"{name}: a scale of {step} leaves no distance between voxels, or turns an axis round")
     if given is None:
         factors = [_micrometers(axes[axis], name) for axis in spatial]
     else:
         factors = [g / steps[0][axis] for g, axis in zip(_checked(given, len(spatial), name), spatial, strict=True)]
     spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
-    if not all(math.isfinite(value) and value > 0 for level in spacing for value in level):
-        raise MetadataError(f"{name}: a voxel spacing of {spacing} µm cannot be; pass spacing= in µm")
     return spacing, tuple(tuple(o[axis] * f for axis, f in zip(spatial, factors, strict=True)) for o in origins)
 
 
 def _micrometers(axis: Axis, name: str) -> float:
     if axis.unit is None:
         raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm")
-    if axis.unit not in MICROMETERS:
+    if not isinstance(axis.unit, str) or axis.unit not in MICROMETERS:
         raise MetadataError(f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm")
     return MICROMETERS[axis.unit]
 

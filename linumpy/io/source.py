@@ -8,7 +8,7 @@ array and no OME-Zarr image, ``ValueError`` for a level where there are no level
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import zarr
 import zarr.errors
@@ -78,7 +78,7 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if local and not Path(text).exists():
         raise FileNotFoundError(f"there is no file or folder {text!r}")
     # Said where it is known, since zarr otherwise looks for the files of both formats: half a millisecond a read.
-    known = 3 if local and (Path(text) / "zarr.json").is_file() else None
+    known: Literal[3] | None = 3 if local and (Path(text) / "zarr.json").is_file() else None
     try:
         return zarr.open(LocalStore(text, read_only=True) if known else text, mode="r", zarr_format=known)
     except zarr.errors.NodeNotFoundError as error:

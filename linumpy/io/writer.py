@@ -3,12 +3,14 @@
 In: a NumPy or CuPy array and its voxel spacing in µm. Out: a folder. It is written under a temporary name beside its
 place and renamed when complete, so that a run that is killed leaves nothing that looks finished. A device array is
 copied to the host block by block, once. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
-sizes that do not fit.
+sizes that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
+import math
 import os
 import secrets
 import shutil
@@ -25,6 +27,7 @@ from linumpy.device import to_host
 #: A chunk of about this many bytes, where the caller names none.
 _CHUNK_NBYTES = 8 * 2**20
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
@@ -39,6 +42,7 @@ def write_omezarr(
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
     compressors: Any = None,
+    name: str | None = None,
     origin: Sequence[float] | None = None,
     levels: int = 1,
     overwrite: bool = False,
@@ -55,15 +59,18 @@ def write_omezarr(
     spacing : sequence of float
         Voxel spacing in µm, one for each axis.
     axes : str, optional
-        Names of the axes, all of space; by default the last of ``"zyx"``.
+        Names of the axes, two or three of ``"zyx"``, all of space; by default the last of ``"zyx"``.
     chunks, shards : sequence of int, optional
-        By default chunks of about 8 MiB and no shards.
+        By default chunks of at most 8 MiB and no shards. Shards need chunks that divide them.
     compressors
         As zarr takes it; by default chunks are raw.
+    name : str, optional
+        Of the image; by default that of the folder.
     origin : sequence of float, optional
         Where the centre of the first voxel lies, in µm.
     levels : int
-        Resolutions to write; each is the mean of 2 × 2 × 2 voxels of the one before.
+        Resolutions to write; each is the mean of 2 × 2 × 2 voxels of the one before, along the axes that still have
+        more than one voxel.
     overwrite : bool
         Whether to replace a Zarr folder that is there. Nothing else is ever replaced.
     progress : callable, optional
@@ -79,12 +86,15 @@ def write_omezarr(
     FileExistsError
         The place is taken.
     ValueError
-        Spacing, axes or levels that do not fit the array.
+        Spacing, axes, chunks, shards or levels that do not fit the array, or an array without voxels.
+    TypeError
+        The array is not one of numbers.
+    OSError
+        Such as a full disk; nothing of the image is left then.
     """
-    options = {"axes": axes, "chunks": chunks, "shards": shards, "compressors": compressors, "origin": origin}
-    with create_omezarr(
-        path, array.shape, array.dtype, spacing, levels=levels, overwrite=overwrite, **options
-    ) as targets:
+    options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
+    options |= {"axes": axes, "name": name, "origin": origin, "levels": levels}
+    with create_omezarr(path, array.shape, array.dtype, spacing, **options) as targets:
         for box in blocks(targets[0]):
             block = to_host(array[box])
             targets[0][box] = block
@@ -107,6 +117,7 @@ def create_omezarr(
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
     compressors: Any = None,
+    name: str | None = None,
     origin: Sequence[float] | None = None,
     levels: int = 1,
     overwrite: bool = False,
@@ -115,23 +126,26 @@ def create_omezarr(
 
     Parameters
     ----------
-    path, spacing, axes, chunks, shards, compressors, origin, levels, overwrite
-        As for :func:`write_omezarr`.
+    path, spacing, axes, chunks, shards, compressors, name, origin, levels, overwrite
+        As for :func:`write_omezarr`, and so are the errors.
     shape : sequence of int
         Of the finest resolution.
     dtype : dtype
         Of all resolutions.
     """
-    path = Path(path)
+    path, dtype = Path(path), np.dtype(dtype)
     shape = tuple(int(n) for n in shape)
+    if dtype.kind not in "biuf":
+        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers")
     names = _names(shape, spacing, axes, origin)
-    shapes = _level_shapes(shape, levels)
+    factors = _level_factors(shape, levels)
+    chunk = _chunk(shape, dtype.itemsize, chunks, shards)
     check_place(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         group = zarr.create_group(temporary, zarr_format=3)
-        chunk = tuple(chunks) if chunks is not None else default_chunks(shape, np.dtype(dtype).itemsize)
+        shapes = [tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors]
         arrays = [
             group.create_array(
                 str(level),
@@ -146,9 +160,14 @@ def create_omezarr(
             )
             for level, one in enumerate(shapes)
         ]
-        group.attrs["ome"] = _metadata(path.name, names, spacing, origin, len(arrays))
+        group.attrs["ome"] = _metadata(name if name is not None else path.name, names, spacing, origin, factors)
         yield arrays
+        check_place(path, overwrite=overwrite)  # someone else may have come first
         _take_place(temporary, path)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -171,7 +190,7 @@ def check_place(path: Path, *, overwrite: bool) -> None:
 
 def _take_place(temporary: Path, path: Path) -> None:
     """Rename the finished image to its place; what was there goes only when the new one stands."""
-    if not path.exists():
+    if not (path.exists() or path.is_symlink()):
         temporary.rename(path)
         return
     old = temporary.with_name(f"{temporary.name}.old")
@@ -181,14 +200,39 @@ def _take_place(temporary: Path, path: Path) -> None:
     except OSError:
         old.rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if old.is_symlink():
+        old.unlink()  # what it points to is somebody else's
+    else:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Choose chunks as cubic as the shape allows, of about 8 MiB."""
-    side = round((_CHUNK_NBYTES / itemsize) ** (1 / len(shape)))
-    side = 2 ** max(0, side.bit_length() - 1)
-    return tuple(max(1, min(side, n)) for n in shape)
+    """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
+    chunk = [1] * len(shape)
+    while growing := [axis for axis, n in enumerate(shape) if chunk[axis] < n]:
+        # The shortest side doubles; of equal ones the last, along which voxels are contiguous.
+        axis = min(growing, key=lambda axis: (chunk[axis], -axis))
+        longer = [*chunk[:axis], min(2 * chunk[axis], shape[axis]), *chunk[axis + 1 :]]
+        if math.prod(longer) * itemsize > _CHUNK_NBYTES:
+            break
+        chunk = longer
+    return tuple(chunk)
+
+
+def _chunk(
+    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Check chunks and shards, and choose chunks where there are none."""
+    for label, sizes in (("chunks", chunks), ("shards", shards)):
+        if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
+            raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
+    if chunks is None and shards is not None:
+        raise ValueError(f"shards={tuple(shards)} need chunks= that divide them")
+    if chunks is None:
+        return default_chunks(shape, itemsize)
+    if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
+        raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
+    return tuple(chunks)
 
 
 def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
@@ -203,41 +247,53 @@ def halved(finer: Any, box: tuple[slice, ...]) -> np.ndarray:
     """Mean of 2 × 2 × … voxels of an array, for a box of the coarser one; an odd last voxel stands alone."""
     lengths = [min(2 * b.stop, n) - 2 * b.start for b, n in zip(box, finer.shape, strict=True)]
     source = np.asarray(finer[tuple(slice(2 * b.start, 2 * b.start + k) for b, k in zip(box, lengths, strict=True))])
-    mean = source.astype(np.float64 if source.dtype.itemsize > 2 else np.float32)
+    # Wide enough to hold every value of the dtype exactly.
+    mean = source.astype({1: np.float32, 2: np.float32, 4: np.float64}.get(source.dtype.itemsize, np.longdouble))
     for axis, length in enumerate(lengths):
         pairs = np.add.reduceat(mean, np.arange(0, length, 2), axis=axis)
         counts = np.minimum(2, length - np.arange(0, length, 2))
         mean = pairs / counts.reshape([-1 if a == axis else 1 for a in range(mean.ndim)])
-    return (np.rint(mean) if source.dtype.kind in "iu" else mean).astype(source.dtype)
+    return (np.rint(mean) if source.dtype.kind in "biu" else mean).astype(source.dtype)
 
 
-def _level_shapes(shape: tuple[int, ...], levels: int) -> list[tuple[int, ...]]:
-    if levels < 1:
-        raise ValueError(f"levels={levels}: at least one resolution is written")
-    return [tuple(-(-n // 2**level) for n in shape) for level in range(levels)]
+def _level_factors(shape: tuple[int, ...], levels: int) -> list[tuple[int, ...]]:
+    """By how much each level is coarser than the finest, along each axis; an axis of one voxel is halved no more."""
+    most = (max(shape, default=1) - 1).bit_length() + 1
+    if not 1 <= levels <= most:
+        raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
+    return [tuple(2 ** min(level, (n - 1).bit_length()) for n in shape) for level in range(levels)]
 
 
 def _names(
     shape: tuple[int, ...], spacing: Sequence[float], axes: str | None, origin: Sequence[float] | None
 ) -> list[str]:
     names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
-    if len(names) != len(shape) or not shape:
-        raise ValueError(f"axes {''.join(names)!r} do not fit an array of shape {shape}")
+    if len(names) != len(shape) or not 2 <= len(shape) <= 3:
+        raise ValueError(f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three are written")
+    if len(set(names)) != len(names) or not set(names) <= set("zyx"):
+        raise ValueError(f"axes {''.join(names)!r}: only axes of space are written, each of z, y and x once at most")
+    if 0 in shape:
+        raise ValueError(f"an array of shape {shape} has no voxels to write")
     if len(spacing) != len(shape) or not all(np.isfinite(s) and s > 0 for s in spacing):
         raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} needs {len(shape)} positive µm")
-    if origin is not None and len(origin) != len(shape):
+    if origin is not None and (len(origin) != len(shape) or not all(map(np.isfinite, origin))):
         raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} needs {len(shape)} numbers in µm")
     return names
 
 
 def _metadata(
-    name: str, names: list[str], spacing: Sequence[float], origin: Sequence[float] | None, levels: int
+    name: str,
+    names: list[str],
+    spacing: Sequence[float],
+    origin: Sequence[float] | None,
+    factors: list[tuple[int, ...]],
 ) -> dict[str, Any]:
     """Spell the metadata of NGFF 0.5: of each level the spacing, and where the mean of its first voxels lies."""
+    start = [0.0] * len(names) if origin is None else [float(o) for o in origin]
     datasets = []
-    for level in range(levels):
-        steps = [float(s) * 2**level for s in spacing]
-        first = [o + (2**level - 1) / 2 * s for o, s in zip(origin or [0.0] * len(names), spacing, strict=True)]
+    for level, factor in enumerate(factors):
+        steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
+        first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
         transformations = [{"type": "scale", "scale": steps}, {"type": "translation", "translation": first}]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
     axes = [{"name": one, "type": "space", "unit": "micrometer"} for one in names]
