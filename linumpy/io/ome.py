@@ -36,7 +36,6 @@ MICROMETERS = {
     "foot": 304_800.0,
     "yard": 914_400.0,
     "meter": 1e6,
-    "decameter": 1e7,
     "hectometer": 1e8,
     "kilometer": 1e9,
     "mile": 1_609_344_000.0,
@@ -341,7 +340,10 @@ def _micrometers(axis: Axis, name: str) -> float:
 
 
 def _checked(given: Sequence[float], count: int, name: str) -> list[float]:
-    values = [float(value) for value in given]
+    try:
+        values = [float(value) for value in given]
+    except (TypeError, ValueError):
+        values = []
     if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
-        raise ValueError(f"spacing={tuple(given)!r}: {name} has {count} axes of space, each needs a positive µm")
+        raise ValueError(f"spacing={given!r}: {name} has {count} axes of space, each needs a positive µm")
     return values

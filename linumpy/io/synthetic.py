@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.errors import RegionError
 from linumpy.io.writer import Progress, blocks, create_omezarr
 
 #: Speckle is drawn in cells of this shape, each from a generator of its own.
@@ -82,6 +83,17 @@ class MosaicSpec:
     noise: float = 40.0
     slice_number: int = 0
     first_plane: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (*self.tiles, *self.tile_shape, self.looks)
+        if len(self.tiles) != 2 or len(self.tile_shape) != 3 or min(sizes) < 1:
+            raise ValueError(f"{self}: two numbers of tiles, three of voxels, and the looks, each from 1 on")
+        if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in self.spacing_um):
+            raise ValueError(f"spacing_um={self.spacing_um}: three positive steps in µm")
+        if self.dtype not in ("float32", "uint16"):
+            raise ValueError(f"dtype={self.dtype!r}: a mosaic is float32 or uint16")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 on")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -166,7 +178,14 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     -------
     numpy.ndarray, (Z, Y, X)
         In the dtype of the mosaic. The same voxels come out whichever way the mosaic is cut.
+
+    Raises
+    ------
+    RegionError
+        The box does not lie in the mosaic.
     """
+    if not all(0 <= a <= b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
+        raise RegionError(f"the box from {tuple(start)} to {tuple(stop)} does not lie in a mosaic of {spec.shape}")
     surface = surface_depth(spec, (start[1], stop[1]), (start[2], stop[2])).astype(np.float32)
     index = np.arange(start[0], stop[0], dtype=np.float32)[:, None, None]
     below = (index - surface[None]) * np.float32(spec.spacing_um[0] / 1e3)
@@ -240,6 +259,16 @@ def write_mosaic(
         The mosaic.
     chunks, shards, compressors, overwrite, progress
         As for :func:`linumpy.io.writer.write_omezarr`.
+
+    Returns
+    -------
+    Path
+        `path`. Its truth is :func:`surface_depth` and :func:`tissue_depth` of `spec`.
+
+    Raises
+    ------
+    FileExistsError, ValueError, OSError
+        As for :func:`linumpy.io.writer.write_omezarr`.
     """
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     with create_omezarr(path, spec.shape, spec.dtype, spec.spacing_um, **options) as (target,):
@@ -270,6 +299,11 @@ def consecutive_slices(spec: MosaicSpec, overlap: int) -> tuple[MosaicSpec, Mosa
     overlap : int
         The last so many planes of the first show the same tissue as the first so many of the second, with speckle
         of their own.
+
+    Raises
+    ------
+    ValueError
+        More planes than a slice has, or none.
     """
     depth = spec.tile_shape[0]
     if not 0 < overlap <= depth:

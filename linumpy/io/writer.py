@@ -92,6 +92,8 @@ def write_omezarr(
     OSError
         Such as a full disk; nothing of the image is left then.
     """
+    if not hasattr(array, "shape"):
+        array = np.asarray(array)
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options |= {"axes": axes, "name": name, "origin": origin, "levels": levels}
     with create_omezarr(path, array.shape, array.dtype, spacing, **options) as targets:
@@ -247,8 +249,9 @@ def halved(finer: Any, box: tuple[slice, ...]) -> np.ndarray:
     """Mean of 2 × 2 × … voxels of an array, for a box of the coarser one; an odd last voxel stands alone."""
     lengths = [min(2 * b.stop, n) - 2 * b.start for b, n in zip(box, finer.shape, strict=True)]
     source = np.asarray(finer[tuple(slice(2 * b.start, 2 * b.start + k) for b, k in zip(box, lengths, strict=True))])
-    # Wide enough to hold every value of the dtype exactly.
-    mean = source.astype({1: np.float32, 2: np.float32, 4: np.float64}.get(source.dtype.itemsize, np.longdouble))
+    # Wide enough to hold every value of the dtype exactly: float64 would round the largest int64 out of its range.
+    wide = np.longdouble if source.dtype.kind in "iu" else np.float64
+    mean = source.astype({1: np.float32, 2: np.float32, 4: np.float64}.get(source.dtype.itemsize, wide))
     for axis, length in enumerate(lengths):
         pairs = np.add.reduceat(mean, np.arange(0, length, 2), axis=axis)
         counts = np.minimum(2, length - np.arange(0, length, 2))

@@ -102,9 +102,25 @@ def test_units_of_length(tmp_path, unit, micrometers):
 
 
 def test_prefixes_are_powers_of_ten():
-    powers = {"pico": -12, "nano": -9, "micro": -6, "milli": -3, "centi": -2, "deci": -1, "kilo": 3, "giga": 9}
-    for prefix, power in powers.items():
-        assert ome.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6))
+    small = {"yocto": -24, "zepto": -21, "atto": -18, "femto": -15, "pico": -12, "nano": -9, "micro": -6, "milli": -3}
+    large = {"kilo": 3, "mega": 6, "giga": 9, "tera": 12, "peta": 15, "exa": 18, "zetta": 21, "yotta": 24}
+    for prefix, power in (small | large | {"centi": -2, "deci": -1, "": 0, "hecto": 2}).items():
+        assert ome.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6), rel=1e-12)
+
+
+def test_the_units_are_those_of_ngff():
+    """As ome-zarr-py lists them."""
+    from ome_zarr.axes import KNOWN_SPATIAL_UNITS
+
+    assert set(ome.MICROMETERS) == set(KNOWN_SPATIAL_UNITS)
+
+
+@pytest.mark.parametrize("unit", ["angstrom", "inch", "foot", "yard", "mile", "parsec"])
+def test_units_that_are_no_powers_of_ten(unit):
+    """As SciPy has them."""
+    import scipy.constants
+
+    assert ome.MICROMETERS[unit] == pytest.approx(getattr(scipy.constants, unit) * 1e6, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -127,21 +143,92 @@ def test_a_given_spacing_scales_all_levels(tmp_path):
     assert image.origin[1] == pytest.approx((0.5, 0.5, 1))
 
 
-@pytest.mark.parametrize("spacing", [(1, 2), (1, 2, 0), (1, 2, -3), (1, 2, float("nan")), (1, 2, float("inf"))])
+@pytest.mark.parametrize(
+    "spacing", [(1, 2), (1, 2, 0), (1, 2, -3), (1, 2, float("nan")), (1, 2, float("inf")), 3.0, "abc"]
+)
 def test_a_given_spacing_that_cannot_be(tmp_path, spacing):
     by_hand(tmp_path / "i")
-    with pytest.raises(ValueError, match=r"spacing=\(1, 2.*3 axes of space"):
+    with pytest.raises(ValueError, match=r"spacing=.*i has 3 axes of space"):
         open_image(tmp_path / "i", spacing=spacing)
 
 
 @pytest.mark.parametrize(
-    "transformation",
-    [scale(1, 2), {"type": "affine", "affine": [[1, 0, 0, 0]]}, {"type": "scale", "path": "somewhere"}, scale(1, 1, 0)],
+    ("transformation", "message"),
+    [
+        (scale(1, 2), "is no scale or translation"),
+        ({"type": "affine", "affine": [[1, 0, 0, 0]]}, "is no scale or translation"),
+        ({"type": "scale", "path": "somewhere"}, "is no scale or translation"),
+        (scale("1", "1", "1"), "is no scale or translation"),
+        (scale(True, None, 1), "is no scale or translation"),
+        (translation(float("nan"), 0, 0), "is no scale or translation"),
+        (scale(1, 1, 0), r"scale of \(1\.0, 1\.0, 0\.0\) leaves no distance"),
+        (scale(1, 1, -2), "turns an axis round"),
+        ("scale", "are no list of transformations"),
+    ],
 )
-def test_transformations_that_cannot_be_read(tmp_path, transformation):
-    by_hand(tmp_path / "i", dataset=(transformation,))
-    with pytest.raises(MetadataError, match="i"):
-        open_image(tmp_path / "i")
+@pytest.mark.parametrize("spacing", [None, (1, 1, 1)])
+def test_transformations_that_cannot_be_read(tmp_path, transformation, message, spacing):
+    by_hand(tmp_path / "i", dataset=(transformation, scale(1, 1, 1)))
+    with pytest.raises(MetadataError, match=message):
+        open_image(tmp_path / "i", spacing=spacing)
+
+
+def test_nobody_guesses_a_scale(tmp_path):
+    group = by_hand(tmp_path / "i")
+    ome_attributes = group.attrs["ome"]
+
+    def describe(*transformations):
+        levels = [{"path": "0", "coordinateTransformations": list(one)} for one in transformations]
+        ome_attributes["multiscales"][0]["datasets"] = levels
+        group.attrs["ome"] = ome_attributes
+
+    describe(())
+    with pytest.raises(MetadataError, match=r"level '0' has no scale; pass spacing= in µm"):
+        open_image(group)
+    image = open_image(group, spacing=(3, 2, 1))
+    assert (image.spacing, image.origin) == (((3.0, 2.0, 1.0),), ((0.0, 0.0, 0.0),))
+    # By how much the levels differ, or where the first voxel lies, no spacing of level 0 can say.
+    for transformations in (((), ()), ((scale(1, 1, 1),), ()), ((translation(1, 1, 1),),)):
+        describe(*transformations)
+        with pytest.raises(MetadataError, match=r"level '0' has no scale$"):
+            open_image(group, spacing=(3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        (None, "names no axes"),
+        (["z", "y", "x"], "names no axes"),  # NGFF 0.3
+        ([{"name": name, "unit": "micrometer"} for name in "zyx"], "axis 'z' has no type"),
+        ([{"name": name, "type": "channel"} for name in "abc"], "none of the axes a, b, c is of type space"),
+        ([{"name": name, "type": "space", "unit": ["micrometer"]} for name in "zyx"], "unknown unit"),
+        ([{"name": name, "type": "space", "unit": "µm"} for name in "zyx"], "unknown unit 'µm'; pass spacing="),
+    ],
+)
+def test_axes_that_cannot_be_read(tmp_path, described, message):
+    group = by_hand(tmp_path / "i")
+    ome_attributes = group.attrs["ome"]
+    ome_attributes["multiscales"][0]["axes"] = described
+    group.attrs["ome"] = ome_attributes
+    with pytest.raises(MetadataError, match=message):
+        open_image(group)
+
+
+@pytest.mark.parametrize("datasets", [["0"], {"path": "0"}, [{"coordinateTransformations": []}]])
+def test_datasets_that_cannot_be_read(tmp_path, datasets):
+    group = by_hand(tmp_path / "i")
+    ome_attributes = group.attrs["ome"]
+    ome_attributes["multiscales"][0]["datasets"] = datasets
+    group.attrs["ome"] = ome_attributes
+    for ask in (lambda: open_image(group), lambda: open_level(group, 0)):
+        with pytest.raises(MetadataError, match="datasets are no list of paths"):
+            ask()
+
+
+def test_axes_one_voxel_wide(tmp_path):
+    by_hand(tmp_path / "i", shape=(1, 1, 1))
+    array, spacing = read_omezarr(tmp_path / "i")
+    assert (array.shape, spacing) == ((1, 1, 1), (1.0, 2.0, 3.0))
 
 
 def test_axes_and_array_must_agree(tmp_path):

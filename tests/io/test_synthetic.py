@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from linumpy.errors import RegionError
 from linumpy.io import synthetic
 from linumpy.io.ome import open_image
 from linumpy.io.synthetic import MosaicSpec, block, consecutive_slices, surface_depth, tissue_depth, write_mosaic
@@ -25,6 +26,47 @@ def test_any_box_has_the_voxels_of_the_whole(dtype):
         a, b = np.sort(rng.integers(0, np.array(spec.shape) + 1, (2, 3)), axis=0)
         box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
         assert np.array_equal(block(spec, tuple(a), tuple(b)), volume[box])
+
+
+def test_thin_boxes_too():
+    """One voxel along an axis makes NumPy take other loops, whose rounding must be the same."""
+    volume, rng = whole(), np.random.default_rng(1)
+    for _ in range(100):
+        a = rng.integers(0, np.array(SPEC.shape))
+        b = np.minimum(a + rng.choice([1, 1, 2, 3, 17], 3), SPEC.shape)
+        box = tuple(slice(*pair) for pair in zip(a, b, strict=True))
+        assert np.array_equal(block(SPEC, tuple(a), tuple(b)), volume[box])
+
+
+@pytest.mark.parametrize("box", [((-1, 0, 0), (1, 1, 1)), ((0, 0, 0), (71, 1, 1)), ((5, 0, 0), (4, 1, 1))])
+def test_a_box_outside(box):
+    with pytest.raises(RegionError, match=r"does not lie in a mosaic of \(70, 100, 120\)"):
+        block(SPEC, *box)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tiles", (0, 1)),
+        ("tiles", (1, 1, 1)),
+        ("tile_shape", (5, 5)),
+        ("looks", 0),
+        ("spacing_um", (1, 1, 0)),
+        ("spacing_um", (1, 1, float("nan"))),
+        ("dtype", "int8"),
+        ("seed", -1),
+    ],
+)
+def test_what_no_mosaic_can_be(field, value):
+    with pytest.raises(ValueError, match=rf"{field}="):
+        dataclasses.replace(SPEC, **{field: value})
+
+
+def test_one_voxel_wide_tiles():
+    spec = MosaicSpec(tiles=(2, 2), tile_shape=(60, 1, 1), focal_um=0)
+    assert np.isfinite(whole(spec)).all()
+    assert surface_depth(spec).shape == (2, 2)
+    assert np.array_equal(surface_depth(spec), tissue_depth(spec))
 
 
 def test_the_seed_decides():
