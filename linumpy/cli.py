@@ -23,8 +23,13 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is, and exit with 2."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        """Say what is wrong in one line, and exit with 2."""
+        self.exit(2, one_line(self.prog, message) + "\n")
+
+
+def one_line(program: str, message: object) -> str:
+    """Spell an error as one line."""
+    return f"{program}: error: {' '.join(str(message).split())}"
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +57,7 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(one_line(parser.prog, error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

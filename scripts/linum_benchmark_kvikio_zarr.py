@@ -30,8 +30,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from linumpy import cli
 from linumpy.benchmark.paths import PATH_NAMES
 from linumpy.benchmark.session import Request, run, wrong_results
 from linumpy.benchmark.specs import CODECS, SUITES, CaseSpec
@@ -39,14 +39,8 @@ from linumpy.benchmark.specs import CODECS, SUITES, CaseSpec
 _MADE = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, without the usage above it."""
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
-
-
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = cli.Parser(
         prog="linum-benchmark-kvikio-zarr",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -126,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join([parser.prog, *(sys.argv[1:] if argv is None else argv)])
     try:
         results = run(_request(args, command))
-    except (OSError, ValueError, TypeError, MemoryError) as error:
+    except cli.EXPECTED as error:
         parser.error(str(error))
     wrong = wrong_results(results)
     if wrong:

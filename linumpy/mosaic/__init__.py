@@ -1,1 +1,0 @@
-"""Tiles and slices of a mosaic."""
