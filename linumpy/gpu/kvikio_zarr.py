@@ -292,18 +292,12 @@ def run(job: Job, slots: Slots, engine: Engine) -> None:
     with engine:
         try:
             for order, slab in enumerate(pack(spans, job.limits)):
-                done = pending[0] if len(pending) == job.depth - 1 else None
-                if done is not None:
-                    lost |= done.wait()
-                    pending.popleft()
-                # The next reads start before the last ones are placed, so that none of that keeps them waiting.
+                if len(pending) == job.depth - 1:
+                    lost |= pending.popleft().complete(slots)
                 pending.append(_InFlight(job, slab, order % job.depth))
                 pending[-1].start(slots, engine)
-                if done is not None:
-                    done.place(slots)
-            for in_flight in pending:
-                lost |= in_flight.wait()
-                in_flight.place(slots)
+            while pending:
+                lost |= pending.popleft().complete(slots)
             _fill(job, slots, missing, lost)
         finally:
             # After an error reads may still be writing into the buffers: wait for them, then let go.
@@ -393,20 +387,17 @@ class _InFlight:
             f"{layout.chunk_shape} has {size}"
         )
 
-    def wait(self) -> set[int]:
-        """Wait for the reads, check them, close the files; return the objects that were missing."""
-        results = self._settle()
+    def complete(self, slots: Slots) -> set[int]:
+        """Wait for the reads, close the files, place the slab; return the objects that were missing."""
+        results = self._wait()
         self._close()
         rows = zip(self._slab.object.tolist(), self._slab.nbytes.tolist(), results, strict=True)
         for number, nbytes, result in rows:
             if result != nbytes and number not in self._lost:
                 raise self._failure(number, nbytes, result)
             self._job.counts.bytes_read += 0 if number in self._lost else nbytes
-        return self._lost
-
-    def place(self, slots: Slots) -> None:
-        """Send the slab, whose reads are complete, on its way into the result."""
         slots.place(self._slot, self._slab, self._table())
+        return self._lost
 
     def _failure(self, number: int, nbytes: int, result: int | BaseException) -> BaseException:
         if isinstance(result, Exception):
@@ -417,7 +408,7 @@ class _InFlight:
             return result
         return ChunkError(f"{self._job.chunk_name(number)}: {result} of {nbytes} bytes could be read")
 
-    def _settle(self) -> list[int | BaseException]:
+    def _wait(self) -> list[int | BaseException]:
         reads, self._reads = self._reads, None
         return [] if reads is None else reads.wait()
 
@@ -433,7 +424,7 @@ class _InFlight:
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it, and close the files."""
-        self._settle()
+        self._wait()
         self._close()
 
     def _close(self) -> None:

@@ -162,9 +162,10 @@ class StagedSlots(_Slots):
         if table is not None:
             device = int(self._arena.data.ptr) + self._base(slot)
             words = table_words(table, self._target.fill)
-            at = -(-slab.end // 16) * 16  # right behind the bytes, so that one copy takes both
+            at = self._slab_nbytes
             self._host[slot, at : at + words.nbytes].view(np.int64)[:] = words
-            self._copy(device, host, at + words.nbytes)
+            self._copy(device + at, host + at, words.nbytes)
+            self._copy(device, host, slab.end)
         self._free[slot] = self._event(self._copies)
         if table is not None:
             self._stream.wait_event(self._free[slot])
