@@ -28,7 +28,7 @@ lint: $(VENV)/.has-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck -x $$(git ls-files '*.sh' '*.bash' .ci/run)
+	$(BIN)/shellcheck -x -P SCRIPTDIR $$(git ls-files '*.sh' .ci/run)
 
 $(VENV)/.has-base: pyproject.toml
 	$(INSTALL) base

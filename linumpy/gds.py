@@ -145,7 +145,12 @@ def gds_verdict(
     key = (device, folder, gpu, *(environment.get(name) for name in _ENVIRONMENT))
     known = _CACHE.get(key)
     if known is None:
-        known = _CACHE[key] = _ask(folder, gpu, timeout, environment)
+        try:
+            known = _CACHE[key] = _ask(folder, gpu, timeout, environment)
+        except subprocess.TimeoutExpired:
+            # A busy machine, not an answer: the next one who asks may get one.
+            reason = f"gds_doctor.sh did not answer within {timeout:g} s"
+            return GdsVerdict("unknown", (reason,), folder=folder, source=str(find_doctor()))
     return known
 
 
@@ -171,6 +176,8 @@ def _environment() -> dict[str, str]:
 
 
 def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[str, str]) -> GdsVerdict:
+    """Ask the script; raises subprocess.TimeoutExpired where it does not answer in time."""
+
     def unknown(reason: str, source: str = "none") -> GdsVerdict:
         return GdsVerdict("unknown", (reason,), folder=folder, source=source)
 
@@ -190,8 +197,6 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
     source = str(script)
     try:
         code, out, err = _run([*command, "--", folder], timeout, environment)
-    except subprocess.TimeoutExpired:
-        return unknown(f"gds_doctor.sh did not answer within {timeout:g} s", source)
     except (OSError, ValueError) as error:
         return unknown(f"gds_doctor.sh cannot be run: {error}", source)
     try:

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.benchmark.measure import Request, run, wrong_results
 from linumpy.benchmark.paths import PATH_NAMES
-from linumpy.benchmark.session import Request, run, wrong_results
 from linumpy.benchmark.specs import CODECS, SUITES, CaseSpec
 
 _MADE = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}

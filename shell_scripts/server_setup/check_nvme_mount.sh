@@ -2,7 +2,8 @@
 # Is the file system of a folder one that GPUDirect Storage can read natively?
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -73,9 +74,34 @@ kept_options() {
     REPLY=$out
 }
 
+# The line that /etc/fstab has for this mount point: its options in REPLY, and its last two
+# fields in FSTAB_REST. Options such as nofail stand only there; the kernel does not know them.
+fstab_options() {
+    local line point options='' item
+    local -a f items
+    REPLY='' FSTAB_REST=
+    [[ -f $ROOT/etc/fstab && -r $ROOT/etc/fstab ]] || return 1
+    while IFS= read -r line || [[ -n $line ]]; do
+        read -r -a f <<<"${line%$'\r'}"
+        [[ ${#f[@]} -ge 4 && ${f[0]} != '#'* ]] || continue
+        unescape "${f[1]}"
+        point=$REPLY
+        [[ $point == / ]] || point=${point%/}
+        [[ $point == "$DIR_POINT" && (${f[2]} == "$DIR_FS" || ${f[2]} == auto) ]] || continue
+        options=${f[3]} FSTAB_REST="${f[4]:-0} ${f[5]:-0}"
+    done <"$ROOT/etc/fstab"
+    REPLY=
+    [[ -n $options ]] || return 1
+    IFS=, read -r -a items <<<"$options"
+    for item in ${items[@]+"${items[@]}"}; do
+        [[ $item == data=* ]] || REPLY+=${REPLY:+,}$item
+    done
+    REPLY=${REPLY:-defaults}
+}
+
 # Sets FSTAB to the recommended line, or to nothing where none would help.
 recommend() {
-    local spec point options pass=2
+    local spec point options rest pass=2
     FSTAB=
     [[ $DIR_FS == ext4 || $DIR_FS == xfs ]] || return 0
     device_uuid
@@ -86,13 +112,17 @@ recommend() {
         spec=$REPLY
         NOTES+=("no UUID is known for $BLOCK, so the line names $spec; a name such as nvme0n1 can change from boot to boot")
     fi
-    kept_options
-    options=$REPLY
-    if [[ $DIR_FS == ext4 ]]; then options+=,data=ordered; else pass=0; fi
-    [[ $DIR_POINT != / || $DIR_FS == xfs ]] || pass=1
+    if [[ $DIR_FS == xfs ]]; then pass=0; elif [[ $DIR_POINT == / ]]; then pass=1; fi
+    if fstab_options; then
+        options=$REPLY rest=$FSTAB_REST
+    else
+        kept_options
+        options=$REPLY rest="0 $pass"
+    fi
+    [[ $DIR_FS != ext4 ]] || options+=,data=ordered
     fstab_field "$DIR_POINT"
     point=$REPLY
-    FSTAB="$spec $point $DIR_FS $options 0 $pass"
+    FSTAB="$spec $point $DIR_FS $options $rest"
     if [[ $DIR_SUBROOT != / ]]; then
         NOTES+=("$DIR_POINT shows only the folder $DIR_SUBROOT of its file system (a bind mount or subvolume): the line belongs to the mount point of the whole file system")
     fi

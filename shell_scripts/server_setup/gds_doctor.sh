@@ -3,7 +3,8 @@
 # Read-only, except for the temporary file of --probe.
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -145,8 +146,10 @@ check_wsl() {
         check wsl cufile FAIL /proc/sys/kernel/osrelease "Windows Subsystem for Linux" \
             "a Linux kernel on the machine itself" \
             "run on Linux without WSL: GPUDirect Storage does not exist in WSL"
+    elif [[ -z $KERNEL ]] && ! first_line "$ROOT/proc/version"; then
+        check wsl cufile unsure "/proc/sys/kernel/osrelease, /proc/version" "not readable" "no WSL" "uname -r"
     else
-        check wsl cufile ok /proc/sys/kernel/osrelease "${KERNEL:-not readable}, no WSL" "no WSL"
+        check wsl cufile ok /proc/sys/kernel/osrelease "${KERNEL:-$REPLY}, no WSL" "no WSL"
     fi
 }
 
@@ -167,7 +170,7 @@ find_libcufile() {
     local -a dirs=()
     LIBCUFILE=
     if [[ -n ${LD_LIBRARY_PATH:-} ]]; then IFS=: read -r -a dirs <<<"$LD_LIBRARY_PATH"; fi
-    dirs+=(/usr/local/cuda/lib64 /usr/local/cuda/targets/*/lib /usr/lib/x86_64-linux-gnu
+    dirs+=(/usr/local/cuda/lib64 /usr/lib/x86_64-linux-gnu
         /usr/lib/aarch64-linux-gnu /usr/lib64 /usr/lib /lib/x86_64-linux-gnu /lib64 /opt/cuda/lib64)
     for d in "$ROOT"/usr/local/cuda*/lib64 "$ROOT"/usr/local/cuda*/targets/*/lib; do
         dirs+=("${d#"$ROOT"}")
@@ -203,6 +206,8 @@ ask_kvikio() {
     }
     local code='
 import sys
+# Nothing is imported from the folder that the admin happens to stand in.
+sys.path[:] = [p for p in sys.path if p]
 try:
     import importlib.metadata as md
     for name in ("nvidia-cufile", "nvidia-cufile-cu13", "nvidia-cufile-cu12"):
@@ -323,11 +328,16 @@ check_configuration() {
     check allow-compat info note "$CONF_FILE" "allow_compat_mode is ${CFG[properties.allow_compat_mode]:-not set, so true}" \
         "explicit: false turns a silent copy into an error"
 
+    check_denylist
+
     local status found
     truth "${CUFILE_USE_PCIP2PDMA:-${CFG[properties.use_pci_p2pdma]:-}}" false
     status=FAIL found="${CFG[properties.use_pci_p2pdma]:-not set}${CUFILE_USE_PCIP2PDMA:+, CUFILE_USE_PCIP2PDMA=$CUFILE_USE_PCIP2PDMA}"
     [[ $REPLY != true ]] || status=ok
     [[ $CONF_STATE != broken || $status == ok ]] || status=unsure
+    if [[ -z ${CUFILE_USE_PCIP2PDMA:-} && -n ${CFG_STRING[properties.use_pci_p2pdma]:-} ]]; then
+        status=FAIL found="the string \"$found\""
+    fi
     check use-p2pdma p2pdma $status "$CONF_FILE: properties.use_pci_p2pdma" "$found" true \
         "$([[ $status == ok ]] || printf '%s' "$make")"
 
@@ -335,6 +345,7 @@ check_configuration() {
     status=FAIL found=${CFG[block.nvme.use_pci_p2pdma]:-not set}
     [[ $REPLY != true ]] || status=ok
     [[ $CONF_STATE != broken ]] || status=unsure
+    if [[ -n ${CFG_STRING[block.nvme.use_pci_p2pdma]:-} ]]; then status=FAIL found="the string \"$found\""; fi
     local nested='' key
     for key in "${!CFG[@]}"; do
         [[ $key == *.block.nvme.use_pci_p2pdma ]] && nested=$key
@@ -345,6 +356,41 @@ check_configuration() {
     fi
     check block-p2pdma p2pdma $status "$CONF_FILE: block.nvme.use_pci_p2pdma (top level)" "$found" true \
         "$([[ $status == ok ]] || printf '%s' "$make")"
+}
+
+# cuFile leaves alone what its configuration denies: a disk, a mount point or a file system,
+# and nvidia-fs a driver. The list is called "denylist", and was called "blacklist".
+check_denylist() {
+    local key kind value layer both='' nvfs='' near='' mend="take it out of the denylist in $CONF_FILE"
+    for key in "${!CFG[@]}"; do
+        [[ $key =~ ^(denylist|blacklist)\.(drivers|devices|mounts|filesystems)\. ]] || continue
+        kind=${BASH_REMATCH[2]} value=${CFG[$key]}
+        case $kind in
+            drivers) [[ $value != "${HOOK_KEY:-nvme}" ]] || nvfs+="${nvfs:+, }drivers: $value" ;;
+            filesystems) [[ $value != "$DIR_FS" ]] || both+="${both:+, }filesystems: $value" ;;
+            mounts)
+                [[ $value == / ]] || value=${value%/}
+                if [[ $value == "$DIR_POINT" ]]; then
+                    both+="${both:+, }mounts: $value"
+                elif [[ -n $value && $value != / ]] && covers "$value" "$DIR_PATH"; then
+                    near+="${near:+, }mounts: $value"
+                fi
+                ;;
+            devices)
+                for layer in "source $DIR_SOURCE" ${LAYERS[@]+"${LAYERS[@]}"}; do
+                    layer=${layer#* }
+                    layer=${layer%% *}
+                    [[ -n $layer && ${value#/dev/} == "${layer#/dev/}" ]] || continue
+                    both+="${both:+, }devices: $value"
+                    break
+                done
+                ;;
+        esac
+    done
+    [[ -z $both ]] || check denylist both FAIL "$CONF_FILE: denylist" "$both" "nothing below this folder" "$mend"
+    [[ -z $nvfs ]] || check denylist nvidia-fs FAIL "$CONF_FILE: denylist" "$nvfs" "nothing below this folder" "$mend"
+    [[ -z $near ]] || check denylist both unsure "$CONF_FILE: denylist" "$near, which is above the mount point" \
+        "nothing below this folder" "$mend"
 }
 
 # ---------------------------------------------------------------- driver, GPU, kernel
@@ -395,6 +441,8 @@ check_kernel() {
     if [[ -n $ARCH && $ARCH != x86_64 ]]; then
         check arch p2pdma FAIL /proc/sys/kernel/arch "$ARCH" "x86_64: NVIDIA supports P2PDMA for NVMe only there" \
             "use nvidia-fs on $ARCH"
+    elif [[ -z $ARCH ]]; then
+        check arch p2pdma unsure "/proc/sys/kernel/arch, /proc/driver/nvidia/version" "not readable" x86_64 "uname -m"
     fi
 }
 
@@ -645,7 +693,7 @@ check_multipath() {
             local found=$REPLY
             ((MULTI_PATHS < 2)) || found+=", $MULTI_PATHS paths"
             check nvme-multipath p2pdma FAIL $file "$found" "N: the multipath layer refuses peer memory" \
-                "echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme.conf; sudo update-initramfs -u; reboot"
+                "echo 'options nvme_core multipath=N' | sudo tee /etc/modprobe.d/nvme-p2pdma.conf; sudo update-initramfs -u; reboot"
             ;;
     esac
 }
@@ -666,6 +714,20 @@ check_nvidia_fs() {
     fi
     if first_line "$ROOT$dir/version"; then version=${REPLY#version: }; fi
     check nvidia-fs nvidia-fs ok $dir "loaded${version:+, $version}" "loaded"
+
+    # A container shows /proc of the host, but not its devices; without one cuFile copies.
+    local device devices=''
+    for device in "$ROOT"/dev/nvidia-fs*; do
+        [[ ! -e $device ]] || devices=yes
+    done
+    if [[ -n $devices ]]; then
+        check nvidia-fs-device nvidia-fs ok "/dev/nvidia-fs*" "there" "the module's devices"
+    elif [[ ! -d $ROOT/dev ]]; then
+        check nvidia-fs-device nvidia-fs unsure "/dev/nvidia-fs*" "/dev is not there" "the module's devices" "ls /dev/nvidia-fs*"
+    else
+        check nvidia-fs-device nvidia-fs FAIL "/dev/nvidia-fs*" "none${CONTAINER:+ in a $CONTAINER container}" "the module's devices" \
+            "start the container with --device for each /dev/nvidia-fs* of the host; on the host itself, load nvidia-fs anew"
+    fi
 
     if [[ ! -f $ROOT$dir/modules || ! -r $ROOT$dir/modules ]]; then
         check nvidia-fs-hook nvidia-fs unsure $dir/modules "not readable" "a line '${HOOK_KEY:-nvme}:'" "cat $dir/modules"
@@ -791,7 +853,8 @@ settle_platform() {
 
 # ---------------------------------------------------------------- probe
 
-PROBE_FILE='' PROBE_PID=''
+PROBE_FILE='' PROBE_PID='' DD_SAID=''
+PROBE_ROOM=$((64 << 20))
 remove_probe() {
     [[ -z $PROBE_PID ]] || kill "$PROBE_PID" 2>/dev/null || true
     [[ -z $PROBE_FILE ]] || rm -f -- "$PROBE_FILE"
@@ -804,7 +867,6 @@ probe() {
         check probe info note "$DIR_PATH" "dry run: one file of 4 MiB would be written, read and removed" "O_DIRECT works"
         return 0
     fi
-    local mend="use xfs or ext4 on a local disk: cuFile needs O_DIRECT"
     trap remove_probe EXIT
     trap 'remove_probe; exit 130' INT
     trap 'remove_probe; exit 143' TERM
@@ -815,10 +877,16 @@ probe() {
             "run --probe as a user who may write there"
         return 0
     }
-    if ! run_dd if=/dev/zero of="$PROBE_FILE" oflag=direct conv=notrunc,fsync; then
-        check probe both FAIL "$DIR_PATH" "an O_DIRECT write fails" "O_DIRECT works" "$mend"
+    # Never the last bytes of a disk: others write there, too.
+    local room
+    room=$(stat -f -c '%a %S' -- "$DIR_REAL" 2>/dev/null) || room=
+    if [[ ! $room =~ ^([0-9]+)\ ([1-9][0-9]*)$ ]] || ((BASH_REMATCH[1] < PROBE_ROOM / BASH_REMATCH[2])); then
+        check probe info note "$DIR_PATH" "less than $((PROBE_ROOM >> 20)) MiB are free, so nothing was written" \
+            "room for a file of 4 MiB" "make room, and probe again"
+    elif ! run_dd if=/dev/zero of="$PROBE_FILE" oflag=direct conv=notrunc,fsync; then
+        probe_failed write
     elif ! run_dd if="$PROBE_FILE" of=/dev/null iflag=direct; then
-        check probe both FAIL "$DIR_PATH" "an O_DIRECT read fails" "O_DIRECT works" "$mend"
+        probe_failed read
     else
         check probe both ok "$DIR_PATH" "4 MiB written and read with O_DIRECT" "O_DIRECT works"
     fi
@@ -826,13 +894,30 @@ probe() {
     trap - EXIT INT TERM HUP
 }
 
+# EINVAL is how a file system says that it has no O_DIRECT. Whatever else went wrong
+# (a quota, an I/O error, a disk that hangs) says nothing of that.
+probe_failed() {
+    if [[ $DD_SAID == *'Invalid argument'* ]]; then
+        check probe both FAIL "$DIR_PATH" "an O_DIRECT $1 fails" "O_DIRECT works" \
+            "use xfs or ext4 on a local disk: cuFile needs O_DIRECT"
+    else
+        check probe both unsure "$DIR_PATH" "an O_DIRECT $1 could not be tried: ${DD_SAID:-no answer within 60 s}" \
+            "O_DIRECT works" "mend that, and probe again"
+    fi
+}
+
 # In the background, because bash answers a signal only when no foreground command runs.
 run_dd() {
-    local status=0
-    timeout 60 dd bs=1M count=4 status=none "$@" 2>/dev/null &
+    local status=0 said
+    # What dd says comes through a pipe that is read after it ended; no second file is made.
+    exec {said}< <(exec timeout 60 dd bs=1M count=4 status=none "$@" 2>&1 >/dev/null)
     PROBE_PID=$!
     wait "$PROBE_PID" || status=$?
     PROBE_PID=
+    DD_SAID=
+    IFS= read -r DD_SAID <&"$said" || true
+    exec {said}<&-
+    DD_SAID=${DD_SAID##*: }
     return "$status"
 }
 

@@ -2,7 +2,8 @@
 # Which way to install nvidia-fs on this server, as commands to read and run.
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -377,6 +378,9 @@ main() {
         shift
     done
     require_sysroot
+    # The plan would be that of the other tree, and the packages would land on this machine.
+    [[ $mode != --yes || -z $ROOT || $DRY == 1 || ${GDS_SYSROOT_PRETENDED:-} == yes ]] ||
+        usage_error "GDS_SYSROOT is set, and --yes would install on this machine what '$ROOT' needs; unset it, or add --dry-run"
     read_distribution
     kernel_release
     KERNEL=$REPLY

@@ -11,6 +11,10 @@
 # Byte semantics everywhere: a path is bytes, and the text of /proc is ASCII.
 export LC_ALL=C
 
+# What an admin exports for the own shell (SHELLOPTS, BASHOPTS) changes nothing here.
+set +o noclobber +o noglob +o posix
+shopt -u failglob nullglob nocasematch nocaseglob dotglob
+
 # Every look at /proc, /sys, /etc, /run, /boot, /dev, /lib and /usr goes through
 # this prefix. Empty means the machine itself.
 ROOT=${GDS_SYSROOT:-}
@@ -208,14 +212,15 @@ json_object() {
 # ---------------------------------------------------------------- JSON in (cufile.json)
 
 # Flattens a JSON file with // and /* */ comments into the associative array CFG:
-# CFG[properties.use_pci_p2pdma]=true. Fails and sets CFG_ERROR when it is no JSON.
+# CFG[properties.use_pci_p2pdma]=true, and CFG_STRING[...] where the value is a string.
+# A dot inside a key is written \056, so that it cannot pass for a level. Fails and sets CFG_ERROR when it is no JSON.
 # Written in bash because cuFile's configuration has comments, which JSON tools
 # refuse, and because a bare server need not have a JSON tool at all.
-declare -A CFG=()
+declare -A CFG=() CFG_STRING=()
 CFG_ERROR=
 read_cufile_json() {
     local file=$1 line rest number=0 in_comment=0
-    CFG=() CFG_ERROR=
+    CFG=() CFG_STRING=() CFG_ERROR=
     J_TYPES=() J_KEYS=() J_WANT=value
     local string_re='^"(([^"\\]|\\.)*)"' literal_re='^(true|false|null|-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?)'
     [[ -f $file && -r $file ]] || {
@@ -272,11 +277,11 @@ json_token() {
             J_WANT=value_or_end
             ;;
         value:string:* | value:literal:* | value_or_end:string:* | value_or_end:literal:*)
-            json_store "$text"
+            json_store "$kind" "$text"
             json_closed
             ;;
         key_or_end:string:* | key:string:*)
-            J_KEYS[top]=$text
+            J_KEYS[top]=${text//./\\056}
             J_WANT='colon'
             ;;
         colon:mark::) J_WANT=value ;;
@@ -310,8 +315,12 @@ json_token() {
 }
 
 json_store() {
-    local IFS=.
-    CFG[${J_KEYS[*]:-.}]=$1
+    local IFS=. key
+    key=${J_KEYS[*]:-.}
+    CFG[$key]=$2
+    # A key may be written twice; the last one counts.
+    CFG_STRING[$key]=
+    [[ $1 != string ]] || CFG_STRING[$key]=1
 }
 
 json_pop() {
@@ -380,8 +389,15 @@ load_mounts() {
 }
 
 # The kernel writes space, tab, newline and backslash in mountinfo as \040 and so on.
+# Each is three octal digits, whatever follows: in '/my\0401disk' the 1 belongs to the name.
 unescape() {
-    if [[ $1 == *\\* ]]; then printf -v REPLY '%b' "$1"; else REPLY=$1; fi
+    local rest=$1 out='' char
+    while [[ $rest =~ ^([^\\]*)\\([0-3][0-7][0-7])(.*)$ ]]; do
+        printf -v char '%b' "\\0${BASH_REMATCH[2]}"
+        out+=${BASH_REMATCH[1]}$char
+        rest=${BASH_REMATCH[3]}
+    done
+    REPLY=$out$rest
 }
 
 covers() {
@@ -781,7 +797,12 @@ kernel_p2pdma() {
     fi
     if [[ -f $ROOT/proc/kallsyms && -r $ROOT/proc/kallsyms && -s $ROOT/proc/kallsyms ]]; then
         KCONFIG_SOURCE=/proc/kallsyms
-        if grep -q 'p2pdma_pgmap_ops' "$ROOT/proc/kallsyms"; then REPLY=y; else REPLY=n; fi
+        # The first is data, which a kernel without CONFIG_KALLSYMS_ALL does not list.
+        if grep -qE '[[:space:]](p2pdma_pgmap_ops|pci_p2pdma_add_resource)([[:space:]]|$)' "$ROOT/proc/kallsyms"; then
+            REPLY=y
+        else
+            REPLY=n
+        fi
         return 0
     fi
     KCONFIG_SOURCE="/boot/config-$release, /proc/config.gz, /proc/kallsyms"

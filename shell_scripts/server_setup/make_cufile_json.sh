@@ -2,7 +2,8 @@
 # Writes a cuFile configuration that says what it means.
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -185,6 +186,13 @@ cannot_write() {
     die 1 "cannot write '$1'; nothing was changed. Is the folder writable, and is there room?"
 }
 
+# A link fails where a name has been taken since the check above. Some file systems (exFAT,
+# CIFS) have no links; there mv -n leaves the temporary file where the name is taken.
+give_name() {
+    ln -T -- "$1" "$2" 2>/dev/null && return 0
+    [[ ! -e $2 && ! -L $2 ]] && mv -nT -- "$1" "$2" 2>/dev/null && [[ ! -e $1 ]]
+}
+
 # Both files are complete before either gets its name. The comments come first: a
 # configuration without them would be half of what was asked for.
 write_files() {
@@ -206,9 +214,8 @@ write_files() {
         mv -fT -- "${TEMPS[0]}" "$COMMENTS" 2>/dev/null || cannot_write "$COMMENTS"
         mv -fT -- "${TEMPS[1]}" "$OUT" 2>/dev/null || cannot_write "$OUT"
     else
-        # A link fails where a name has been taken since the check above.
-        ln -T -- "${TEMPS[0]}" "$COMMENTS" 2>/dev/null || cannot_write "$COMMENTS"
-        if ! ln -T -- "${TEMPS[1]}" "$OUT" 2>/dev/null; then
+        give_name "${TEMPS[0]}" "$COMMENTS" || cannot_write "$COMMENTS"
+        if ! give_name "${TEMPS[1]}" "$OUT"; then
             rm -f -- "$COMMENTS"
             cannot_write "$OUT"
         fi

@@ -3,7 +3,8 @@
 # and 6.17. It holds no code of nvidia-fs: each place is found by a short anchor.
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -74,6 +75,8 @@ parse_arguments() {
     [[ -n $SRC ]] || usage_error "no source given; add --src DIR, the folder that holds nvfs-vers.h"
     ((!FORCE)) || [[ $ACTION == revert ]] || usage_error "--force goes with --revert only"
     [[ -d $SRC ]] || usage_error "--src: there is no folder '$SRC'; give the source of nvidia-fs"
+    # A name that starts with a dash is no option.
+    [[ $SRC != -* ]] || SRC=./$SRC
     SRC=${SRC%/}
     if [[ ! -f ${SRC:-/}/nvfs-vers.h && -f $SRC/src/nvfs-vers.h ]]; then SRC=$SRC/src; fi
     [[ -f $SRC/nvfs-vers.h && -r $SRC/nvfs-vers.h ]] ||
@@ -205,7 +208,7 @@ mend_mmap() {
 # Inside the iterator path only: the older path above has a struct req_iterator of its own,
 # which is right on every kernel.
 mend_dma() {
-    local line rest before named=0 typed=0 own=0 depth=0 inside i
+    local line rest before named=0 typed=0 own=0 inside i
     local -a branch=()
     local pointer='struct[[:space:]]+(req_iterator|blk_map_iter)[[:space:]]*\*'
     local typed_re='typeof(__)?[[:space:]]*\(.*(->|\.)iter[[:space:]]*\)[[:space:]]*\*'
@@ -292,6 +295,8 @@ force_unpack() {
 
 mend_symvers() {
     local line i match either after=0 arm='' xz_arms=0 zst_arms=0 xz_done=0 zst_done=0 crc=0 changed=0 indent='' eol=$'\n'
+    # By hand it may also be (R|r), in either dialect of grep.
+    local both='(\[Rr\]|\[rR\]|\\?\((R\\?\|r|r\\?\|R)\\?\))'
     local space='(\\s|\[\[:space:\]\]|[[:space:]])'
     for ((i = 0; i < ${#LINES[@]}; i++)); do
         line=${LINES[i]}
@@ -325,7 +330,7 @@ mend_symvers() {
                     LINE=${LINE/"$match"/"$either"}
                     changed=$((changed + 1))
                 fi
-            elif [[ $LINE =~ ${space}(\[Rr\]|\[rR\])${space} ]]; then
+            elif [[ $LINE =~ $space$both$space ]]; then
                 crc=$((crc + 1))
             fi
         fi
@@ -385,6 +390,18 @@ not_applied() {
     finish 3 not-applied "$1; nothing was changed"
 }
 
+# Two runs at once would take each other's files. The lock is on the folder itself, so it
+# leaves nothing behind, and ends with this process.
+lock() {
+    command -v flock >/dev/null || return 0
+    { exec {LOCK}<"$SRC"; } 2>/dev/null || not_applied "cannot read '$SRC'"
+    local status=0
+    # Any other failure is a file system that cannot lock a folder (NFS): go on without.
+    flock -n -E 75 "$LOCK" 2>/dev/null || status=$?
+    ((status != 75)) ||
+        finish 3 not-applied "another run is at work in '$SRC'; nothing was changed. Wait for it, and run this again"
+}
+
 # What a killed run left. Only names that this script makes.
 sweep() {
     local file temp
@@ -407,19 +424,25 @@ write_all() {
     for file in "${TODO[@]}"; do
         temp=$(mktemp -- "$SRC/.$file.kernel7.XXXXXX" 2>/dev/null) || not_applied "cannot write in '$SRC'"
         TEMPS+=("$temp")
-        # The copy carries mode and owner; then the text is replaced.
-        cp -p -- "$SRC/$file" "$temp" 2>/dev/null || not_applied "cannot write '$temp'"
         # shellcheck disable=SC2094 # the file read and the file written differ
         printf '%s' "${MENDED[$file]}" 2>/dev/null >"$temp" || not_applied "cannot write '$temp' (is the disk full?)"
         printf '%s' "${MENDED[$file]}" | cmp -s - "$temp" || not_applied "cannot write '$temp' (is the disk full?)"
+        # Mode and owner come last: a mode without 'w' would forbid the writing.
+        cp --attributes-only --preserve=mode,ownership -- "$SRC/$file" "$temp" 2>/dev/null ||
+            not_applied "cannot give '$temp' the mode and owner of '$file'"
     done
     for file in "${TODO[@]}"; do
         # The first original is the one to go back to; a later run must not replace it.
         [[ ! -e $SRC/$file$KEPT && ! -L $SRC/$file$KEPT ]] || continue
-        MADE+=("$SRC/$file$KEPT")
-        if ! cp -p -- "$SRC/$file" "$SRC/$file$KEPT" 2>/dev/null || ! cmp -s -- "$SRC/$file" "$SRC/$file$KEPT"; then
+        # Under its name only when it is whole: a run that is killed half-way leaves no
+        # half original for a later one to trust.
+        temp=$(mktemp -- "$SRC/.$file.kernel7.XXXXXX" 2>/dev/null) || not_applied "cannot write in '$SRC'"
+        TEMPS+=("$temp")
+        if ! cp -p -- "$SRC/$file" "$temp" 2>/dev/null || ! cmp -s -- "$SRC/$file" "$temp"; then
             not_applied "cannot keep the original of '$SRC/$file' (is the disk full?)"
         fi
+        MADE+=("$SRC/$file$KEPT")
+        mv -fT -- "$temp" "$SRC/$file$KEPT" 2>/dev/null || not_applied "cannot keep the original of '$SRC/$file'"
     done
     trap '' INT TERM HUP
     for i in "${!TODO[@]}"; do
@@ -556,6 +579,7 @@ main() {
     fi
     [[ $VERSION == 2.28.4 ]] ||
         finish 4 unknown "this is nvidia-fs $VERSION, and the mends are for 2.28.4; nothing was changed. Use 2.28.4, or 2.29 or later"
+    ((DRY)) || [[ $ACTION == check ]] || lock
     case $ACTION in
         check) check_only ;;
         apply) apply ;;

@@ -2,7 +2,8 @@
 # Module.symvers lines for the nvidia_p2p_* exports of a built nvidia module.
 set -euo pipefail
 
-HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# Also through a symlink to this script, and whatever CDPATH says.
+HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"
 
@@ -42,6 +43,10 @@ need() {
     command -v "$1" >/dev/null || refuse "this needs '$1', which is not here; install the package $2"
 }
 
+cannot_unpack() {
+    refuse "$1 cannot unpack it; is the file complete, and is there room in '${TMPDIR:-/tmp}'?"
+}
+
 # Sets ELF to a plain ELF file of KO. The content tells the packing, not the name.
 unpack() {
     local magic
@@ -51,15 +56,15 @@ unpack() {
         7f454c46*) ELF=$KO ;;
         fd377a585a00)
             need xz xz-utils
-            xz -dc -- "$KO" >"$ELF" 2>/dev/null </dev/null || refuse "xz cannot unpack it; is the file complete?"
+            xz -dc -- "$KO" >"$ELF" 2>/dev/null </dev/null || cannot_unpack xz
             ;;
         28b52ffd*)
             need zstd zstd
-            zstd -dcq -- "$KO" >"$ELF" 2>/dev/null </dev/null || refuse "zstd cannot unpack it; is the file complete?"
+            zstd -dcq -- "$KO" >"$ELF" 2>/dev/null </dev/null || cannot_unpack zstd
             ;;
         1f8b*)
             need gzip gzip
-            gzip -dc <"$KO" >"$ELF" 2>/dev/null || refuse "gzip cannot unpack it; is the file complete?"
+            gzip -dc <"$KO" >"$ELF" 2>/dev/null || cannot_unpack gzip
             ;;
         '') refuse "it is empty" ;;
         *) refuse "it is neither a kernel module nor one packed with xz, zstd or gzip" ;;
@@ -69,11 +74,12 @@ unpack() {
 
 # ---------------------------------------------------------------- ELF
 
-# Sections by number: S_NAME, S_TYPE, S_OFF, S_SIZE, S_FLAGS; and BIG_ENDIAN, WORD (4 or 8).
+# Sections by number: S_NAME, S_TYPE, S_OFF, S_SIZE, S_FLAGS, S_INFO; and BIG_ENDIAN, WORD (4 or 8).
 read_sections() {
     local line header
-    local re='^[[:space:]]*\[[[:space:]]*([0-9]+)\][[:space:]]+([^[:space:]]+)[[:space:]]+([A-Z0-9_]+)[[:space:]]+[0-9a-f]+[[:space:]]+([0-9a-f]+)[[:space:]]+([0-9a-f]+)[[:space:]]+[0-9a-f]+[[:space:]]+([A-Za-z]*)[[:space:]]'
-    S_NAME=() S_TYPE=() S_OFF=() S_SIZE=() S_FLAGS=()
+    local re='^[[:space:]]*\[[[:space:]]*([0-9]+)\][[:space:]]+([^[:space:]]+)[[:space:]]+([A-Z0-9_]+)[[:space:]]+[0-9a-f]+[[:space:]]+([0-9a-f]+)[[:space:]]+([0-9a-f]+)[[:space:]]+[0-9a-f]+[[:space:]]+([A-Za-z]*)[[:space:]]+[0-9]+[[:space:]]+([0-9]+)[[:space:]]'
+    S_NAME=() S_TYPE=() S_OFF=() S_SIZE=() S_FLAGS=() S_INFO=()
+    RELOCATED=() RELOCATIONS_READ=()
     header=$(readelf -hW -- "$ELF" 2>/dev/null) || refuse "readelf cannot read it"
     # Only in a relocatable file is a symbol's value its place in the section.
     [[ $header =~ Type:[[:space:]]+REL ]] || refuse "it is no relocatable object, so no kernel module"
@@ -85,14 +91,14 @@ read_sections() {
         local n=$((10#${BASH_REMATCH[1]}))
         S_NAME[n]=${BASH_REMATCH[2]} S_TYPE[n]=${BASH_REMATCH[3]}
         S_OFF[n]=$((16#${BASH_REMATCH[4]})) S_SIZE[n]=$((16#${BASH_REMATCH[5]}))
-        S_FLAGS[n]=${BASH_REMATCH[6]}
+        S_FLAGS[n]=${BASH_REMATCH[6]} S_INFO[n]=$((10#${BASH_REMATCH[7]}))
     done < <(readelf -SW -- "$ELF" 2>/dev/null)
     ((${#S_NAME[@]})) || refuse "it has no sections that readelf can name"
 }
 
 # Bytes OFFSET COUNT of the file as numbers, in REPLY.
 bytes_at() {
-    REPLY=$(od -An -v -j "$1" -N "$2" -tu1 -- "$ELF" | tr '\n' ' ')
+    REPLY=$(od -An -v -j "$1" -N "$2" -tu1 -- "$ELF" 2>/dev/null | tr '\n' ' ') || REPLY=
 }
 
 # Four bytes as 0xXXXXXXXX in REPLY, in the byte order of the file.
@@ -108,26 +114,35 @@ word_at() {
     fi
 }
 
+# The places in a section that a relocation completes, as RELOCATED[SECTION:PLACE]. Read once
+# for each section: that of .rodata may have a hundred thousand entries.
+declare -A RELOCATED=() RELOCATIONS_READ=()
+read_relocations() {
+    local section=$1 n width order=little place
+    [[ -z ${RELOCATIONS_READ[$section]:-} ]] || return 0
+    RELOCATIONS_READ[$section]=1
+    ((!BIG_ENDIAN)) || order=big
+    for n in "${!S_NAME[@]}"; do
+        case ${S_TYPE[n]} in
+            RELA) width=$((3 * WORD)) ;;
+            REL) width=$((2 * WORD)) ;;
+            *) continue ;;
+        esac
+        ((S_INFO[n] == section)) || continue
+        while read -r place _; do
+            [[ $place =~ ^[0-9a-f]+$ ]] || refuse "its relocations of '${S_NAME[section]}' cannot be read"
+            RELOCATED[$section:$((16#$place))]=1
+        done < <(od -An -v --endian="$order" -w"$width" -tx"$WORD" -j "${S_OFF[n]}" -N "${S_SIZE[n]}" -- "$ELF" 2>/dev/null || printf 'failed\n')
+    done
+}
+
 # Does a relocation touch bytes VALUE..VALUE+3 of a section? Then they hold a part of an
 # address, which the loader would complete, and no checksum.
 is_relocated() {
-    local section=$1 value=$2 n entry i j place
-    local -a b
-    for n in "${!S_NAME[@]}"; do
-        case ${S_NAME[n]} in
-            ".rela${S_NAME[section]}") entry=$((3 * WORD)) ;;
-            ".rel${S_NAME[section]}") entry=$((2 * WORD)) ;;
-            *) continue ;;
-        esac
-        bytes_at "${S_OFF[n]}" "${S_SIZE[n]}"
-        read -r -a b <<<"$REPLY"
-        for ((i = 0; i + entry <= ${#b[@]}; i += entry)); do
-            place=0
-            for ((j = 0; j < WORD; j++)); do
-                if ((BIG_ENDIAN)); then place=$((place * 256 + b[i + j])); else place=$((place + (b[i + j] << (8 * j)))); fi
-            done
-            ((place + 8 <= value || place >= value + 4)) || return 0
-        done
+    local section=$1 value=$2 place
+    read_relocations "$section"
+    for ((place = value - 7; place < value + 4; place++)); do
+        [[ -z ${RELOCATED[$section:$place]:-} ]] || return 0
     done
     return 1
 }
@@ -230,11 +245,12 @@ main() {
         [[ -f $KO && -r $KO ]] || usage_error "'$KO' is no file that can be read; give a module file"
     done
     # Absolute names, so that no tool takes one for an option.
-    WORK=$(mktemp -d) || die 4 "no temporary folder can be made; set TMPDIR to one with room"
-    trap 'rm -rf -- "$WORK"' EXIT
+    WORK=
+    trap '[[ -z $WORK ]] || rm -rf -- "$WORK"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     trap 'exit 129' HUP
+    WORK=$(mktemp -d 2>/dev/null) || die 4 "no temporary folder can be made in '${TMPDIR:-/tmp}'; set TMPDIR to one with room"
     OUT_LINES=() OUT_FORMS=()
     for KO in "${kos[@]}"; do
         [[ $KO == /* ]] || KO=$PWD/$KO

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import linumpy
-from linumpy.benchmark import session
+from linumpy.benchmark import measure
 from linumpy.benchmark.paths import PATH_NAMES, Prepared, TimedPath
 from linumpy.benchmark.specs import SUITES
 
@@ -94,7 +94,7 @@ def test_an_array_that_is_there_is_timed_and_left_alone(main, tmp_path, capsys, 
 
 
 def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys, no_gpu, monkeypatch):
-    monkeypatch.setattr(session.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(measure.tempfile, "tempdir", str(tmp_path))
     assert main("--suite", "raw", "--scale", "0.0625", "--runs", "1", "--only", "flat", "zarr-numpy") == 0
     text = capsys.readouterr().out
     assert [spec.name in text for spec in SUITES["raw"]] == [True] * 4
@@ -114,7 +114,7 @@ def test_a_wrong_result_ends_with_1_and_is_told(main, tmp_path, capsys, no_gpu, 
     def prepare(case):
         yield Prepared(lambda: np.zeros(case.shape, case.dtype))
 
-    monkeypatch.setattr(session, "standard_paths", lambda gpu: (TimedPath("zarr-numpy", "a liar", prepare),))
+    monkeypatch.setattr(measure, "standard_paths", lambda gpu: (TimedPath("zarr-numpy", "a liar", prepare),))
     assert main("--generate", tmp_path / "made", *SMALL, "--json", tmp_path / "a.json") == 1
     told = capsys.readouterr()
     assert "a liar                       WRONG: voxel (0, 0, 0) is 0, not" in told.out
@@ -219,5 +219,5 @@ def test_a_gpu_path_that_reads_wrong_values_is_found(main, tmp_path, cupy, monke
     def prepare(case):
         yield Prepared(lambda: cupy.zeros(case.shape, case.dtype))
 
-    monkeypatch.setattr(session, "standard_paths", lambda gpu: (TimedPath("zarr-gpu", "a liar", prepare),))
+    monkeypatch.setattr(measure, "standard_paths", lambda gpu: (TimedPath("zarr-gpu", "a liar", prepare),))
     assert main("--generate", tmp_path / "made", *SMALL) == 1

@@ -158,3 +158,14 @@ assert fields[1].encode().decode("unicode_escape") == sys.argv[1], fields' "$nam
     exits 0
     says '3 something to change'
 }
+
+@test "what only /etc/fstab knows stays in the line" {
+    change data super_options=rw
+    printf '# /data ext4\nUUID=old /data/ ext4 nofail,x-systemd.device-timeout=5,data=writeback 1 2\n/dev/x /other ext4 noexec 0 2\n' >"$TREE/etc/fstab"
+    run "$CHECK" /data
+    exits 3
+    says 'fstab: UUID=0f0e0d0c-1111-2222-3333-444455556666 /data ext4 nofail,x-systemd.device-timeout=5,data=ordered 1 2'
+    printf 'UUID=old /data ext4 data=journal\n' >"$TREE/etc/fstab"
+    run "$CHECK" /data
+    says '/data ext4 defaults,data=ordered 0 0'
+}

@@ -97,6 +97,7 @@ class FakeTree:
         base = "proc/driver/nvidia-fs"
         self.write(f"{base}/version", "version: 2.29\n")
         self.write(f"{base}/modules", modules)
+        self.write("dev/nvidia-fs0", "")
         self.write(
             f"{base}/stats",
             "GDS Version: 1.18.0.1 \nNVFS statistics(ver: 4.0)\n\nActive Process: 0\n"

@@ -660,7 +660,7 @@ SH
     cat >"$BOX/trap/dd" <<SH
 #!/bin/sh
 printf '%s\n' "\$*" >>"$BOX/dd.log"
-exit \${DD_EXIT:-0}
+[ -z "\${DD_SAYS:-}" ] || { echo "dd: failed to open 'x': \$DD_SAYS" >&2; exit 1; }
 SH
     chmod +x "$BOX/trap/dd"
     run "$DOCTOR" --probe /data
@@ -670,9 +670,15 @@ SH
     grep -q "if=$TREE/data/.gds_probe.*iflag=direct" "$BOX/dd.log"
     [ "$(wc -l <"$BOX/dd.log")" -eq 2 ]
     [ -z "$(ls -A "$TREE/data")" ]
-    DD_EXIT=1 run "$DOCTOR" --probe /data
+    DD_SAYS='Invalid argument' run "$DOCTOR" --probe /data
     exits 10
     row FAIL both probe
+    [ -z "$(ls -A "$TREE/data")" ]
+    # A quota or a broken disk is no lack of O_DIRECT.
+    DD_SAYS='Disk quota exceeded' run "$DOCTOR" --probe /data
+    exits 1
+    row unsure both probe
+    says 'could not be tried: Disk quota exceeded'
     [ -z "$(ls -A "$TREE/data")" ]
     rm "$BOX/dd.log"
     run "$DOCTOR" /data
@@ -771,4 +777,128 @@ PY
     PYTHONPATH=$BOX/site run "$DOCTOR" --python python3 /data
     exits 0
     says "$BOX/site/nvidia/cu13/lib/libcufile.so.0"
+}
+
+@test "a mount point with a blank before a digit is found" {
+    change data 'point=/my 1disk' fstype=xfs
+    run "$DOCTOR" '/my 1disk'
+    exits 0
+    says 'xfs on /my 1disk'
+    # Its neighbour is another file system.
+    mkdir "$TREE/my 2disk"
+    run "$DOCTOR" '/my 2disk'
+    exits 10
+}
+
+@test "neither osrelease nor version can be read: whether this is WSL is unknown" {
+    rm "$TREE/proc/sys/kernel/osrelease" "$TREE/proc/version"
+    run "$DOCTOR" /data
+    exits 1
+    row unsure cufile wsl
+}
+
+@test "an unknown architecture does not open P2PDMA" {
+    rm -r "$TREE/proc/driver/nvidia-fs" "$TREE/proc/sys/kernel/arch"
+    sed -i 's/ for x86_64//' "$TREE/proc/driver/nvidia/version"
+    run "$DOCTOR" /data
+    exits 1
+    row unsure p2pdma arch
+}
+
+@test "what the configuration denies is not native" {
+    for deny in '"devices": ["/dev/nvme0n1"]' '"devices": ["/dev/nvme0n1p1"]' '"mounts": ["/data/"]' '"filesystems": ["lustre", "ext4"]'; do
+        for word in denylist blacklist; do
+            printf '{"properties": {"use_pci_p2pdma": true}, "block": {"nvme": {"use_pci_p2pdma": true}}, "%s": {%s}}\n' \
+                "$word" "$deny" >"$TREE/etc/cufile.json"
+            run "$DOCTOR" /data
+            exits 10
+            row FAIL both denylist
+        done
+    done
+    printf '{"denylist": {"drivers": ["nvme"], "devices": ["/dev/nvme0n10"], "mounts": ["/dat"], "filesystems": []}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 10
+    row FAIL nvidia-fs denylist
+    does_not_say 'both       denylist'
+    printf '{"denylist": {"drivers": ["nvme_rdma"], "devices": ["/dev/nvme0n10"], "mounts": ["/dat", "/"], "filesystems": []}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 0
+    mkdir "$TREE/data/sub"
+    printf '{"denylist": {"mounts": ["/data/sub"]}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data/sub
+    exits 1
+    row unsure both denylist
+}
+
+@test "true as a string, and a dot in a key, are not what cuFile wants" {
+    rm -r "$TREE/proc/driver/nvidia-fs"
+    printf '{"properties": {"use_pci_p2pdma": "true"}, "block": {"nvme": {"use_pci_p2pdma": true}}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 10
+    row FAIL p2pdma use-p2pdma
+    printf '{"properties": {"use_pci_p2pdma": true}, "block": {"nvme": {"use_pci_p2pdma": "true"}}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 10
+    row FAIL p2pdma block-p2pdma
+    printf '{"properties": {"use_pci_p2pdma": true}, "block.nvme": {"use_pci_p2pdma": true}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 10
+    # Written twice, the last one counts.
+    printf '{"properties": {"use_pci_p2pdma": "x", "use_pci_p2pdma": true}, "block": {"nvme": {"use_pci_p2pdma": true}}}\n' >"$TREE/etc/cufile.json"
+    run "$DOCTOR" /data
+    exits 0
+}
+
+@test "kallsyms without data symbols still shows P2PDMA" {
+    rm "$TREE"/boot/config-*
+    printf '0000000000000000 T pci_p2pdma_add_resource\n' >"$TREE/proc/kallsyms"
+    run "$DOCTOR" /data
+    row ok p2pdma kernel-config
+    printf '0000000000000000 T pci_p2pdma_add_resource_not\n' >"$TREE/proc/kallsyms"
+    run "$DOCTOR" /data
+    row FAIL p2pdma kernel-config
+}
+
+@test "nvidia-fs without its devices, as in a container: closed" {
+    rm "$TREE/dev/nvidia-fs0" "$TREE/etc/cufile.json"
+    : >"$TREE/.dockerenv"
+    run "$DOCTOR" /data
+    exits 10
+    row FAIL nvidia-fs nvidia-fs-device
+    says -- '--device'
+    rm -r "$TREE/dev"
+    run "$DOCTOR" /data
+    exits 1
+}
+
+@test "--probe never takes the last of a disk, and a full one is no missing O_DIRECT" {
+    printf '#!/bin/sh\n: >"%s/asked"\n' "$BOX" >"$BOX/trap/dd"
+    printf '#!/bin/sh\necho "4000 4096"\n' >"$BOX/trap/stat"
+    chmod +x "$BOX/trap/dd" "$BOX/trap/stat"
+    run "$DOCTOR" --probe /data
+    exits 0
+    row note info probe
+    says 'so nothing was written'
+    [ ! -e "$BOX/asked" ]
+    [ -z "$(ls -A "$TREE/data")" ]
+}
+
+@test "the Python that is asked imports nothing from the working folder" {
+    mkdir "$BOX/cwd"
+    printf 'open("%s/imported", "w")\n' "$BOX" | tee "$BOX/cwd/kvikio.py" >"$BOX/cwd/importlib.py"
+    cd "$BOX/cwd"
+    run "$DOCTOR" --python python3 /data
+    exits 0
+    [ ! -e "$BOX/imported" ]
+}
+
+@test "a bare shell: no HOME, noclobber, failglob, CDPATH, and a link to the script" {
+    ln -s "$DOCTOR" "$BOX/doctor"
+    cd "$BOX"
+    run env -i PATH="$PATH" GDS_SYSROOT="$TREE" TRAP_LOG="$TRAP_LOG" SHELLOPTS=noclobber:noglob BASHOPTS=failglob CDPATH="$SETUP_DIR/..:/" ./doctor --no-python /data
+    exits 0
+    verdict p2pdma
+    cd "$SETUP_DIR/../.."
+    CDPATH=$PWD run bash shell_scripts/server_setup/gds_doctor.sh --no-python /data
+    verdict p2pdma
 }

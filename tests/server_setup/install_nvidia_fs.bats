@@ -7,6 +7,8 @@ setup() {
     use_tree
     rm -r "$TREE/proc/driver/nvidia-fs"
     INSTALL=$SETUP_DIR/install_nvidia_fs.sh
+    # --yes calls a pretended package manager, or a trap.
+    export GDS_SYSROOT_PRETENDED=yes
 }
 teardown() { common_teardown; }
 
@@ -174,6 +176,17 @@ working_manager() {
     run "$INSTALL"
     exits 0
     says 'has no hook for nvidia-fs'
+}
+
+@test "--yes for the tree of another machine is refused; this machine is not that one" {
+    offer 2.29.1-1
+    working_manager apt-get
+    GDS_SYSROOT_PRETENDED='' run "$INSTALL" --yes
+    one_clear_line
+    says "'$TREE'"
+    [ ! -e "$BOX/asked" ]
+    GDS_SYSROOT_PRETENDED='' run "$INSTALL" --yes --dry-run
+    exits 0
 }
 
 @test "--yes runs the package manager's commands and no other" {

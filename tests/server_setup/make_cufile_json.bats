@@ -111,11 +111,12 @@ assert p["max_direct_io_size_kb"] % 64 == 0' "$OUT"
     [ -z "$(ls -A "$(dirname "$OUT")")" ]
     rm "$BOX/trap/chmod"
     printf '#!/bin/sh\ncase "$*" in *comments.txt) exec /bin/ln "$@" ;; esac\nexit 1\n' >"$BOX/trap/ln"
-    chmod +x "$BOX/trap/ln"
+    printf '#!/bin/sh\nexit 1\n' >"$BOX/trap/mv"
+    chmod +x "$BOX/trap/ln" "$BOX/trap/mv"
     run "$MAKE" --mode p2pdma -o "$OUT"
     exits 1
     [ -z "$(ls -A "$(dirname "$OUT")")" ]
-    rm "$BOX/trap/ln"
+    rm "$BOX/trap/ln" "$BOX/trap/mv"
     echo mine >"$OUT"
     printf '#!/bin/sh\nexit 1\n' >"$BOX/trap/cmp"
     chmod +x "$BOX/trap/cmp"
@@ -170,4 +171,16 @@ assert p["max_direct_io_size_kb"] % 64 == 0' "$OUT"
     run "$MAKE" --help
     exits 0
     says '3 FILE exists'
+}
+
+@test "a file system without hard links, and a shell with noclobber" {
+    printf '#!/bin/sh\nexit 1\n' >"$BOX/trap/ln"
+    chmod +x "$BOX/trap/ln"
+    run env SHELLOPTS=noclobber "$MAKE" --mode nvfs -o "$BOX/c.json"
+    exits 0
+    python3 -m json.tool "$BOX/c.json" >"$BOX/read"
+    [ -s "$BOX/c.json.comments.txt" ]
+    run "$MAKE" --mode nvfs -o "$BOX/c.json"
+    exits 3
+    [ "$(ls -A "$BOX" | grep -c '^\.cufile')" -eq 0 ]
 }

@@ -435,3 +435,88 @@ SH
     exits 0
     for word in --check --apply --revert --dry-run '2 wrong' '3 not applied' '4 unknown'; do says "$word"; done
 }
+
+@test "killed at any copy or rename: a later run finishes, and revert still restores all" {
+    # The Nth cp or mv does half of its work, and the script is killed.
+    for tool in cp mv; do
+        cat >"$BOX/trap/$tool" <<SH
+#!/bin/bash
+n=\$((\$(cat "$BOX/count") + 1)); echo "\$n" >"$BOX/count"
+if [ "\$n" -eq "\$(cat "$BOX/kill")" ]; then
+    [ $tool = mv ] || [ "\$1" = --attributes-only ] || head -c 100 "\${@: -2:1}" >"\${@: -1}"
+    kill -KILL \$PPID; exit 1
+fi
+exec /bin/$tool "\$@"
+SH
+        chmod +x "$BOX/trap/$tool"
+    done
+    killed=0
+    for n in $(seq 1 2 40); do
+        echo 0 >"$BOX/count"
+        echo "$n" >"$BOX/kill"
+        run "$PATCH" --apply --src "$SRC"
+        [ "$status" -ne 0 ] || break
+        exits 137
+        killed=$((killed + 1))
+        echo 0 >"$BOX/kill"
+        run "$PATCH" --apply --src "$SRC"
+        exits 0
+        run "$PATCH" --revert --src "$SRC"
+        exits 0
+        unchanged
+    done
+    [ "$killed" -ge 5 ]
+}
+
+@test "two runs at once: the second waits for nobody and changes nothing" {
+    exec 9<"$SRC"
+    flock -n 9
+    run "$PATCH" --apply --src "$SRC"
+    exits 3
+    says 'another run is at work'
+    [ "${#lines[@]}" -eq 1 ]
+    run "$PATCH" --revert --src "$SRC"
+    exits 3
+    run "$PATCH" --apply --dry-run --src "$SRC"
+    exits 0
+    exec 9<&-
+    unchanged
+    run "$PATCH" --apply --src "$SRC"
+    exits 0
+}
+
+@test "read-only files and an ordinary user; a folder whose name starts with a dash" {
+    chmod a-w "$SRC"/nvfs-*.c "$SRC/create_nv.symvers.sh"
+    before=$(fingerprint "$SRC")
+    name=-${SRC##*/}
+    mv -- "$SRC" "${SRC%/*}/$name"
+    cd "${SRC%/*}"
+    as_user=()
+    if [ "$(id -u)" -eq 0 ]; then
+        chown -R 65534 "./$name"
+        chmod 755 "$BOX" "${SRC%/*}"
+        : >"$TRAP_LOG" && chmod 666 "$TRAP_LOG"
+        as_user=(setpriv --reuid=65534 --clear-groups)
+    fi
+    # The checkout itself may be closed to that user.
+    cp -r "$SETUP_DIR" "$BOX/scripts"
+    chmod -R a+rX "$BOX/scripts"
+    run "${as_user[@]}" "$BOX/scripts/nvfs_kernel7_patch.sh" --apply --src "$name"
+    exits 0
+    [ "$(stat -c %a "./$name/nvfs-dma.c")" = 444 ]
+    run "${as_user[@]}" "$BOX/scripts/nvfs_kernel7_patch.sh" --revert --src "$name"
+    exits 0
+    [ ! -s "$TRAP_LOG" ] && rm -f "$TRAP_LOG"
+    mv -- "./$name" "$SRC"
+    [ "$before" = "$(fingerprint "$SRC")" ]
+}
+
+@test "(R|r) by hand is accepted; noclobber does no harm" {
+    run env SHELLOPTS=noclobber "$PATCH" --apply --src "$SRC"
+    exits 0
+    for text in '(R|r)' '\\(R\\|r\\)'; do
+        sed -i "/__crc\"/s/\\[Rr\\]\\|(R|r)/$text/" "$SRC/create_nv.symvers.sh"
+        run "$PATCH" --check --src "$SRC"
+        exits 0
+    done
+}

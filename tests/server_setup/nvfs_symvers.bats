@@ -208,7 +208,7 @@ PY
     relative local __kcrctab nvidia_p2p_a 0x12345678 | assemble
     zstd -q "$MOD/nvidia.ko"
     mkdir "$BOX/few"
-    for tool in bash dirname od tr mktemp rm cat; do ln -s "$(command -v $tool)" "$BOX/few/$tool"; done
+    for tool in bash dirname readlink od tr mktemp rm cat; do ln -s "$(command -v $tool)" "$BOX/few/$tool"; done
     PATH=$BOX/few run "$BOX/few/bash" "$SYMVERS" "$MOD/nvidia.ko"
     refused
     says "install the package binutils"
@@ -246,4 +246,67 @@ assert [(r["crc"], r["symbol"], r["module"], r["form"]) for r in rows] == [
     run "$SYMVERS" --help
     exits 0
     says '4 refused'
+}
+
+@test "a section whose bytes are cut off: refused in one line" {
+    {
+        relative globl __kcrctab nvidia_p2p_a 0x12345678
+        printf '.section .rodata,"a"\n.zero 64\n'
+    } | assemble
+    python3 - "$MOD/nvidia.ko" <<'PY'
+import struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+table, = struct.unpack_from("<Q", data, 40)
+size, count = struct.unpack_from("<HH", data, 58)
+for n in range(count):
+    at = table + n * size
+    if struct.unpack_from("<I", data, at + 4)[0] == 1 and struct.unpack_from("<Q", data, at + 8)[0] == 2:
+        struct.pack_into("<Q", data, at + 24, len(data) + 4096)
+open(sys.argv[1], "wb").write(data)
+PY
+    run "$SYMVERS" "$MOD/nvidia.ko"
+    refused
+}
+
+@test "a big section with many relocations is read once, and in time" {
+    {
+        printf '.section .rodata,"a"\n.balign 8\n.rept 150000\n.quad somewhere\n.endr\n'
+        for n in 1 2 3 4 5 6; do printf '.globl __crc_nvidia_p2p_%s\n__crc_nvidia_p2p_%s:\n.long 0x1000%s\n' "$n" "$n" "$n"; done
+        printf '.balign 8\n.quad somewhere\n'
+    } | assemble
+    run timeout 20 "$SYMVERS" "$MOD/nvidia.ko"
+    exits 0
+    [ "${#lines[@]}" -eq 6 ]
+    says $'0x00010006\tnvidia_p2p_6'
+}
+
+@test "killed by a signal: no folder stays" {
+    relative globl __kcrctab nvidia_p2p_a 0x12345678 | assemble
+    gzip "$MOD/nvidia.ko"
+    printf '#!/bin/sh\n: >"%s/started"\nsleep 1\n' "$BOX" >"$BOX/trap/gzip"
+    chmod +x "$BOX/trap/gzip"
+    for signal in TERM HUP; do
+        rm -f "$BOX/started"
+        "$SYMVERS" "$MOD/nvidia.ko.gz" 2>/dev/null &
+        pid=$!
+        while [ ! -e "$BOX/started" ]; do sleep 0.05; done
+        kill -s "$signal" "$pid"
+        code=0
+        wait "$pid" || code=$?
+        [ "$code" -gt 128 ]
+        [ -z "$(ls -A "$TMPDIR")" ]
+    done
+}
+
+@test "two packed modules with noclobber; no room for a folder is said with its name" {
+    relative globl __kcrctab nvidia_p2p_a 0x12345678 | assemble
+    gzip -k "$MOD/nvidia.ko"
+    cp "$MOD/nvidia.ko.gz" "$MOD/nvidia2.ko.gz"
+    run env SHELLOPTS=noclobber "$SYMVERS" "$MOD/nvidia.ko.gz" "$MOD/nvidia2.ko.gz"
+    exits 0
+    [ "${#lines[@]}" -eq 2 ]
+    TMPDIR=$BOX/none run "$SYMVERS" "$MOD/nvidia.ko.gz"
+    exits 4
+    [ "${#lines[@]}" -eq 1 ]
+    says "'$BOX/none'"
 }

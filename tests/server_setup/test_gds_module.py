@@ -226,6 +226,15 @@ def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path):
         pytest.fail("the child is still alive")
 
 
+def test_no_answer_in_time_is_not_kept(server, tmp_path):
+    answer = '{"path": "p2pdma", "reasons": [], "both_native": false, "native": ["p2pdma"]}'
+    module, _ = install(
+        tmp_path, f"[ -e '{tmp_path}/late' ] || {{ : >'{tmp_path}/late'; sleep 60; }}\necho '{answer}'\n"
+    )
+    assert module.gds_verdict(server.path("data"), timeout=1).path == "unknown"
+    assert module.gds_verdict(server.path("data")).is_native
+
+
 def test_the_module_imports_nothing_but_the_standard_library():
     tree = ast.parse(MODULE.read_text())
     names = set()

@@ -44,13 +44,14 @@ class Server:
         self.installed = set()
         self.fstab_line = None
         self.modprobe = ""
-        self.cuda_ran = False
+        self.repository = self.python = False
         self.asked = tmp_path / "asked"
         bin_folder = tmp_path / "bin"
         bin_folder.mkdir()
         (bin_folder / "apt-get").write_text(f'#!/bin/sh\necho "$*" >>"{self.asked}"\n')
         (bin_folder / "apt-get").chmod(0o755)
         self.env = {**os.environ, "GDS_SYSROOT": str(tree.root), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+        self.env["GDS_SYSROOT_PRETENDED"] = "yes"  # --yes calls the pretended apt-get
 
     def ours(self, line):
         done = subprocess.run(["bash", "-c", line], cwd=self.work, env=self.env, capture_output=True, text=True)
@@ -84,7 +85,24 @@ class Server:
             self.installed.add(found.group(1))
             if found.group(1).startswith("libcufile-"):
                 tree.libcufile()
+            assert self.repository or not found.group(1).startswith("libcufile-"), "Ubuntu itself has no libcufile"
+        elif re.match(
+            r"wget https://developer\.download\.nvidia\.com/compute/cuda/repos/ubuntu2404/x86_64/\S+\.deb$", line
+        ):
+            self.fetched = line.rpartition("/")[2]
+        elif line.startswith("sudo dpkg -i "):
+            assert line.split()[-1] == self.fetched
+            self.repository = True
+        elif line in ("sudo apt-get update", "sudo systemctl daemon-reload", "findmnt --verify"):
+            pass
+        elif line == "python3 -m venv ~/gds":
+            assert "python3-venv" in self.installed
+        elif line == ". ~/gds/bin/activate":
+            self.python = True
+        elif re.fullmatch(r"pip install cupy-cuda13x kvikio-cu13", line):
+            assert self.python, "Ubuntu's own Python takes no packages from pip"
         elif line == "sudo reboot":
+            self.python = False
             self.reboot()
         elif line == "sudoedit /etc/fstab":
             assert self.fstab_line, "no line was recommended before"
@@ -104,9 +122,10 @@ class Server:
             tree.write(found.group(2), text)
         elif line == "sudo update-initramfs -u":
             assert self.modprobe
-        elif found := re.fullmatch(r"sudo install -m 644 (\S+) (/etc/\S+)", line):
+        elif found := re.fullmatch(r"sudo install --backup -m 644 (\S+) (/etc/\S+)", line):
             tree.write(found.group(2), (self.work / found.group(1)).read_bytes())
         elif line == "python3 -c 'import cupy; cupy.zeros(1)'":
+            assert self.python, "CuPy is in the virtual environment"
             if REGISTRY in tree.path("proc/driver/nvidia/params").read_text():
                 tree.gpu()
         elif line == "sudo modprobe nvidia-fs":
@@ -164,7 +183,9 @@ def test_every_step_is_needed(tmp_path, clean_environment):
         for line in body
     ]
     needed = [
-        line for line in lines if line.startswith(("sudo apt-get", "sudo mount", "printf", "echo", "sudo install"))
+        line
+        for line in lines
+        if re.match(r"sudo apt-get install -y (nvidia|libcufile)|sudo mount|printf|echo|sudo install", line)
     ]
     assert len(needed) == 6
     for number, left_out in enumerate(needed):
