@@ -32,6 +32,8 @@ def gds(monkeypatch, clean_environment):
     module = load()
     # This Python's kvikio, if any, knows nothing of a pretended server.
     monkeypatch.setattr(module.sys, "executable", "")
+    # Nor does one that another test of this process imported.
+    monkeypatch.delitem(sys.modules, "kvikio.defaults", raising=False)
     return module
 
 
