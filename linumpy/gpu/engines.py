@@ -117,8 +117,9 @@ class PosixFile:
     __slots__ = ("_further", "descriptor")
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._further: list[int] | None = None  # a list for every small chunk would be felt
+        # O_NONBLOCK means nothing to a file, but without it a pipe in its place would be waited for.
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -138,6 +139,11 @@ class PosixFile:
             os.close(descriptor)
         while self._further:
             os.close(self._further.pop())
+
+    def __del__(self) -> None:
+        # An interrupt may come between opening a file and noting it.
+        if hasattr(self, "descriptor"):
+            self.close()
 
 
 class PosixEngine:

@@ -293,17 +293,34 @@ def run(job: Job, slots: Slots, engine: Engine) -> None:
         try:
             for order, slab in enumerate(pack(spans, job.limits)):
                 if len(pending) == job.depth - 1:
-                    lost |= pending.popleft().complete(slots)
+                    lost |= _complete_first(pending, slots)
                 pending.append(_InFlight(job, slab, order % job.depth))
                 pending[-1].start(slots, engine)
             while pending:
-                lost |= pending.popleft().complete(slots)
+                lost |= _complete_first(pending, slots)
+            if lost or len(missing):
+                _check_still_there(job)
             _fill(job, slots, missing, lost)
         finally:
             # After an error reads may still be writing into the buffers: wait for them, then let go.
             for in_flight in pending:
                 in_flight.abandon()
             slots.finish()
+
+
+def _complete_first(pending: deque[_InFlight], slots: Slots) -> set[int]:
+    """Complete the oldest slab. It leaves the queue last, so that an interrupt finds it there to be waited for."""
+    lost = pending[0].complete(slots)
+    pending.popleft()
+    return lost
+
+
+def _check_still_there(job: Job) -> None:
+    """Tell chunks that were never written from an array that has gone: a disk unmounted, a folder moved."""
+    root = job.plan.layout.root
+    name = "zarr.json" if job.plan.layout.zarr_format == 3 else ".zarray"
+    if not os.path.exists(f"{root}/{name}"):
+        raise ChunkError(f"chunks of {job.plan.layout.name} are missing, and so is {root}/{name}: is the folder gone?")
 
 
 def _locate(job: Job) -> tuple[Spans, np.ndarray]:
@@ -325,10 +342,10 @@ def _shard_index(job: Job, number: int) -> np.ndarray | None:
     shard = layout.shard
     assert shard is not None
     try:
-        descriptor = os.open(job.path(number), os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        descriptor = os.open(job.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
+        if _is_missing(job.path(number)):
+            return None
         raise ChunkError(f"{job.chunk_name(number)} cannot be opened: {error.strerror}") from error
     try:
         job.counts.files_opened += 1
@@ -389,7 +406,7 @@ class _InFlight:
 
     def complete(self, slots: Slots) -> set[int]:
         """Wait for the reads, close the files, place the slab; return the objects that were missing."""
-        results = self._wait()
+        results = self._settle()
         self._close()
         rows = zip(self._slab.object.tolist(), self._slab.nbytes.tolist(), results, strict=True)
         for number, nbytes, result in rows:
@@ -408,9 +425,10 @@ class _InFlight:
             return result
         return ChunkError(f"{self._job.chunk_name(number)}: {result} of {nbytes} bytes could be read")
 
-    def _wait(self) -> list[int | BaseException]:
-        reads, self._reads = self._reads, None
-        return [] if reads is None else reads.wait()
+    def _settle(self) -> list[int | BaseException]:
+        results = [] if self._reads is None else self._reads.wait()
+        self._reads = None
+        return results
 
     def _table(self) -> ScatterTable | None:
         job, slab = self._job, self._slab
@@ -424,7 +442,7 @@ class _InFlight:
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it, and close the files."""
-        self._wait()
+        self._settle()
         self._close()
 
     def _close(self) -> None:
@@ -436,7 +454,7 @@ def _is_missing(path: str) -> bool:
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return True
+        return not os.path.islink(path)  # a link to nothing was something once
     except OSError:
         return False
     return False

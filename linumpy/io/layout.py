@@ -6,6 +6,7 @@ the kvikio reader cannot take and why. It opens no chunk.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ def _finish(
     chain: tuple[str, ...],
     unsupported: str | None,
 ) -> ArrayLayout:
-    dtype = array.dtype.newbyteorder("=")
+    dtype = _native(array.dtype)
     root = _local_root(array)
     reasons = (
         unsupported,
@@ -192,6 +193,11 @@ def _finish(
     )
 
 
+def _native(dtype: np.dtype) -> np.dtype:
+    """Bring a dtype to this machine's byte order; strings of any length have none."""
+    return dtype if isinstance(dtype, np.dtypes.StringDType) else dtype.newbyteorder("=")
+
+
 def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
     """Return the value of a missing chunk; null, which zarr v2 allows, reads as zero."""
     if dtype.str[1:] not in _SUPPORTED_DTYPES:
@@ -205,4 +211,5 @@ def _local_root(array: zarr.Array) -> str | None:
     # An exact type: a subclass may fetch its bytes from elsewhere or change them on the way.
     if type(store) is not LocalStore:
         return None
-    return str(Path(store.root) / array.path) if array.path else str(Path(store.root))
+    # Absolute, so that a later change of the working folder does not make chunks look missing.
+    return os.path.abspath(Path(store.root) / array.path)

@@ -7,8 +7,10 @@ array and no OME-Zarr image, ``ValueError`` for a level where there are no level
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import zarr
 import zarr.errors
@@ -45,8 +47,9 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     ValueError
         A level other than 0 of a plain array.
     """
-    if isinstance(level, bool) or not isinstance(level, int):
+    if isinstance(level, bool) or not hasattr(level, "__index__"):
         raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
+    level = operator.index(level)
     node = open_node(source)
     if isinstance(node, zarr.Array):
         if level != 0:
@@ -73,7 +76,7 @@ def open_node(source: Source) -> zarr.Array | zarr.Group:
 
 
 def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
-    text = str(source)
+    text = _without_scheme(str(source))
     local = "://" not in text
     if local and not Path(text).exists():
         raise FileNotFoundError(f"there is no file or folder {text!r}")
@@ -83,6 +86,16 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
         return zarr.open(LocalStore(text, read_only=True) if known else text, mode="r", zarr_format=known)
     except zarr.errors.NodeNotFoundError as error:
         raise SourceError(f"{text!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"the Zarr metadata of {text!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _without_scheme(text: str) -> str:
+    """Take ``file://`` off a path, as zarr and linumpy print local ones; a local file is not read as a remote one."""
+    if not text.startswith("file://"):
+        return text
+    path = text.removeprefix("file://")
+    return path if Path(path).exists() else unquote(path)
 
 
 def _open_store(store: Store, path: str) -> zarr.Array | zarr.Group:

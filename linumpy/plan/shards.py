@@ -70,14 +70,15 @@ def _check_ranges(
         raise ShardIndexError(
             f"inner chunk {_inner(wrong[0], shard)} has {nbytes[wrong[0]]} bytes and must have {chunk_nbytes}"
         )
-    # Compared this way round, no sum of two uint64 can overflow.
-    room = max(0, file_nbytes - chunk_nbytes)
-    outside = np.flatnonzero(stored & ((offset > room) | (chunk_nbytes > file_nbytes)))
+    # Chunks lie beside the index. Compared this way round, no sum of two uint64 can overflow.
+    first = 0 if shard.index_at_end else shard.index_nbytes
+    last = file_nbytes - (shard.index_nbytes if shard.index_at_end else 0) - chunk_nbytes
+    outside = np.flatnonzero(stored & ((offset < first) | (offset > max(0, last)) | (last < first)))
     if len(outside):
         where = int(offset[outside[0]])
         raise ShardIndexError(
             f"inner chunk {_inner(outside[0], shard)} lies at bytes {where} to {where + chunk_nbytes}, "
-            f"but the file has {file_nbytes}"
+            f"but the file has {file_nbytes}, {shard.index_nbytes} of them for the index"
         )
 
 

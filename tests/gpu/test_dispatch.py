@@ -48,7 +48,7 @@ def test_every_way_to_name_an_array(folder):
     store = zarr.storage.LocalStore(folder)
     array = zarr.open_array(folder / "g/a", mode="r")
     sources = [folder / "g/a", str(folder / "g/a"), array, (store, "g/a"), array.store_path]
-    sources.append(zarr.storage.LocalStore(folder / "g/a"))
+    sources += [zarr.storage.LocalStore(folder / "g/a"), f"file://{folder}/g/a"]
     for source in sources:
         plan = plan_zarr_read(source, region=(slice(1, 3), -1))
         assert plan.shape == (2,)
@@ -111,3 +111,15 @@ def test_a_report_reads_well():
     assert "&lt;a&gt;" in report._repr_html_()
     with pytest.raises(AttributeError):
         report.backend = "kvikio"
+
+
+def test_broken_metadata_names_the_array(folder):
+    (folder / "g/a/zarr.json").write_text("{")
+    with pytest.raises(SourceError, match=r"the Zarr metadata of .*g/a' cannot be read"):
+        plan_zarr_read(folder / "g/a")
+
+
+def test_strings_are_left_to_zarr(tmp_path):
+    zarr.create_array(tmp_path / "s", shape=(4,), chunks=(2,), dtype=str, compressors=None)
+    assert plan_zarr_read(tmp_path / "s").backend == "zarr-gpu"
+    assert plan_zarr_read(tmp_path / "s", level=np.int64(0)).layout.unsupported.startswith("dtype")

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import shutil
 import signal
 import struct
 import tempfile
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu import engines
+from linumpy.gpu import engines, kvikio_zarr
 from linumpy.gpu.engines import PosixEngine
 from linumpy.io import posix_aio
 from linumpy.plan import pieces as plan_pieces
@@ -151,6 +152,16 @@ def test_a_folder_in_place_of_a_chunk_is_an_error(tmp_path):
     (tmp_path / "a/c/1/2").unlink()
     (tmp_path / "a/c/1/2").mkdir()
     with pytest.raises(ChunkError, match=r"chunk \(1, 2\)"):
+        reference.read(tmp_path / "a")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["chunk", "shard"])
+def test_a_pipe_in_place_of_a_chunk_is_not_waited_for(tmp_path, kind):
+    (raw if kind == "chunk" else sharded)(tmp_path / "a")
+    (tmp_path / "a/c/1/1").unlink()
+    os.mkfifo(tmp_path / "a/c/1/1")
+    with pytest.raises(ChunkError, match=rf"{kind} \(1, 1\)"):
         reference.read(tmp_path / "a")
 
 
@@ -351,3 +362,65 @@ def test_an_interrupt_while_a_batch_is_read(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         reference.read(tmp_path / "a")
     assert ended == [True]
+
+
+def test_an_array_that_has_gone_is_no_fill_value(tmp_path, monkeypatch):
+    for make in (raw, sharded):
+        array = make(tmp_path / make.__name__)
+        shutil.rmtree(tmp_path / make.__name__)
+        with pytest.raises(ChunkError, match=r"are missing, and so is .*zarr\.json"):
+            reference.read(array)
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raw("a")
+    job = reference.make_job("a")
+    expected = zarr.open_array("a")[...]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert same(reference.execute(job), expected)
+
+
+@pytest.mark.parametrize("kind", ["chunk", "shard"])
+def test_a_link_to_nothing_is_an_error(tmp_path, kind):
+    (raw if kind == "chunk" else sharded)(tmp_path / "a")
+    (tmp_path / "a/c/1/1").unlink()
+    (tmp_path / "a/c/1/1").symlink_to(tmp_path / "gone")
+    with pytest.raises(ChunkError, match=rf"{kind} \(1, 1\).*cannot be opened"):
+        reference.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_a_range_over_the_index_is_an_error(tmp_path, location):
+    from zarr.codecs import BytesCodec, ShardingCodec
+
+    codec = ShardingCodec(chunk_shape=(2,), codecs=[BytesCodec()], index_codecs=[BytesCodec()], index_location=location)
+    array = zarr.create(store=tmp_path / "a", shape=(8,), chunks=(8,), dtype="u8", codecs=[codec], zarr_format=3)
+    array[...] = np.arange(1, 9)
+    assert same(reference.read(tmp_path / "a"), array[...])
+    file = tmp_path / "a/c/0"
+    data = bytearray(file.read_bytes())
+    begin = 0 if location == "start" else len(data) - 64
+    data[begin : begin + 8] = struct.pack("<Q", begin)
+    file.write_bytes(data)
+    with pytest.raises(ChunkError, match="inner chunk"):
+        reference.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("where", ["_settle", "_close", "_table"])
+def test_an_interrupt_while_a_slab_is_completed(tmp_path, monkeypatch, where):
+    """The slab is still known then, and its files are closed."""
+    raw(tmp_path / "a")
+    real, calls = getattr(kvikio_zarr._InFlight, where), []
+
+    def once(self):
+        calls.append(where)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(kvikio_zarr._InFlight, where, once)
+    with pytest.raises(KeyboardInterrupt):
+        reference.read(tmp_path / "a")
+    assert calls
