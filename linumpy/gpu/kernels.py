@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
 from dataclasses import dataclass
 from typing import Any
 
 _STANDARD = "-std=c++17"
+_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.cuh)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,13 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str) -> str:
-    """Read a CUDA source of this package."""
-    return (importlib.resources.files("linumpy.gpu.cuda") / f"{source}.cu").read_text(encoding="utf-8")
+    """Read a CUDA source of this package, with the headers it includes put in their places.
+
+    CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
+    """
+    folder = importlib.resources.files("linumpy.gpu.cuda")
+    text = (folder / f"{source}.cu").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8"), text)
 
 
 @functools.lru_cache(maxsize=512)
