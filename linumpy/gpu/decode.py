@@ -12,6 +12,9 @@ import numpy as np
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.plan.decode import Launch
 
+#: A kernel that wants more shared memory, together with what it declares, must ask for it.
+_WITHOUT_ASKING = 2**13
+
 
 def kernel_spec(launch: Launch) -> KernelSpec:
     """Name the kernel of a launch; decoders are compiled for no type and no shape."""
@@ -21,4 +24,8 @@ def kernel_spec(launch: Launch) -> KernelSpec:
 def start(launches: list[Launch]) -> None:
     """Start kernels, in their order, on CuPy's current stream."""
     for launch in launches:
-        load(kernel_spec(launch))(launch.grid, (launch.block,), tuple(np.uint64(value) for value in launch.args))
+        kernel = load(kernel_spec(launch))
+        if launch.shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < launch.shared:
+            kernel.max_dynamic_shared_size_bytes = launch.shared
+        args = tuple(np.uint64(value) for value in launch.args)
+        kernel(launch.grid, (launch.block,), args, shared_mem=launch.shared)

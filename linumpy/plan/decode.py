@@ -26,6 +26,7 @@ _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
 _COUNTERS = 4
 _CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 _BYTE_SHUFFLE = 1
+_SMALLEST_RING = 2**13
 #: Literals and sequences of zstd that a slot has room for, a decoded byte: bytes, and sequences of 8 bytes. A chunk
 #: that needs more goes to the host.
 _LITERALS, _SEQUENCES = 0.75, 0.15
@@ -192,6 +193,8 @@ class Launch:
         Blocks.
     block : int
         Threads.
+    shared : int
+        Bytes of shared memory beyond what the kernel declares.
     args : tuple of int
         Addresses and counts, 64 bits each.
     """
@@ -201,6 +204,7 @@ class Launch:
     grid: tuple[int, ...]
     block: int
     args: tuple[int, ...]
+    shared: int = 0
 
 
 #: Kernels that decode, for tests that compile them all.
@@ -257,7 +261,7 @@ def plan_launches(
     if chain.compressor in ("", "blosc"):
         args = (stored, unordered, streams, counters, room, status)
         launches.append(Launch("blosc", "stored", (most,), 256, args))
-    launches += _stream_launches(chain, space, base, room, most, chunks)
+    launches += _stream_launches(chain, space, base, room, most, chunks, chunk_nbytes, processors)
     blosc = chain.compressor == "blosc"
     checked = base + space.decoded if blosc else unordered  # Blosc's own order is undone first, a filter's last
     check = [Launch("checksum", "check_crc32c", (chunks,), 128, (checked, records, chunks, 0, status))]
@@ -268,30 +272,45 @@ def plan_launches(
     return launches + (order + check if blosc else check + order)
 
 
+def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, processors: int) -> int:
+    """Choose how many decoded bytes a stream keeps in shared memory: as many as leave room for all streams at a time.
+
+    A multiprocessor has about 224 KiB, and three slabs are decoded at the same time. A ring longer than a chunk is of
+    no use.
+    """
+    streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
+    each = -(-streams // processors)
+    ring = 2**17 if each <= 1 else 2**16 if each <= 3 else 2**15
+    while ring > _SMALLEST_RING and ring >= 2 * chunk_nbytes:
+        ring //= 2
+    return ring
+
+
 def _stream_launches(
-    chain: DecodeChain, space: Workspace, base: int, room: int, most: int, chunks: int
+    chain: DecodeChain, space: Workspace, base: int, room: int, most: int, chunks: int, chunk_nbytes: int, processors: int
 ) -> list[Launch]:
     """List the kernels that decode streams."""
     stored, status, counters = base + space.stored, base + space.status, base + space.words
     streams, unordered, checks = base + space.streams, base + space.unordered, base + space.checks
     common = (stored, unordered, streams, counters, room)
+    ring = ring_nbytes(chain, chunks, chunk_nbytes, processors)
     verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, room, checks, status))
     if chain.streams_by == "lz4":
         heads = Launch("lz4", "lz4_heads", (-(-chunks // 128),), 128, (stored, streams, chunks, status))
-        lz4 = Launch("lz4", "lz4", (most,), 64, (*common, status))
+        lz4 = Launch("lz4", "lz4", (most,), 160, (*common, ring, status), ring)
         return [lz4] if chain.compressor == "blosc" else [heads, lz4]
     if chain.streams_by == "inflate":
-        return [Launch("inflate", "inflate", (most,), 64, (*common, checks, status)), verify]
+        return [Launch("inflate", "inflate", (most,), 160, (*common, ring, checks, status), ring), verify]
     if chain.streams_by == "zstd":
         frames, blocks = base + space.frames, base + space.blocks
         literals, sequences = base + space.literals, base + space.sequences
         sizes = (space.literals_room, space.sequences_room)
         args = (stored, streams, room, frames, blocks, space.blocks_room, counters, *sizes, checks, status)
-        pools = (counters, literals, sequences, status)
+        pools = (counters, literals, sequences)
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, args),
-            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, (stored, blocks, space.blocks_room, *pools)),
-            Launch("zstd", "zstd_execute", (most,), 32, (stored, unordered, streams, room, frames, blocks, *pools)),
+            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, (stored, blocks, space.blocks_room, *pools, status)),
+            Launch("zstd", "zstd_execute", (most,), 128, (stored, unordered, streams, room, frames, blocks, *pools, ring, status), ring),
             verify,
         ]  # fmt: skip
     return []

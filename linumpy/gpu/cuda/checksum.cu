@@ -95,11 +95,16 @@ __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
     for (u32 k = threadIdx.x; k < 4; k += blockDim.x) {
         u64 sum = start[k];
         const u8 *q = p + 8 * k;
-#pragma unroll 4
-        for (u64 i = 0; i < stripes; ++i) {
-            const u64 word = aligned ? *reinterpret_cast<const u64 *>(q + 32 * i) : load64(q + 32 * i);
-            sum = mixed(sum, word);
+        u64 i = 0;
+        constexpr int AHEAD = 16;  // words on their way at the same time: memory answers later than a step takes
+        for (; aligned && i + AHEAD <= stripes; i += AHEAD) {
+            u64 word[AHEAD];
+#pragma unroll
+            for (int j = 0; j < AHEAD; ++j) word[j] = load_once(reinterpret_cast<const u64 *>(q + 32 * (i + j)));
+#pragma unroll
+            for (int j = 0; j < AHEAD; ++j) sum = mixed(sum, word[j]);
         }
+        for (; i < stripes; ++i) sum = mixed(sum, load64(q + 32 * i));
         sums[k] = sum;
     }
     sync_block();
@@ -132,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const Stream stream = streams[number];
         if (stream.codec != ZSTD && stream.codec != ZLIB && stream.codec != GZIP) continue;
         const Check check = checks[number];
-        if (check.kind == NO_CHECK || status[stream.chunk] != FINE) continue;
+        // Another stream of the chunk may fail meanwhile: all threads must see the same.
+        if (check.kind == NO_CHECK || block_any(status[stream.chunk] != FINE)) continue;
         const u8 *p = target + stream.target;
         const u64 size = static_cast<u64>(stream.target_nbytes);
         const u32 found = check.kind == XXH64     ? xxh_of(sums, p, size)

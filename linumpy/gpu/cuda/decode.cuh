@@ -24,12 +24,42 @@ template <class T> __device__ inline T from_below(T v, int by) { return __shfl_u
 __device__ inline void sync_warp() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
 __device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
-__device__ inline u8 load_once(const u8 *p) { return __ldg(p); }
+template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
 // Four bytes of eight, from bit `shift` on.
 __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
-#define FIRST_WARP (warp_id() == 0)
-#define SECOND_WARP (warp_id() == 1)
-__device__ inline int lowest(u32 mask) { return __ffs(mask) - 1; }
+// By up to 32, which leaves nothing.
+__device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
+__device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
+// The warps that copy: a barrier of their own, since another warp may be busy with something else.
+#define TEAM_WARPS 4
+__device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }
+__device__ inline bool any_in_team(bool p) {
+    u32 any;
+    asm volatile(
+        "{ .reg .pred mine, all; setp.ne.u32 mine, %1, 0; barrier.cta.red.or.pred all, 1, %2, mine;"
+        " selp.u32 %0, 1, 0, all; }"
+        : "=r"(any)
+        : "r"(static_cast<u32>(p)), "n"(TEAM_WARPS * LANES)
+        : "memory");
+    return any;
+}
+#define RING_IN_SHARED(name) extern __shared__ __align__(16) u8 name[]
+#define READER_WARP (warp_id() == 0)
+#define IN_TEAM (warp_id() >= 1)
+#define TEAM_RANK (threadIdx.x - LANES)
+#define BEHIND_READER (LANES * (1 + TEAM_WARPS))
+// Two tasks in a block of two warps, in turn: else all warps with the longer one would share half of the schedulers.
+#define FIRST_TASK ((warp_id() ^ (blockIdx.x & 1)) == 0)
+#define SECOND_TASK ((warp_id() ^ (blockIdx.x & 1)) == 1)
+__device__ inline u32 any_of(u32 bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_or_sync(FULL, bits);
+#else
+    for (int by = 1; by < LANES; by *= 2) bits |= __shfl_xor_sync(FULL, bits, by);
+    return bits;
+#endif
+}
+__device__ inline int bits_set(u32 v) { return __popc(v); }
 __device__ inline int leading_zeros(u32 v) { return __clz(v); }
 #endif
 

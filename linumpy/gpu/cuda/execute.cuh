@@ -1,88 +1,96 @@
-// Carry out LZ77 sequences, LANES at a time, by one warp: copy literals, then matches from what is already there.
+// Carry out LZ77 sequences, LANES at a time, by a team of warps: copy literals, and bytes that are there already.
 //
-// The last RING decoded bytes are in shared memory, where a byte that was just written is read again at once; what
-// lies further back is read from the result. A sequence is `literals` bytes from a source and then `match` bytes that
-// stand `offset` bytes further back, which may overlap themselves.
+// The last bytes that were decoded are in shared memory, in a ring, where a byte that was just written is read again at
+// once; what lies further back is read from the result. A sequence is `literals` bytes from a source and then `match`
+// bytes that stand `offset` bytes further back, which may overlap themselves. Every warp of the team holds the same
+// sequences, one a lane.
 
-constexpr u32 RING = 32768;
-constexpr u32 SHORT_RUN = 48;  // bytes that a lane copies alone; more are copied by the whole warp
+constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
+constexpr u32 TEAM = TEAM_WARPS * LANES;
+constexpr int VALUE = -1;         // in place of a link: the byte is there
+
+typedef short Links[TEAM];
 
 struct Sequence {
     u32 literals, match, offset;
     u32 at;  // of the first literal in the source
 };
 
-// Where a stream's bytes go. All lanes hold the same values.
+// Where a stream's bytes go. All threads of the team hold the same values, but for `rank`.
 struct Sink {
     u8 *ring, *out;
     u64 pos, flushed, size;
-    u32 phase;  // of `out` in a 16-byte word, so that words of the ring are words of the result
+    u32 phase;      // of `out` in a 16-byte word, so that words of the ring are words of the result
+    u32 ring_size;  // a power of two
+    short *links;   // in shared memory: for each byte of a group, the one it is a copy of
+    u32 rank;       // of the thread in the team
 };
 
-__device__ inline Sink open_sink(u8 *ring, u8 *out, u64 size) {
-    return Sink{ring, out, 0, 0, size, static_cast<u32>(reinterpret_cast<u64>(out) & 15)};
+__device__ inline Sink open_sink(u8 *ring, i64 ring_size, Links &links, u32 rank, u8 *out, u64 size) {
+    const u32 phase = static_cast<u32>(reinterpret_cast<u64>(out) & 15);
+    return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank};
 }
 
-__device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ((pos + s.phase) & (RING - 1)); }
+__device__ inline u32 ring_place(const Sink &s, u64 pos) {
+    return (static_cast<u32>(pos) + s.phase) & (s.ring_size - 1);
+}
+__device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_place(s, pos); }
 
 // A byte that is decoded already; from `low` on the ring has it.
 __device__ inline u8 decoded(const Sink &s, u64 pos, u64 low) { return pos >= low ? *in_ring(s, pos) : s.out[pos]; }
 
-__device__ inline u64 ring_low(u64 end) { return end > RING ? end - RING : 0; }
+__device__ inline u64 ring_low(const Sink &s, u64 end) { return end > s.ring_size ? end - s.ring_size : 0; }
 
 // Write to the result what the ring has; all of it, or whole words only.
 __device__ inline void flush(Sink &s, bool all) {
-    sync_warp();
+    sync_team();
     u8 *base = s.out - s.phase;
+    const u32 mask = s.ring_size - 1;
     const u64 begin = s.flushed + s.phase;
     const u64 end = all ? s.pos + s.phase : (s.pos + s.phase) & ~15ull;
     if (end <= begin) return;
     u64 word = (begin + 15) & ~15ull, last = end & ~15ull;
     if (word > end) word = end;
     if (last < word) last = word;
-    for (u64 i = begin + lane_id(); i < word; i += LANES) base[i] = s.ring[i & (RING - 1)];
-    for (u64 i = word + 16 * lane_id(); i < last; i += 16 * LANES)
-        *reinterpret_cast<uint4 *>(base + i) = *reinterpret_cast<const uint4 *>(s.ring + (i & (RING - 1)));
-    for (u64 i = last + lane_id(); i < end; i += LANES) base[i] = s.ring[i & (RING - 1)];
+    for (u64 i = begin + s.rank; i < word; i += TEAM) base[i] = s.ring[i & mask];
+    for (u64 i = word + 16 * s.rank; i < last; i += 16 * TEAM)
+        *reinterpret_cast<uint4 *>(base + i) = *reinterpret_cast<const uint4 *>(s.ring + (i & mask));
+    for (u64 i = last + s.rank; i < end; i += TEAM) base[i] = s.ring[i & mask];
     s.flushed = end - s.phase;
-    sync_warp();
+    sync_team();
 }
 
 __device__ inline void flush_some(Sink &s) {
-    if (s.pos - s.flushed >= RING / 4) flush(s, false);
+    if (s.pos - s.flushed >= s.ring_size / 4) flush(s, false);
 }
 
-// Copy `n` literals by the whole warp, in steps that the ring can hold. False if they do not fit.
+// Copy `n` literals in steps that the ring can hold. False if they do not fit.
 template <class Source> __device__ bool put_literals(Sink &s, const Source &source, u64 at, u64 n) {
     if (n > s.size - s.pos) return false;
     while (n) {
-        const u32 step = n < RING / 4 ? static_cast<u32>(n) : RING / 4;
+        const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
 #pragma unroll 4
-        for (u32 k = lane_id(); k < step; k += LANES) *in_ring(s, s.pos + k) = source[at + k];
+        for (u32 k = s.rank; k < step; k += TEAM) *in_ring(s, s.pos + k) = source[at + k];
         s.pos += step;
         at += step;
         n -= step;
         flush_some(s);
     }
-    sync_warp();
+    sync_team();
     return true;
 }
 
-// Copy a match that begins at `start` by the whole warp; every byte before `start` is there.
-__device__ inline void copy_match(const Sink &s, u64 start, u32 offset, u32 n, u64 low) {
-    for (u32 k = lane_id(); k < n; k += LANES) {
-        const u32 back = offset >= n ? k : k % offset;
-        *in_ring(s, start + k) = decoded(s, start - offset + back, low);
-    }
-    sync_warp();
-}
-
-// The same in steps, for matches of any length.
+// Copy a match in such steps; every byte before it is there.
 __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     if (n > s.size - s.pos || (n && (offset == 0 || offset > s.pos))) return false;
     while (n) {
-        const u32 step = n < RING / 4 ? static_cast<u32>(n) : RING / 4;
-        copy_match(s, s.pos, offset, step, ring_low(s.pos + step));
+        const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
+        const u64 low = ring_low(s, s.pos + step);
+        for (u32 k = s.rank; k < step; k += TEAM) {
+            const u32 back = offset >= step ? k : k % offset;  // one that overlaps itself repeats its first bytes
+            *in_ring(s, s.pos + k) = decoded(s, s.pos - offset + back, low);
+        }
+        sync_team();
         s.pos += step;
         n -= step;
         flush_some(s);
@@ -99,50 +107,60 @@ template <class Source> __device__ bool execute_singly(Sink &s, const Source &so
     return true;
 }
 
-// Copy the matches of a batch. One whose bytes another pending one has yet to write waits for the next round.
-__device__ inline void execute_matches(const Sink &s, u64 start, const Sequence &mine, u64 low) {
-    const u64 from = start - mine.offset;
-    const u64 until = mine.match < mine.offset ? from + mine.match : start;
-    bool pending = mine.match > 0;
-    for (u32 waiting = vote(pending); waiting; waiting = vote(pending)) {
-        const u64 frontier = from_lane(start, lowest(waiting));  // every byte before it is there
-        // Within its own literals, or before all that is pending.
-        const bool ready = pending && (mine.offset <= mine.literals || until <= frontier || start == frontier);
-        if (ready && mine.match <= SHORT_RUN) {
-            u64 p = from;
-            for (u32 k = 0; k < mine.match; ++k) {
-                *in_ring(s, start + k) = decoded(s, p, low);
-                if (++p == start) p = from;  // an overlapping match repeats its first `offset` bytes
-            }
-        }
-        for (u32 longer = vote(ready && mine.match > SHORT_RUN); longer; longer &= longer - 1) {
-            const int i = lowest(longer);
-            copy_match(s, from_lane(start, i), from_lane(mine.offset, i), from_lane(mine.match, i), low);
-        }
-        pending &= !ready;
-        sync_warp();
+// Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
+__device__ inline void follow_links(const Sink &s, u32 group_place, int link) {
+    const u32 mask = s.ring_size - 1;
+    while (any_in_team(link != VALUE)) {
+        const int to = link == VALUE ? 0 : link;
+        const int next = s.links[to];
+        const u8 value = s.ring[(group_place + to) & mask];
+        sync_team();
+        if (link == VALUE) continue;
+        if (next == VALUE) s.ring[(group_place + s.rank) & mask] = value;
+        s.links[s.rank] = static_cast<short>(next);
+        link = next;
     }
 }
 
 // Carry out the sequences of all lanes in their order. False where one leaves its bounds.
+//
+// A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same: it finds out
+// whose the byte is and where it comes from. The next group of bytes is begun when all of this one are there.
 template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence &mine) {
-    if (vote(mine.literals >= RING / 4 || mine.match >= RING / 4)) return execute_singly(s, source, mine);
     const u32 length = mine.literals + mine.match;
+    const u32 filled = vote(length > 0);
+    // Empty sequences may only be the last ones: bytes are counted over the others.
+    if (vote(mine.literals > MOST_BYTES || mine.match > MOST_BYTES) || (filled & (filled + 1)))
+        return execute_singly(s, source, mine);
     const u32 sum = running_sum(length), batch = from_lane(sum, LANES - 1);
-    if (batch >= RING / 2) return execute_singly(s, source, mine);
-    const u64 literal = s.pos + sum - length, start = literal + mine.literals;
-    const bool wrong = mine.match && (mine.offset == 0 || mine.offset > start);
+    if (batch > MOST_BYTES || batch > s.ring_size / 2) return execute_singly(s, source, mine);
+    const u32 begin = length ? sum - length : ~0u;
+    const bool wrong = mine.match && (mine.offset == 0 || mine.offset > s.pos + begin + mine.literals);
     if (vote(wrong) || batch > s.size - s.pos) return false;
-    if (mine.literals <= SHORT_RUN)
-        for (u32 k = 0; k < mine.literals; ++k) *in_ring(s, literal + k) = source[mine.at + k];
-    for (u32 longer = vote(mine.literals > SHORT_RUN); longer; longer &= longer - 1) {
-        const int i = lowest(longer);
-        const u64 to = from_lane(literal, i), at = from_lane(mine.at, i);
-        const u32 n = from_lane(mine.literals, i);
-        for (u32 k = lane_id(); k < n; k += LANES) *in_ring(s, to + k) = source[at + k];
+    const u32 packed = (begin & 0xffff) | mine.literals << 16, mask = s.ring_size - 1, place = ring_place(s, s.pos);
+    const u64 low = ring_low(s, s.pos + batch);
+    for (u32 group = 0; group < batch; group += TEAM) {
+        const u32 row = group + s.rank / LANES * LANES, byte = group + s.rank;
+        const u32 heads = any_of(begin - row < LANES ? 1u << (begin - row) : 0);
+        const u32 before = bits_set(vote(begin < row));
+        const int owner = static_cast<int>(before + bits_set(heads & ((2u << lane_id()) - 1))) - 1;
+        const u32 whose = from_lane(packed, owner), offset = from_lane(mine.offset, owner);
+        const u32 at = from_lane(mine.at, owner), within = byte - (whose & 0xffff);
+        u8 value = 0;
+        int link = VALUE;
+        if (byte >= batch) {
+        } else if (within < whose >> 16) {
+            value = source[at + within];
+        } else if (offset <= byte - group) {
+            link = static_cast<int>(byte - offset - group);
+        } else {
+            const u64 from = s.pos + byte - offset;
+            value = from >= low ? s.ring[(place + byte - offset) & mask] : s.out[from];
+        }
+        if (byte < batch) s.ring[(place + byte) & mask] = value;
+        s.links[s.rank] = static_cast<short>(link);
+        follow_links(s, place + group, link);
     }
-    sync_warp();
-    execute_matches(s, start, mine, ring_low(s.pos + batch));
     s.pos += batch;
     flush_some(s);
     return true;

@@ -1,7 +1,7 @@
 // zlib and gzip streams → bytes. Formats: RFC 1950, 1951 and 1952.
 //
-// As for LZ4, one block of two warps a stream: one lane of the first turns Huffman codes into sequences, a batch ahead
-// of the second warp, which copies the bytes. Literals pass through a buffer in shared memory; stored blocks are
+// As for LZ4, one block a stream: one lane of the first warp turns Huffman codes into sequences, a batch ahead of the
+// team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are
 // copied from where they are.
 
 #include "decode.cuh"
@@ -33,6 +33,7 @@ struct Tables {
 struct Bits {
     const u32 *word;
     u64 bits;
+    u32 next;  // the word behind `bits`, on its way before it is needed
     int have;
     i64 left;  // bits of the stream not yet taken; below 0 once too many are
 
@@ -42,13 +43,16 @@ struct Bits {
         bits = *word++ >> (8 * skew);
         have = 32 - 8 * static_cast<int>(skew);
         left = 8 * nbytes;
+        fetch();
         refill();
     }
     // Words behind the stream are looked at only where bits of it are left; the arena goes on behind its last stream.
+    __device__ void fetch() { next = left > have ? load_once(word++) : 0; }
     __device__ void refill() {
         if (have <= 32) {
-            if (left > have) bits |= static_cast<u64>(*word++) << have;
+            bits |= static_cast<u64>(next) << have;
             have += 32;
+            fetch();
         }
     }
     __device__ u32 peek(int n) const { return static_cast<u32>(bits) & ((1u << n) - 1); }
@@ -202,7 +206,7 @@ __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
         if (r.where == IN_STORED) {
             one.literals = r.stored_left;
             one.at = IN_STREAM | r.stored_at;
-            batch.sequence[i++] = one;
+            if (one.literals) batch.sequence[i++] = one;
             r.where = r.last ? AT_END : BEFORE_BLOCK;
             if (r.last) return 1;
             continue;
@@ -226,7 +230,7 @@ __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
                 open = false;
             }
         }
-        batch.sequence[i++] = one;
+        if (one.literals || one.match) batch.sequence[i++] = one;  // an end of a block may stand alone
         if (r.where == AT_END) return 1;
         if (literals == BUFFER) return 0;
     }
@@ -265,13 +269,14 @@ struct BufferOrStream {
     __device__ u8 operator[](u64 i) const { return i & IN_STREAM ? stream[i & ~IN_STREAM] : buffer[i]; }
 };
 
-extern "C" __global__ void __launch_bounds__(2 * LANES)
+extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
     inflate(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, const i64 *__restrict__ count,
-            i64 capacity, Check *checks, int *status) {
-    __shared__ __align__(16) u8 ring[RING];
+            i64 capacity, i64 ring_size, Check *checks, int *status) {
+    RING_IN_SHARED(ring);
+    __shared__ Links links;
     __shared__ Tables tables;
     __shared__ Batch batches[2];
-    const bool reads = FIRST_WARP, copies = SECOND_WARP;
+    const bool reads = READER_WARP, copies = IN_TEAM;
     const i64 n = *count < capacity ? *count : capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
@@ -288,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
         r.nbytes = static_cast<u32>(stream.source_nbytes) - head;
         r.where = BEFORE_BLOCK;
         r.in.open(r.from, r.nbytes);
-        Sink out = open_sink(ring, target + stream.target, stream.target_nbytes);
+        Sink out = open_sink(ring, ring_size, links, TEAM_RANK, target + stream.target, stream.target_nbytes);
         bool good = true;
         for (int round = 0, last = -1;; ++round) {
             if (copies && round > 0) {
@@ -309,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
         }
         if (copies) {
             const bool whole = good && close_sink(out);
-            if (!whole && lane_id() == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
+            if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
         }
         if (reads && lane_id() == 0 && r.where == AT_END) {
             Check check{NO_CHECK, 0};

@@ -1,7 +1,7 @@
 // LZ4 blocks → bytes. Format: lz4_Block_format.md of the LZ4 project.
 //
-// One block of two warps a stream: while the second copies the bytes of one batch of sequences, the first reads the
-// next batch. Finding where sequences begin is a walk from token to token, by one lane; what they say, each lane reads
+// One block a stream: while a team of warps copies the bytes of one batch of sequences, another warp reads the next
+// batch. Finding where sequences begin is a walk from token to token, by one lane; what they say, each lane reads
 // for itself.
 
 #include "decode.cuh"
@@ -97,13 +97,14 @@ extern "C" __global__ void lz4_heads(const u8 *__restrict__ arena, Stream *strea
     }
 }
 
-extern "C" __global__ void __launch_bounds__(2 * LANES)
+extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
     lz4(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, const i64 *__restrict__ count,
-        i64 capacity, int *status) {
-    __shared__ __align__(16) u8 ring[RING];
+        i64 capacity, i64 ring_size, int *status) {
+    RING_IN_SHARED(ring);
+    __shared__ Links links;
     __shared__ __align__(16) u8 tile[TILE];
     __shared__ Batch batches[2];
-    const bool reads = FIRST_WARP, copies = SECOND_WARP;
+    const bool reads = READER_WARP, copies = IN_TEAM;
     const i64 n = *count < capacity ? *count : capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
             continue;
         }
         Reader in{arena + stream.source, static_cast<u32>(stream.source_nbytes), 0, tile, 0};
-        Sink out = open_sink(ring, target + stream.target, stream.target_nbytes);
+        Sink out = open_sink(ring, ring_size, links, TEAM_RANK, target + stream.target, stream.target_nbytes);
         const Bytes literals{in.from};
         bool good = true;
         if (reads) load_tile(in);
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
         }
         if (copies) {
             const bool whole = good && close_sink(out);
-            if (!whole && lane_id() == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
+            if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
         }
         sync_block();
     }

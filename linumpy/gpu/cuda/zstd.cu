@@ -2,8 +2,8 @@
 //
 // Three kernels. `zstd_frames`, a thread a frame, walks the headers and notes where every block and its tables are.
 // `zstd_entropy`, a block a block, undoes the entropy coding of all blocks at the same time, whichever frame they are
-// from: one warp turns bits into sequences, the other turns Huffman codes into literals. `zstd_execute`, a warp a
-// frame, copies the bytes; only this has to go through a frame from its beginning to its end.
+// from: one warp turns bits into sequences, the other turns Huffman codes into literals. `zstd_execute`, a team
+// a frame, copies the bytes; only this has to go through a frame from its beginning to its end.
 //
 // An offset that repeats an earlier one may mean one from the block before, which is not known while blocks are decoded
 // at the same time. Such an offset is written down as "the k-th of the block before, minus n" and looked up at the end.
@@ -326,33 +326,67 @@ struct LastOffsets {
     }
 };
 
+// Values of a sequence and bits of the next states, read in the order of the format.
+struct Fields {
+    u32 offset, match, literals, next[3];
+};
+
+__device__ inline u32 field(u32 word, u32 at, u32 n) { return shifted_right(shifted_left(word, at), 32 - n); }
+
+// All from one word where it holds them, which is nearly always: no value then waits for the one before it.
+__device__ inline Fields read_fields(BackwardBits &in, const Cell &l, const Cell &o, const Cell &m) {
+    const u32 p1 = o.extra, p2 = p1 + m.extra, p3 = p2 + l.extra, p4 = p3 + l.bits, p5 = p4 + m.bits, p6 = p5 + o.bits;
+    Fields f;
+    u32 at = p3;
+    if (p3 <= 32) {
+        const u32 word = in.top();
+        f.offset = field(word, 0, o.extra);
+        f.match = field(word, p1, m.extra);
+        f.literals = field(word, p2, l.extra);
+    } else {
+        f.offset = in.take(o.extra);
+        in.refill();
+        f.match = in.take(m.extra);
+        f.literals = in.take(l.extra);
+        at = 0;
+    }
+    if (p6 > 32) {
+        in.skip(at);
+        in.refill();
+        at = 0;
+    }
+    const u32 word = in.top();
+    f.next[LITERAL_LENGTH] = field(word, at, l.bits);
+    f.next[MATCH_LENGTH] = field(word, at + p4 - p3, m.bits);
+    f.next[OFFSET] = field(word, at + p5 - p3, o.bits);
+    in.skip(at + p6 - p3);
+    in.refill();
+    return f;
+}
+
 // Turn the bits of a block into sequences. By one lane.
 __device__ inline int decode_sequences(const SequenceTables &t, const u8 *content, Block &block, u64 *to) {
     BackwardBits in;
     if (!open_backward(in, content + t.begin, block.nbytes - t.begin)) return BAD_DATA;
-    u32 state[3];
+    u32 at[3];
     for (int kind = 0; kind < 3; ++kind) {
-        state[kind] = in.take(t.log[kind]);
+        at[kind] = in.take(t.log[kind]);
         in.refill();
     }
     LastOffsets last{NOT_YET, NOT_YET + (1u << 20), NOT_YET + (2u << 20)};
-    u32 far = 0;
-    for (u32 i = 0; i < block.sequences; ++i) {
-        const Cell l = t.cells[LITERAL_LENGTH][state[LITERAL_LENGTH]], o = t.cells[OFFSET][state[OFFSET]],
-                   m = t.cells[MATCH_LENGTH][state[MATCH_LENGTH]];
-        const u32 value = o.base + in.take(o.extra);
-        in.refill();
-        const u32 match = m.base + in.take(m.extra), literals = l.base + in.take(l.extra);
-        in.refill();
-        if (i + 1 < block.sequences) {
-            state[LITERAL_LENGTH] = l.next + in.take(l.bits);
-            state[MATCH_LENGTH] = m.next + in.take(m.bits);
-            state[OFFSET] = o.next + in.take(o.bits);
-            in.refill();
-        }
+    bool far = false;
+    for (u32 rest = block.sequences; rest; --rest) {
+        Cell l = t.cells[LITERAL_LENGTH][at[LITERAL_LENGTH]], o = t.cells[OFFSET][at[OFFSET]],
+             m = t.cells[MATCH_LENGTH][at[MATCH_LENGTH]];
+        if (rest == 1) l.bits = o.bits = m.bits = 0;  // no state follows the last
+        const Fields f = read_fields(in, l, o, m);
         if (in.left < 0) return BAD_DATA;
+        at[LITERAL_LENGTH] = l.next + f.next[LITERAL_LENGTH];
+        at[MATCH_LENGTH] = m.next + f.next[MATCH_LENGTH];
+        at[OFFSET] = o.next + f.next[OFFSET];
+        const u32 value = o.base + f.offset, literals = l.base + f.literals;
         far |= value > NOT_YET;
-        to[i] = packed(literals, match, last.use(value, literals == 0) & 0x0fffffff);
+        *to++ = packed(literals, m.base + f.match, last.use(value, literals == 0) & 0x0fffffff);
     }
     block.last_offsets[0] = last.a;
     block.last_offsets[1] = last.b;
@@ -428,7 +462,7 @@ __device__ inline int entropy_literals(LiteralTables &t, const u8 *arena, const 
     return vote(!good) ? BAD_DATA : FINE;
 }
 
-extern "C" __global__ void __launch_bounds__(2 * LANES)
+extern "C" __global__ void __launch_bounds__(2 * LANES, 12)
     zstd_entropy(const u8 *__restrict__ arena, Block *blocks, i64 block_capacity, const u64 *__restrict__ counters,
                  u8 *literal_pool, u64 *sequence_pool, int *status) {
     __shared__ SequenceTables sequences;
@@ -439,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         Block &block = blocks[number];
         if (block.type != COMPRESSED) continue;
-        if (FIRST_WARP && block.sequences) {
+        if (FIRST_TASK && block.sequences) {
             if (lane_id() == 0) sequences.state = make_tables(sequences, arena, blocks, number) ? FINE : BAD_DATA;
             sync_warp();
             if (sequences.state == FINE) {
@@ -451,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(2 * LANES)
             if (lane_id() == 0 && sequences.state != FINE) fail(status, block.chunk, sequences.state);
             sync_warp();
         }
-        if (SECOND_WARP && block.literals_type >= NEW_TREE) {
+        if (SECOND_TASK && block.literals_type >= NEW_TREE) {
             const int state = entropy_literals(literals, arena, blocks, block, literal_pool);
             if (lane_id() == 0 && state != FINE) fail(status, block.chunk, state);
             sync_warp();
@@ -505,24 +539,25 @@ __device__ inline bool execute_block(Sink &out, const Block &block, const u8 *ar
     return put_literals(out, literals, taken, block.literals - taken);
 }
 
-extern "C" __global__ void __launch_bounds__(LANES)
+extern "C" __global__ void __launch_bounds__(TEAM, 6)
     zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
-                 const u8 *literal_pool, const u64 *sequence_pool, int *status) {
-    __shared__ __align__(16) u8 ring[RING];
+                 const u8 *literal_pool, const u64 *sequence_pool, i64 ring_size, int *status) {
+    RING_IN_SHARED(ring);
+    __shared__ Links links;
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
-        if (stream.codec != ZSTD || status[stream.chunk] != FINE) continue;
+        // Another stream of the chunk may fail meanwhile: all threads must see the same.
+        if (stream.codec != ZSTD || any_in_team(status[stream.chunk] != FINE)) continue;
         const Frame frame = frames[number];
-        Sink out = open_sink(ring, target + stream.target, stream.target_nbytes);
+        Sink out = open_sink(ring, ring_size, links, threadIdx.x, target + stream.target, stream.target_nbytes);
         u32 last[3] = {1, 4, 8};
         bool good = true;
         for (int k = 0; k < frame.blocks && good; ++k)
             good = execute_block(out, blocks[frame.first_block + k], arena, literal_pool, sequence_pool, last);
         const bool whole = good && close_sink(out);
-        if (!whole && lane_id() == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
-        sync_warp();
+        if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
     }
 }

@@ -21,18 +21,21 @@ struct ForwardBits {
 
 // Bits from the last byte back, highest first. The last byte's highest 1 marks the end.
 struct BackwardBits {
-    const u32 *word;  // the next word below what `bits` holds
+    const u32 *word;  // below `next`
     u64 bits;         // at the top `have` bits, and whatever follows
+    u32 next;         // the word below what `bits` holds, on its way before it is needed
     int have;
-    i64 left;         // bits of the stream not yet taken; below 0 once too many are
+    int left;         // bits of the stream not yet taken; below 0 once too many are
 
-    __device__ void refill() {
+    __device__ void refill() {  // 33 bits at least are then there
         if (have <= 32) {
-            bits |= static_cast<u64>(*word--) << (32 - have);
+            bits |= static_cast<u64>(next) << (32 - have);
             have += 32;
+            next = load_once(word--);
         }
     }
-    __device__ u32 peek(int n) const { return static_cast<u32>(bits >> 1 >> (63 - n)); }  // n may be 0
+    __device__ u32 top() const { return static_cast<u32>(bits >> 32); }
+    __device__ u32 peek(int n) const { return shifted_right(top(), 32 - n); }  // n may be 0
     __device__ void skip(int n) {
         bits <<= n;
         have -= n;
@@ -45,7 +48,7 @@ struct BackwardBits {
     }
 };
 
-// Words are read whole and aligned, so up to 11 bytes before `from` are looked at, though never used. The arena has
+// Words are read whole and aligned, so up to 19 bytes before `from` are looked at, though never used. The arena has
 // as many before its first stream.
 __device__ inline bool open_backward(BackwardBits &b, const u8 *from, u32 nbytes) {
     if (nbytes == 0 || from[nbytes - 1] == 0) return false;
@@ -53,16 +56,17 @@ __device__ inline bool open_backward(BackwardBits &b, const u8 *from, u32 nbytes
     const int whole = static_cast<int>(last & 3) + 1;  // bytes of the highest word that belong to the stream
     const u32 *word = reinterpret_cast<const u32 *>(last & ~3ull);
     b.bits = static_cast<u64>(*word) << (64 - 8 * whole);
-    b.word = word - 1;
+    b.next = word[-1];
+    b.word = word - 2;
     b.have = 8 * whole;
-    b.left = 8ll * nbytes;
+    b.left = static_cast<int>(8 * nbytes);
     b.skip(leading_zeros(static_cast<u32>(from[nbytes - 1])) - 24 + 1);
     b.refill();
     return true;
 }
 
 // One state of an FSE table, with what its symbol means folded in.
-struct Cell {
+struct __align__(8) Cell {
     u32 base;       // value of the symbol without its extra bits; or the symbol itself
     u16 next;       // base of the next state
     u8 extra, bits; // extra bits of the symbol, bits of the next state
