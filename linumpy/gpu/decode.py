@@ -18,13 +18,14 @@ _WITHOUT_ASKING = 2**13
 
 def kernel_spec(launch: Launch) -> KernelSpec:
     """Name the kernel of a launch; decoders are compiled for no type and no shape."""
-    return KernelSpec(launch.source, launch.kernel, ())
+    return KernelSpec(launch.source, launch.kernel, (("TEAM_WARPS", str(launch.team)),) if launch.team else ())
 
 
 def start(launches: list[Launch]) -> None:
     """Start kernels, in their order, on CuPy's current stream."""
     for launch in launches:
         kernel = load(kernel_spec(launch))
+        kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
         if launch.shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < launch.shared:
             kernel.max_dynamic_shared_size_bytes = launch.shared
         args = tuple(np.uint64(value) for value in launch.args)

@@ -27,6 +27,8 @@ _COUNTERS = 4
 _CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 _BYTE_SHUFFLE = 1
 _SMALLEST_RING = 2**13
+#: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
+_TEAM, _READ_TEAM = 8, 2
 #: Literals and sequences of zstd that a slot has room for, a decoded byte: bytes, and sequences of 8 bytes. A chunk
 #: that needs more goes to the host.
 _LITERALS, _SEQUENCES = 0.75, 0.15
@@ -195,6 +197,8 @@ class Launch:
         Threads.
     shared : int
         Bytes of shared memory beyond what the kernel declares.
+    team : int
+        Warps that copy, which the kernel is compiled for; 0 where none do.
     args : tuple of int
         Addresses and counts, 64 bits each.
     """
@@ -205,6 +209,7 @@ class Launch:
     block: int
     args: tuple[int, ...]
     shared: int = 0
+    team: int = 0
 
 
 #: Kernels that decode, for tests that compile them all.
@@ -297,10 +302,10 @@ def _stream_launches(
     verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, room, checks, status))
     if chain.streams_by == "lz4":
         heads = Launch("lz4", "lz4_heads", (-(-chunks // 128),), 128, (stored, streams, chunks, status))
-        lz4 = Launch("lz4", "lz4", (most,), 160, (*common, ring, status), ring)
+        lz4 = Launch("lz4", "lz4", (most,), 32 * (1 + _READ_TEAM), (*common, ring, status), ring, _READ_TEAM)
         return [lz4] if chain.compressor == "blosc" else [heads, lz4]
     if chain.streams_by == "inflate":
-        return [Launch("inflate", "inflate", (most,), 160, (*common, ring, checks, status), ring), verify]
+        return [Launch("inflate", "inflate", (most,), 32 * (1 + _READ_TEAM), (*common, ring, checks, status), ring, _READ_TEAM), verify]
     if chain.streams_by == "zstd":
         frames, blocks = base + space.frames, base + space.blocks
         literals, sequences = base + space.literals, base + space.sequences
@@ -310,7 +315,7 @@ def _stream_launches(
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, args),
             Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, (stored, blocks, space.blocks_room, *pools, status)),
-            Launch("zstd", "zstd_execute", (most,), 128, (stored, unordered, streams, room, frames, blocks, *pools, ring, status), ring),
+            Launch("zstd", "zstd_execute", (most,), 32 * _TEAM, (stored, unordered, streams, room, frames, blocks, *pools, ring, status), ring, _TEAM),
             verify,
         ]  # fmt: skip
     return []

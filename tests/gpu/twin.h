@@ -33,6 +33,7 @@ static inline unsigned shifted_right(unsigned v, unsigned by) { return by < 32 ?
 static inline unsigned shifted_left(unsigned v, unsigned by) { return by < 32 ? v << by : 0; }
 #define RING_IN_SHARED(name) static __attribute__((aligned(16))) unsigned char name[1 << 18]
 #define TEAM_WARPS 1
+static inline unsigned remainder_of(unsigned a, unsigned b) { return a % b; }
 static inline void sync_team() {}
 static inline bool any_in_team(bool p) { return p; }
 #define READER_WARP true

@@ -31,7 +31,11 @@ __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshif
 __device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
 __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
 // The warps that copy: a barrier of their own, since another warp may be busy with something else.
+#ifndef TEAM_WARPS
 #define TEAM_WARPS 4
+#endif
+// Of numbers below 2^12, by way of float, where this is exact.
+__device__ inline u32 remainder_of(u32 a, u32 b) { return a - __float2uint_rz(__fdividef(a + 0.5f, b)) * b; }
 __device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }
 __device__ inline bool any_in_team(bool p) {
     u32 any;

@@ -4,6 +4,10 @@
 // once; what lies further back is read from the result. A sequence is `literals` bytes from a source and then `match`
 // bytes that stand `offset` bytes further back, which may overlap themselves. Every warp of the team holds the same
 // sequences, one a lane.
+//
+// A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same. Bytes go in
+// groups, and a group in two steps: it is prepared, which fetches what has to come from far away, and it is finished
+// when the group before it is. So a group's memory accesses overlap the work on the one before.
 
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
 constexpr u32 TEAM = TEAM_WARPS * LANES;
@@ -16,6 +20,16 @@ struct Sequence {
     u32 at;  // of the first literal in the source
 };
 
+// The byte of a thread in a group that is prepared.
+struct Pending {
+    int group;   // bytes of the group; 0: none is pending
+    u32 place;   // of the group in the ring
+    u8 value;
+    bool mine;   // whether the thread has a byte in this group
+    int link;    // the byte of the group that it is a copy of, or VALUE
+    int source;  // where in the ring it comes from; -1: `value` is it, or will be
+};
+
 // Where a stream's bytes go. All threads of the team hold the same values, but for `rank`.
 struct Sink {
     u8 *ring, *out;
@@ -24,11 +38,12 @@ struct Sink {
     u32 ring_size;  // a power of two
     short *links;   // in shared memory: for each byte of a group, the one it is a copy of
     u32 rank;       // of the thread in the team
+    Pending pending;
 };
 
 __device__ inline Sink open_sink(u8 *ring, i64 ring_size, Links &links, u32 rank, u8 *out, u64 size) {
     const u32 phase = static_cast<u32>(reinterpret_cast<u64>(out) & 15);
-    return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank};
+    return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank, {}};
 }
 
 __device__ inline u32 ring_place(const Sink &s, u64 pos) {
@@ -64,9 +79,37 @@ __device__ inline void flush_some(Sink &s) {
     if (s.pos - s.flushed >= s.ring_size / 4) flush(s, false);
 }
 
+// Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
+__device__ inline void follow_links(const Sink &s, u32 group_place, int link) {
+    const u32 mask = s.ring_size - 1;
+    while (any_in_team(link != VALUE)) {
+        const int to = link == VALUE ? 0 : link;
+        const int next = s.links[to];
+        const u8 value = s.ring[(group_place + to) & mask];
+        sync_team();
+        if (link == VALUE) continue;
+        if (next == VALUE) s.ring[(group_place + s.rank) & mask] = value;
+        s.links[s.rank] = static_cast<short>(next);
+        link = next;
+    }
+}
+
+// Write the group that is pending into the ring; all groups before it are there.
+__device__ inline void finish(Sink &s) {
+    const Pending &p = s.pending;
+    if (p.group == 0) return;
+    const u32 mask = s.ring_size - 1;
+    const u8 value = p.source >= 0 ? s.ring[p.source] : p.value;
+    if (p.mine) s.ring[(p.place + s.rank) & mask] = value;
+    s.links[s.rank] = static_cast<short>(p.link);
+    follow_links(s, p.place, p.link);
+    s.pending.group = 0;
+}
+
 // Copy `n` literals in steps that the ring can hold. False if they do not fit.
 template <class Source> __device__ bool put_literals(Sink &s, const Source &source, u64 at, u64 n) {
     if (n > s.size - s.pos) return false;
+    finish(s);
     while (n) {
         const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
 #pragma unroll 4
@@ -80,7 +123,7 @@ template <class Source> __device__ bool put_literals(Sink &s, const Source &sour
     return true;
 }
 
-// Copy a match in such steps; every byte before it is there.
+// Copy a match in such steps; no group is pending.
 __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     if (n > s.size - s.pos || (n && (offset == 0 || offset > s.pos))) return false;
     while (n) {
@@ -100,6 +143,7 @@ __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
 
 // One after another: for batches that hold a very long run.
 template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence &mine) {
+    finish(s);
     for (int i = 0; i < LANES; ++i) {
         if (!put_literals(s, source, from_lane(mine.at, i), from_lane(mine.literals, i))) return false;
         if (!put_match(s, from_lane(mine.offset, i), from_lane(mine.match, i))) return false;
@@ -107,25 +151,7 @@ template <class Source> __device__ bool execute_singly(Sink &s, const Source &so
     return true;
 }
 
-// Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
-__device__ inline void follow_links(const Sink &s, u32 group_place, int link) {
-    const u32 mask = s.ring_size - 1;
-    while (any_in_team(link != VALUE)) {
-        const int to = link == VALUE ? 0 : link;
-        const int next = s.links[to];
-        const u8 value = s.ring[(group_place + to) & mask];
-        sync_team();
-        if (link == VALUE) continue;
-        if (next == VALUE) s.ring[(group_place + s.rank) & mask] = value;
-        s.links[s.rank] = static_cast<short>(next);
-        link = next;
-    }
-}
-
-// Carry out the sequences of all lanes in their order. False where one leaves its bounds.
-//
-// A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same: it finds out
-// whose the byte is and where it comes from. The next group of bytes is begun when all of this one are there.
+// Carry out the sequences of all lanes in their order; the last group stays pending. False where one leaves its bounds.
 template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence &mine) {
     const u32 length = mine.literals + mine.match;
     const u32 filled = vote(length > 0);
@@ -133,7 +159,7 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
     if (vote(mine.literals > MOST_BYTES || mine.match > MOST_BYTES) || (filled & (filled + 1)))
         return execute_singly(s, source, mine);
     const u32 sum = running_sum(length), batch = from_lane(sum, LANES - 1);
-    if (batch > MOST_BYTES || batch > s.ring_size / 2) return execute_singly(s, source, mine);
+    if (batch > MOST_BYTES || batch > s.ring_size / 4) return execute_singly(s, source, mine);
     const u32 begin = length ? sum - length : ~0u;
     const bool wrong = mine.match && (mine.offset == 0 || mine.offset > s.pos + begin + mine.literals);
     if (vote(wrong) || batch > s.size - s.pos) return false;
@@ -145,29 +171,32 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
         const u32 before = bits_set(vote(begin < row));
         const int owner = static_cast<int>(before + bits_set(heads & ((2u << lane_id()) - 1))) - 1;
         const u32 whose = from_lane(packed, owner), offset = from_lane(mine.offset, owner);
-        const u32 at = from_lane(mine.at, owner), within = byte - (whose & 0xffff);
-        u8 value = 0;
-        int link = VALUE;
-        if (byte >= batch) {
-        } else if (within < whose >> 16) {
-            value = source[at + within];
-        } else if (offset <= byte - group) {
-            link = static_cast<int>(byte - offset - group);
-        } else {
-            const u64 from = s.pos + byte - offset;
-            value = from >= low ? s.ring[(place + byte - offset) & mask] : s.out[from];
+        const u32 at = from_lane(mine.at, owner), within = byte - (whose & 0xffff), literals = whose >> 16;
+        Pending next{static_cast<int>(TEAM), (place + group) & mask, 0, byte < batch, VALUE, -1};
+        if (next.mine && within < literals) {
+            next.value = source[at + within];
+        } else if (next.mine) {
+            // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
+            const u32 k = within - literals, back = k < offset ? offset : k - remainder_of(k, offset) + offset;
+            const u64 from = s.pos + byte - back;
+            if (back <= byte - group) next.link = static_cast<int>(byte - back - group);
+            else if (from >= low) next.source = static_cast<int>((place + byte - back) & mask);
+            else next.value = s.out[from];
         }
-        if (byte < batch) s.ring[(place + byte) & mask] = value;
-        s.links[s.rank] = static_cast<short>(link);
-        follow_links(s, place + group, link);
+        finish(s);
+        s.pending = next;
     }
     s.pos += batch;
-    flush_some(s);
+    if (s.pos - s.flushed >= s.ring_size / 4) {
+        finish(s);
+        flush(s, false);
+    }
     return true;
 }
 
 // Write the rest; whether the stream has become as long as it must be.
 __device__ inline bool close_sink(Sink &s) {
+    finish(s);
     flush(s, true);
     return s.pos == s.size;
 }

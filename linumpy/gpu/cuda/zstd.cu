@@ -539,7 +539,7 @@ __device__ inline bool execute_block(Sink &out, const Block &block, const u8 *ar
     return put_literals(out, literals, taken, block.literals - taken);
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM, 6)
+extern "C" __global__ void __launch_bounds__(TEAM, 3)
     zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
                  const u8 *literal_pool, const u64 *sequence_pool, i64 ring_size, int *status) {
