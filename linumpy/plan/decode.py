@@ -29,9 +29,9 @@ _BYTE_SHUFFLE = 1
 _SMALLEST_RING = 2**13
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 8, 2
-#: Literals and sequences of zstd that a slot has room for, a decoded byte: bytes, and sequences of 8 bytes. A chunk
-#: that needs more goes to the host.
-_LITERALS, _SEQUENCES = 0.75, 0.15
+#: Bytes of literals and sequences of zstd that a slot has room for, a decoded byte. Speckle, which hardly compresses,
+#: was seen to need 1.45. A chunk that finds no room goes to the host.
+_POOL = 1.6
 
 #: What is wrong with a chunk, by the number that the kernels give it.
 STATUS = {
@@ -55,11 +55,13 @@ class Workspace:
         Chunks that a slab may have.
     stored_nbytes, decoded_nbytes : int
         Room for stored and for decoded bytes.
-    stored, words, decoded, unordered, literals, sequences, streams, checks, frames, blocks, orders, status : int
+    stored, words, decoded, unordered, pool, streams, checks, frames, blocks, orders, status : int
         Where each part begins. `decoded` holds chunks as the scatter reads them; `unordered` what streams decode to,
         the same place unless bytes are brought into order in between.
-    streams_room, blocks_room, literals_room, sequences_room : int
+    streams_room, blocks_room : int
         How many of each there is room for.
+    pool_nbytes : int
+        Room for what is between the two steps of zstd.
     nbytes : int
         Of the whole slot.
     """
@@ -71,8 +73,7 @@ class Workspace:
     words: int
     decoded: int
     unordered: int
-    literals: int
-    sequences: int
+    pool: int
     streams: int
     checks: int
     frames: int
@@ -81,8 +82,7 @@ class Workspace:
     status: int
     streams_room: int
     blocks_room: int
-    literals_room: int
-    sequences_room: int
+    pool_nbytes: int
     nbytes: int
 
 
@@ -110,8 +110,7 @@ def plan_workspace(
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
     streams_room = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
     blocks_room = decoded_nbytes // 16384 + 4 * chunks + (streams_room if blosc else 0) if zstd else 0
-    literals_room = int(_LITERALS * decoded_nbytes) + 2**18 if zstd else 0
-    sequences_room = int(_SEQUENCES * decoded_nbytes) + 2**16 if zstd else 0
+    pool_nbytes = _up(int(_POOL * decoded_nbytes) + 2**17) if zstd else 0
     end = 0
 
     def take(nbytes: int) -> int:
@@ -128,15 +127,15 @@ def plan_workspace(
     blocks = take(_BLOCK_NBYTES * blocks_room)
     orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
     unordered = take(decoded_nbytes)
-    literals, sequences = take(literals_room), take(8 * sequences_room)
-    # The pools are of no more use once streams are decoded, and bytes come into order only then.
+    pool = take(pool_nbytes)
+    # The pool is of no more use once streams are decoded, and bytes come into order only then.
     decoded = unordered
     if chain.is_reordered:
-        decoded = literals
+        decoded = pool
         end = max(end, _up(decoded + decoded_nbytes))
     return Workspace(
-        chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, literals, sequences, streams, checks,
-        frames, blocks, orders, status, streams_room, blocks_room, literals_room, sequences_room, _up(end),
+        chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
+        frames, blocks, orders, status, streams_room, blocks_room, pool_nbytes, _up(end),
     )  # fmt: skip
 
 
@@ -212,19 +211,19 @@ class Launch:
     team: int = 0
 
 
-#: Kernels that decode, for tests that compile them all.
+#: Every kernel that decodes, with its team, for tests that compile them all.
 KERNELS = (
-    ("blosc", "blosc_frames"),
-    ("blosc", "stored"),
-    ("blosc", "unshuffle"),
-    ("checksum", "check_crc32c"),
-    ("checksum", "check_streams"),
-    ("inflate", "inflate"),
-    ("lz4", "lz4"),
-    ("lz4", "lz4_heads"),
-    ("zstd", "zstd_entropy"),
-    ("zstd", "zstd_execute"),
-    ("zstd", "zstd_frames"),
+    ("blosc", "blosc_frames", 0),
+    ("blosc", "stored", 0),
+    ("blosc", "unshuffle", 0),
+    ("checksum", "check_crc32c", 0),
+    ("checksum", "check_streams", 0),
+    ("inflate", "inflate", _READ_TEAM),
+    ("lz4", "lz4", _READ_TEAM),
+    ("lz4", "lz4_heads", 0),
+    ("zstd", "zstd_entropy", 0),
+    ("zstd", "zstd_execute", _TEAM),
+    ("zstd", "zstd_frames", 0),
 )
 
 
@@ -308,10 +307,8 @@ def _stream_launches(
         return [Launch("inflate", "inflate", (most,), 32 * (1 + _READ_TEAM), (*common, ring, checks, status), ring, _READ_TEAM), verify]
     if chain.streams_by == "zstd":
         frames, blocks = base + space.frames, base + space.blocks
-        literals, sequences = base + space.literals, base + space.sequences
-        sizes = (space.literals_room, space.sequences_room)
-        args = (stored, streams, room, frames, blocks, space.blocks_room, counters, *sizes, checks, status)
-        pools = (counters, literals, sequences)
+        args = (stored, streams, room, frames, blocks, space.blocks_room, counters, space.pool_nbytes, checks, status)
+        pools = (counters, base + space.pool, space.pool_nbytes)
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, args),
             Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, (stored, blocks, space.blocks_room, *pools, status)),

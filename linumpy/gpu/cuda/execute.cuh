@@ -1,15 +1,16 @@
-// Carry out LZ77 sequences, LANES at a time, by a team of warps: copy literals, and bytes that are there already.
+// Carry out LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are there already.
 //
 // The last bytes that were decoded are in shared memory, in a ring, where a byte that was just written is read again at
 // once; what lies further back is read from the result. A sequence is `literals` bytes from a source and then `match`
 // bytes that stand `offset` bytes further back, which may overlap themselves. Every warp of the team holds the same
-// sequences, one a lane.
+// sequences, two a lane.
 //
 // A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same. Bytes go in
 // groups, and a group in two steps: it is prepared, which fetches what has to come from far away, and it is finished
 // when the group before it is. So a group's memory accesses overlap the work on the one before.
 
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
+constexpr int BATCH = 2 * LANES;
 constexpr u32 TEAM = TEAM_WARPS * LANES;
 constexpr int VALUE = -1;         // in place of a link: the byte is there
 
@@ -142,36 +143,56 @@ __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
 }
 
 // One after another: for batches that hold a very long run.
-template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence &mine) {
+template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence *mine) {
     finish(s);
-    for (int i = 0; i < LANES; ++i) {
-        if (!put_literals(s, source, from_lane(mine.at, i), from_lane(mine.literals, i))) return false;
-        if (!put_match(s, from_lane(mine.offset, i), from_lane(mine.match, i))) return false;
+    for (int i = 0; i < BATCH; ++i) {
+        const Sequence &one = mine[i & 1];
+        if (!put_literals(s, source, from_lane(one.at, i / 2), from_lane(one.literals, i / 2))) return false;
+        if (!put_match(s, from_lane(one.offset, i / 2), from_lane(one.match, i / 2))) return false;
     }
     return true;
 }
 
-// Carry out the sequences of all lanes in their order; the last group stays pending. False where one leaves its bounds.
-template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence &mine) {
-    const u32 length = mine.literals + mine.match;
-    const u32 filled = vote(length > 0);
-    // Empty sequences may only be the last ones: bytes are counted over the others.
-    if (vote(mine.literals > MOST_BYTES || mine.match > MOST_BYTES) || (filled & (filled + 1)))
-        return execute_singly(s, source, mine);
-    const u32 sum = running_sum(length), batch = from_lane(sum, LANES - 1);
+// The two values of an owner's lane, and which of them is the owner's.
+__device__ inline u32 from_owner(u32 even, u32 odd, int owner) {
+    const u32 a = from_lane(even, owner >> 1), b = from_lane(odd, owner >> 1);
+    return owner & 1 ? b : a;
+}
+
+// Empty sequences may only be the last ones: owners are counted over the others.
+__device__ inline bool has_gaps(u32 even, u32 odd) {
+    const u32 a = vote(even > 0), b = vote(odd > 0);
+    return (a & (a + 1)) || (b & (b + 1)) || (b & ~a) || ((a >> 1) & ~b);
+}
+
+// Carry out the sequences of all lanes in their order, `mine[0]` before `mine[1]`; the last group stays pending. False
+// where one leaves its bounds.
+template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence *mine) {
+    const u32 first = mine[0].literals + mine[0].match, second = mine[1].literals + mine[1].match;
+    const u32 longest = mine[0].literals | mine[0].match | mine[1].literals | mine[1].match;
+    if (vote(longest >= MOST_BYTES) || has_gaps(first, second)) return execute_singly(s, source, mine);
+    const u32 sum = running_sum(first + second), batch = from_lane(sum, LANES - 1);
     if (batch > MOST_BYTES || batch > s.ring_size / 4) return execute_singly(s, source, mine);
-    const u32 begin = length ? sum - length : ~0u;
-    const bool wrong = mine.match && (mine.offset == 0 || mine.offset > s.pos + begin + mine.literals);
+    const u32 begin[2] = {first ? sum - second - first : ~0u, second ? sum - second : ~0u};
+    bool wrong = false;
+    u32 packed[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        wrong |= mine[k].match && (mine[k].offset == 0 || mine[k].offset > s.pos + begin[k] + mine[k].literals);
+        packed[k] = (begin[k] & 0xffff) | mine[k].literals << 16;
+    }
     if (vote(wrong) || batch > s.size - s.pos) return false;
-    const u32 packed = (begin & 0xffff) | mine.literals << 16, mask = s.ring_size - 1, place = ring_place(s, s.pos);
+    const u32 mask = s.ring_size - 1, place = ring_place(s, s.pos);
     const u64 low = ring_low(s, s.pos + batch);
     for (u32 group = 0; group < batch; group += TEAM) {
         const u32 row = group + s.rank / LANES * LANES, byte = group + s.rank;
-        const u32 heads = any_of(begin - row < LANES ? 1u << (begin - row) : 0);
-        const u32 before = bits_set(vote(begin < row));
+        const u32 heads = any_of((begin[0] - row < LANES ? 1u << (begin[0] - row) : 0) |
+                                 (begin[1] - row < LANES ? 1u << (begin[1] - row) : 0));
+        const u32 before = bits_set(vote(begin[0] < row)) + bits_set(vote(begin[1] < row));
         const int owner = static_cast<int>(before + bits_set(heads & ((2u << lane_id()) - 1))) - 1;
-        const u32 whose = from_lane(packed, owner), offset = from_lane(mine.offset, owner);
-        const u32 at = from_lane(mine.at, owner), within = byte - (whose & 0xffff), literals = whose >> 16;
+        const u32 whose = from_owner(packed[0], packed[1], owner), at = from_owner(mine[0].at, mine[1].at, owner);
+        const u32 offset = from_owner(mine[0].offset, mine[1].offset, owner);
+        const u32 within = byte - (whose & 0xffff), literals = whose >> 16;
         Pending next{static_cast<int>(TEAM), (place + group) & mask, 0, byte < batch, VALUE, -1};
         if (next.mine && within < literals) {
             next.value = source[at + within];

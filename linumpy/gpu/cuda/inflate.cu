@@ -12,7 +12,7 @@ constexpr u32 IN_STREAM = 0x80000000u;   // literals that are stored as they are
 constexpr int FAST_BITS = 10, MOST_BITS = 15, LENGTH_CODES = 288, DISTANCE_CODES = 32;
 
 struct Batch {
-    Sequence sequence[LANES];
+    Sequence sequence[BATCH];
     u8 literals[BUFFER];
     int state;  // 0: go on; 1: the last batch; -1: broken
 };
@@ -200,7 +200,7 @@ __device__ inline bool begin_block(Reader &r, Tables &t) {
 // Fill a batch. By one lane.
 __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
     u32 literals = 0;
-    for (int i = 0; i < LANES;) {
+    for (int i = 0; i < BATCH;) {
         Sequence one{0, 0, 0, literals};
         if (r.where == BEFORE_BLOCK && !begin_block(r, t)) return -1;
         if (r.where == IN_STORED) {
@@ -299,12 +299,12 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
             if (copies && round > 0) {
                 const Batch &batch = batches[(round - 1) & 1];
                 const BufferOrStream literals{batch.literals, r.from};
-                good = batch.state >= 0 && execute(out, literals, batch.sequence[lane_id()]);
+                good = batch.state >= 0 && execute(out, literals, batch.sequence + 2 * lane_id());
             }
             if (last >= 0 && round > last) break;
             if (reads) {
                 Batch &batch = batches[round & 1];
-                batch.sequence[lane_id()] = Sequence{0, 0, 0, 0};
+                for (int i = lane_id(); i < BATCH; i += LANES) batch.sequence[i] = Sequence{0, 0, 0, 0};
                 sync_warp();
                 if (lane_id() == 0) batch.state = read_sequences(r, tables, batch);
                 sync_warp();

@@ -11,7 +11,7 @@ constexpr u32 TILE = 4096;          // stored bytes in shared memory
 constexpr u32 LONGEST = 1u << 30;   // a run that long is no chunk of ours, and sums stay below 2^32
 
 struct Batch {
-    Sequence sequence[LANES];
+    Sequence sequence[BATCH];
     int state;  // 0: go on; 1: the last batch; -1: broken
 };
 
@@ -63,13 +63,12 @@ __device__ inline bool read_sequence(const Reader &in, u32 &p, Sequence &one) {
 // Fill a batch; by the first warp.
 __device__ inline void read_batch(Reader &in, Batch &batch) {
     if (in.pos + TILE / 2 > in.tile_begin + TILE || in.pos < in.tile_begin) load_tile(in);
-    Sequence none{0, 0, 0, 0};
-    batch.sequence[lane_id()] = none;
+    for (int i = lane_id(); i < BATCH; i += LANES) batch.sequence[i] = Sequence{0, 0, 0, 0};
     sync_warp();
     u32 pos = in.pos;
     if (lane_id() == 0) {
         int state = 0;
-        for (int i = 0; i < LANES && state == 0; ++i) {
+        for (int i = 0; i < BATCH && state == 0; ++i) {
             if (pos >= in.end) state = 1;
             else if (!read_sequence(in, pos, batch.sequence[i])) state = -1;
         }
@@ -121,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
         for (int round = 0, last = -1;; ++round) {
             if (copies && round > 0) {
                 const Batch &batch = batches[(round - 1) & 1];
-                good = batch.state >= 0 && execute(out, literals, batch.sequence[lane_id()]);
+                good = batch.state >= 0 && execute(out, literals, batch.sequence + 2 * lane_id());
             }
             if (last >= 0 && round > last) break;
             if (reads) read_batch(in, batches[round & 1]);

@@ -26,8 +26,8 @@ struct Frame {
 
 struct Block {
     i64 source;            // first byte of the content, in the arena
-    i64 literals_at;       // in the pool of literals, where they are Huffman coded
-    i64 sequences_at;      // in the pool of sequences
+    i64 literals_at;       // byte of the pool, where they are Huffman coded
+    i64 sequences_at;      // sequences of other blocks behind these in the pool
     int chunk, type;
     u32 nbytes;            // of the content; of a repeated byte, how often
     int literals_type;
@@ -44,10 +44,21 @@ struct Block {
 enum Counter { STREAMS = 0, BLOCKS = 1, LITERALS = 2, SEQUENCES = 3 };
 __device__ inline i64 take_room(u64 *counter, u64 n) { return static_cast<i64>(atomicAdd(counter, n)); }
 
+// Literals are taken from the beginning of the pool and sequences from its end, until they meet.
+__device__ inline bool has_met(u64 *counters, i64 pool_nbytes) {
+    const u64 literals = atomicAdd(counters + LITERALS, 0ull), sequences = atomicAdd(counters + SEQUENCES, 0ull);
+    return literals + 8 * sequences > static_cast<u64>(pool_nbytes);
+}
+
 // A sequence in 64 bits: 18 of literals, 18 of match, 28 of offset.
 constexpr u32 NOT_YET = 0x0f000000;  // from here on: NOT_YET + (k << 20) + n, the k-th last offset minus n
 __device__ inline u64 packed(u32 literals, u32 match, u32 offset) {
     return literals | static_cast<u64>(match) << 18 | static_cast<u64>(offset) << 36;
+}
+
+__device__ inline u64 *block_sequences(const Block &block, const u8 *pool, i64 pool_nbytes) {
+    const i64 at = pool_nbytes - 8 * (block.sequences_at + block.sequences);
+    return reinterpret_cast<u64 *>(const_cast<u8 *>(pool) + at);
 }
 
 __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &frame, i64 &head) {
@@ -95,6 +106,7 @@ __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame,
             block.nbytes = size;
             block.chunk = chunk;
             block.sequences = block.literals = 0;
+            block.sequences_at = block.literals_at = 0;
         }
         ++frame.blocks;
         at += stored;
@@ -146,8 +158,7 @@ __device__ inline int parse_block(const u8 *p, Block &block) {
 __device__ inline int mode_of(const Block &block, int kind) { return block.modes >> (6 - 2 * kind) & 3; }
 
 // Note which blocks describe the tables that each block uses, and take room for what they decode to.
-__device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 literal_room,
-                                  i64 sequence_room) {
+__device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 pool_nbytes) {
     i64 tree = -1, table[3] = {-1, -1, -1};
     for (i64 number = frame.first_block; number < frame.first_block + frame.blocks; ++number) {
         Block &block = blocks[number];
@@ -159,7 +170,7 @@ __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *bl
         block.tree = tree;
         if (block.literals_type >= NEW_TREE) {
             block.literals_at = take_room(counters + LITERALS, block.literals);
-            if (block.literals_at + block.literals > literal_room) return NO_SPACE;
+            if (has_met(counters, pool_nbytes)) return NO_SPACE;
         }
         if (block.sequences == 0) continue;
         for (int kind = 0; kind < 3; ++kind) {
@@ -168,14 +179,14 @@ __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *bl
             block.table[kind] = table[kind];
         }
         block.sequences_at = take_room(counters + SEQUENCES, block.sequences);
-        if (block.sequences_at + block.sequences > sequence_room) return NO_SPACE;
+        if (has_met(counters, pool_nbytes)) return NO_SPACE;
     }
     return FINE;
 }
 
 extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Stream *__restrict__ streams,
                                        i64 stream_capacity, Frame *frames, Block *blocks, i64 block_capacity,
-                                       u64 *counters, i64 literal_room, i64 sequence_room, Check *checks, int *status) {
+                                       u64 *counters, i64 pool_nbytes, Check *checks, int *status) {
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; number < n;
@@ -197,7 +208,7 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
         }
         if (state == FINE) {
             walk_blocks(p, stream.source_nbytes, head, frame, stream.source, stream.chunk, blocks + frame.first_block);
-            state = plan_blocks(arena, frame, blocks, counters, literal_room, sequence_room);
+            state = plan_blocks(arena, frame, blocks, counters, pool_nbytes);
             if (state != FINE)
                 for (int k = 0; k < frame.blocks; ++k) blocks[frame.first_block + k].type = RAW;
         }
@@ -464,7 +475,7 @@ __device__ inline int entropy_literals(LiteralTables &t, const u8 *arena, const 
 
 extern "C" __global__ void __launch_bounds__(2 * LANES, 12)
     zstd_entropy(const u8 *__restrict__ arena, Block *blocks, i64 block_capacity, const u64 *__restrict__ counters,
-                 u8 *literal_pool, u64 *sequence_pool, int *status) {
+                 u8 *pool, i64 pool_nbytes, int *status) {
     __shared__ SequenceTables sequences;
     __shared__ LiteralTables literals;
     const i64 known = static_cast<i64>(counters[BLOCKS]);
@@ -480,13 +491,13 @@ extern "C" __global__ void __launch_bounds__(2 * LANES, 12)
                 fold_symbols(sequences);
                 sync_warp();
                 if (lane_id() == 0)
-                    sequences.state = decode_sequences(sequences, arena + block.source, block, sequence_pool + block.sequences_at);
+                    sequences.state = decode_sequences(sequences, arena + block.source, block, block_sequences(block, pool, pool_nbytes));
             }
             if (lane_id() == 0 && sequences.state != FINE) fail(status, block.chunk, sequences.state);
             sync_warp();
         }
         if (SECOND_TASK && block.literals_type >= NEW_TREE) {
-            const int state = entropy_literals(literals, arena, blocks, block, literal_pool);
+            const int state = entropy_literals(literals, arena, blocks, block, pool);
             if (lane_id() == 0 && state != FINE) fail(status, block.chunk, state);
             sync_warp();
         }
@@ -506,25 +517,34 @@ __device__ inline u32 looked_up(u32 offset, const u32 *last) {
     return base > back ? base - back : 0;  // 0 is no offset, and is found out
 }
 
-__device__ inline bool execute_block(Sink &out, const Block &block, const u8 *arena, const u8 *literal_pool,
-                                     const u64 *sequence_pool, u32 *last) {
+__device__ inline void fetch_two(u64 *word, const u64 *sequences, u32 at, u32 count) {
+    word[0] = at < count ? sequences[at] : 0;
+    word[1] = at + 1 < count ? sequences[at + 1] : 0;
+}
+
+__device__ inline bool execute_block(Sink &out, const Block &block, const u8 *arena, const u8 *pool, i64 pool_nbytes,
+                                     u32 *last) {
     const u8 *content = arena + block.source;
     if (block.type != COMPRESSED) return put_literals(out, Literals{content, block.type == RAW ? ~0ull : 0}, 0, block.nbytes);
-    const Literals literals{block.literals_type >= NEW_TREE ? literal_pool + block.literals_at : content + block.literals_head,
+    const Literals literals{block.literals_type >= NEW_TREE ? pool + block.literals_at : content + block.literals_head,
                             block.literals_type == ONE_LITERAL ? 0 : ~0ull};
-    const u64 *sequences = sequence_pool + block.sequences_at;
+    const u64 *sequences = block_sequences(block, pool, pool_nbytes);
+    const u32 mine_at = 2 * lane_id();
+    u64 word[2];
+    fetch_two(word, sequences, mine_at, block.sequences);
     u32 taken = 0;
-    u64 word = static_cast<u32>(lane_id()) < block.sequences ? sequences[lane_id()] : 0;
-    for (u32 i = 0; i < block.sequences; i += LANES) {
-        const u64 now = word;
-        const u32 ahead = i + LANES + lane_id();
-        word = ahead < block.sequences ? sequences[ahead] : 0;  // on its way while this batch is copied
-        Sequence mine;
-        mine.literals = now & 0x3ffff;
-        mine.match = now >> 18 & 0x3ffff;
-        mine.offset = looked_up(static_cast<u32>(now >> 36), last);
-        const u32 sum = running_sum(mine.literals);
-        mine.at = taken + sum - mine.literals;
+    for (u32 i = 0; i < block.sequences; i += BATCH) {
+        Sequence mine[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            mine[k].literals = word[k] & 0x3ffff;
+            mine[k].match = word[k] >> 18 & 0x3ffff;
+            mine[k].offset = looked_up(static_cast<u32>(word[k] >> 36), last);
+        }
+        fetch_two(word, sequences, i + BATCH + mine_at, block.sequences);  // on its way while this batch is copied
+        const u32 sum = running_sum(mine[0].literals + mine[1].literals);
+        mine[1].at = taken + sum - mine[1].literals;
+        mine[0].at = mine[1].at - mine[0].literals;
         taken += from_lane(sum, LANES - 1);
         if (taken > block.literals) return false;
         if (!execute(out, literals, mine)) return false;
@@ -542,7 +562,7 @@ __device__ inline bool execute_block(Sink &out, const Block &block, const u8 *ar
 extern "C" __global__ void __launch_bounds__(TEAM, 3)
     zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
-                 const u8 *literal_pool, const u64 *sequence_pool, i64 ring_size, int *status) {
+                 const u8 *pool, i64 pool_nbytes, i64 ring_size, int *status) {
     RING_IN_SHARED(ring);
     __shared__ Links links;
     const i64 known = static_cast<i64>(counters[STREAMS]);
@@ -556,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, 3)
         u32 last[3] = {1, 4, 8};
         bool good = true;
         for (int k = 0; k < frame.blocks && good; ++k)
-            good = execute_block(out, blocks[frame.first_block + k], arena, literal_pool, sequence_pool, last);
+            good = execute_block(out, blocks[frame.first_block + k], arena, pool, pool_nbytes, last);
         const bool whole = good && close_sink(out);
         if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
     }
