@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from linumpy.gpu import engines, kvikio_zarr
+from linumpy.gpu import engines, reader
+from linumpy.gpu import job as jobs
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
+from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
 from linumpy.plan.read import plan_read
+from linumpy.plan.workspace import decoded_room
 
 
 class PreadFile:
@@ -123,22 +126,90 @@ class NumpySlots:
         self.finished += 1
 
 
+class NumpyEncodedSlots(NumpySlots):
+    """Slots whose chunks are decoded before they are placed: by numcodecs, or by the device's own kernels."""
+
+    def __init__(self, out, job, *, direct, kernels=None):
+        super().__init__(out, job, direct=direct)
+        self._kernels = kernels
+        self._failed = []
+
+    def place(self, slot, slab, table):
+        if table is None:
+            return
+        layout, chain = self._job.plan.layout, self._job.way.chain
+        assert len(slab.pieces) <= self._job.way.space.chunks
+        stored = [
+            self._arena[slot][a : a + n].tobytes()
+            for a, n in zip(slab.piece_place.tolist(), slab.piece_nbytes.tolist(), strict=True)
+        ]
+        step = decoded_room(chain, layout.chunk_nbytes)
+        decoded = np.full((len(stored), step), 0xA5, np.uint8)
+        if self._kernels:
+            chunks, status = self._kernels(chain, layout.chunk_nbytes).decode(stored, skew=slot)
+            for row, chunk in zip(decoded, chunks, strict=True):
+                row[: layout.chunk_nbytes] = np.frombuffer(chunk, np.uint8)
+            self._failed += slab.pieces[status != 0].tolist()
+        else:
+            for row, number, one in zip(decoded, slab.pieces.tolist(), stored, strict=True):
+                try:
+                    decode_chunk(chain, one, row[: layout.chunk_nbytes])
+                except DecodeError:
+                    self._failed.append(number)
+        self._scatter(table, decoded.reshape(-1))
+
+    def failed(self):
+        return np.array(self._failed, np.int64)
+
+
+class NumpyHostSlots(NumpySlots):
+    """Slots of chunks that the host decodes."""
+
+    def __init__(self, out, job, count):
+        super().__init__(out, job, direct=False)
+        self.count = count
+        self._host = [np.empty(job.plan.layout.chunk_nbytes, np.uint8) for _ in range(count)]
+
+    def buffer(self, slot):
+        self._host[slot][:] = 0xA5
+        return self._host[slot]
+
+    def place(self, slot, begin, end, table):
+        copied = np.full(self._job.plan.layout.chunk_nbytes + 64, 0xA5, np.uint8)
+        copied[: end - begin] = self._host[slot][begin:end]
+        self._scatter(table, copied)
+
+
 def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
     plan = plan_read(read_layout(open_source(source)), region)
     assert plan.layout.unsupported is None, plan.layout.unsupported
     request = ReadRequest(plan, result_dtype(plan, dtype), None, scratch_bytes or DEFAULT_SCRATCH_BYTES)
-    return kvikio_zarr.make_job(request, direct=direct, **options)
+    return jobs.make_job(request, direct=direct, **options)
 
 
-def execute(job, engine=None):
+def execute(job, engine=None, kernels=None):
     """Run the reader's loop, with POSIX batches unless told otherwise, into a result that is poisoned first."""
     out = np.full(max(1, job.plan.region.size * job.request.dtype.itemsize), 0x5A, np.uint8)
-    slots = NumpySlots(out, job, direct=job.direct)
     if job.plan.region.size:
-        kvikio_zarr.run(job, slots, engine or (PreadEngine() if job.direct else engines.PosixEngine(2)))
-        assert slots.finished == 1
+        _execute(job, out, engine or (PreadEngine() if job.direct else engines.PosixEngine(2)), kernels)
     out = out[: job.plan.region.size * job.request.dtype.itemsize]
     return out.view(job.request.dtype).reshape(job.plan.shape)
+
+
+def _execute(job, out, engine, kernels):
+    if job.way is None:
+        slots = NumpySlots(out, job, direct=job.direct)
+        reader.run(job, slots, engine)
+    elif job.way.space is None:
+        slots = NumpyHostSlots(out, job, 2)
+        reader.run_all_on_host(job, slots)
+    else:
+        slots = NumpyEncodedSlots(out, job, direct=job.direct, kernels=kernels)
+        reader.run(job, slots, engine)
+        rows = np.union1d(slots.failed(), job.counts.too_long).astype(np.int64)
+        if len(rows):
+            reader.run_on_host(job, NumpyHostSlots(out, job, 2), [rows])
+    assert slots.finished == 1
 
 
 def read(source, region=None, **options):

@@ -2,13 +2,15 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numcodecs
 import numpy as np
 import zarr
 from hypothesis import strategies as st
-from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as numcodecs_v3
 
 DTYPES = ["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -31,6 +33,7 @@ class Case:
     missing: int
     region: tuple
     seed: int
+    codecs: tuple = ()
 
 
 def regions(shape):
@@ -97,6 +100,81 @@ def cases(draw, max_elements=4000):
     )
 
 
+BLOSC = [
+    (name, shuffle, typesize, block)
+    for name in ("lz4", "lz4hc", "zstd", "zlib")
+    for shuffle in (0, 1, 2)
+    for typesize in (1, 2, 3, 4, 8, 16, 255)
+    for block in (0, 64, 1000)
+]
+
+
+@st.composite
+def chains(draw, zarr_format):
+    """Codecs behind the bytes of a chunk, in the order of encoding, that the device decodes."""
+    compressor = draw(
+        st.sampled_from(["zstd", "lz4", "gzip", "zlib", None])
+        | st.tuples(st.just("zstd"), st.sampled_from([-3, 1, 9, 19]), st.booleans())
+        | st.tuples(st.just("blosc"), st.sampled_from(BLOSC))
+    )
+    is_blosc = isinstance(compressor, tuple) and compressor[0] == "blosc"
+    shuffle = [("shuffle", draw(st.sampled_from([1, 2, 4, 7])))] if not is_blosc and draw(st.booleans()) else []
+    if zarr_format == 2:
+        return tuple([*shuffle, *([compressor] if compressor else [])])
+    before = ["crc32c"] if compressor and draw(st.booleans()) else []
+    after = ["crc32c"] if draw(st.booleans()) else []
+    return tuple([*shuffle, *before, *([compressor] if compressor else []), *after])
+
+
+@st.composite
+def encoded_cases(draw, max_elements=4000):
+    """Cases whose chunks are encoded."""
+    case = draw(cases(max_elements))
+    codecs = draw(chains(case.zarr_format))
+    nbytes = math.prod(case.chunks) * np.dtype(case.dtype).itemsize
+    # numcodecs shuffles nothing but whole elements.
+    return replace(case, codecs=tuple(one for one in codecs if one[0] != "shuffle" or nbytes % one[1] == 0))
+
+
+def _codec_v2(codec):
+    if isinstance(codec, str):
+        return {"zstd": numcodecs.Zstd, "lz4": numcodecs.LZ4, "gzip": numcodecs.GZip, "zlib": numcodecs.Zlib}[codec]()
+    if codec[0] == "zstd":
+        return numcodecs.Zstd(codec[1], checksum=codec[2])
+    if codec[0] == "shuffle":
+        return numcodecs.Shuffle(codec[1])
+    name, shuffle, typesize, block = codec[1]
+    return numcodecs.Blosc(name, 5, shuffle, block, typesize=typesize)
+
+
+def _codec_v3(codec):
+    if isinstance(codec, str):
+        made = {"zstd": ZstdCodec, "gzip": GzipCodec, "crc32c": Crc32cCodec}
+        made |= {"lz4": numcodecs_v3.LZ4, "zlib": numcodecs_v3.Zlib}
+        return made[codec]()
+    if codec[0] == "zstd":
+        return ZstdCodec(level=codec[1], checksum=codec[2])
+    if codec[0] == "shuffle":
+        return numcodecs_v3.Shuffle(elementsize=codec[1])
+    name, shuffle, typesize, block = codec[1]
+    kind = ["noshuffle", "shuffle", "bitshuffle"][shuffle]
+    return BloscCodec(cname=name, clevel=5, shuffle=kind, typesize=typesize, blocksize=block)
+
+
+def plain_values(dtype, shape, seed):
+    """Values that compress: runs, steps and a little noise, in an order that depends on the seed."""
+    rng = np.random.default_rng(seed)
+    size = math.prod(shape)
+    kinds = [
+        lambda: np.repeat(rng.integers(0, 100, size // 9 + 1), 9)[:size],
+        lambda: np.cumsum(rng.integers(-2, 3, size)) + 1000,
+        lambda: np.resize(rng.integers(0, 2**15, 37), size),
+        lambda: np.zeros(size),
+        lambda: rng.integers(0, 4, size),
+    ]
+    return kinds[seed % len(kinds)]().astype(np.uint16).astype(dtype).reshape(shape)
+
+
 def random_values(dtype, shape, seed):
     """Random bits, with NaN and infinities where the dtype has them."""
     rng = np.random.default_rng(seed)
@@ -135,8 +213,8 @@ def _create_v2(case, dtype, folder):
         dtype=dtype,
         zarr_format=2,
         order="F" if case.order != tuple(range(len(case.shape))) else "C",
-        compressors=None,
-        filters=None,
+        compressors=[_codec_v2(one) for one in case.codecs if one[0] != "shuffle"] or None,
+        filters=[_codec_v2(one) for one in case.codecs if one[0] == "shuffle"] or None,
         fill_value=case.fill,
         chunk_key_encoding={"name": "v2", "separator": case.separator},
         config={"write_empty_chunks": True},
@@ -147,6 +225,7 @@ def _create_v3(case, folder):
     inner = [BytesCodec(endian="big" if case.big_endian else "little")]
     if case.order != tuple(range(len(case.shape))):
         inner = [TransposeCodec(order=case.order), *inner]
+    inner += [_codec_v3(one) for one in case.codecs]
     if case.shards:
         location = "end" if case.index_at_end else "start"
         inner = [ShardingCodec(chunk_shape=case.chunks, codecs=inner, index_location=location)]

@@ -1,6 +1,6 @@
 """Decode: stored bytes of chunks → chunks, on the device.
 
-In: the launches that :mod:`linumpy.plan.decode` lists. Out: kernels on CuPy's current stream. The decoders are our own:
+In: the launches that :mod:`linumpy.plan.launches` lists. Out: kernels on CuPy's current stream. The decoders are ours:
 nvCOMP's are fast on many small chunks, but take a device memory of six times the data, and a broken chunk makes them
 read and write where nothing is theirs, after which the process has lost its GPU.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, load
-from linumpy.plan.decode import Launch
+from linumpy.plan.launches import Launch
 
 #: A kernel that wants more shared memory, together with what it declares, must ask for it.
 _WITHOUT_ASKING = 2**13

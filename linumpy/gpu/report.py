@@ -40,6 +40,12 @@ class ReadReport:
         Time on the host for metadata and plan, and from the first to the last byte.
     scatter_seconds : float or None
         Time of the scatter kernels on the device. They overlap the reading.
+    decoder : str
+        How chunks were decoded; empty for raw ones, and where zarr decoded them.
+    decode_seconds : float or None
+        Time of the decoding kernels on the device, slab by slab. They overlap the reading and each other.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded, because that is faster or because the device could not.
     """
 
     source: str
@@ -58,6 +64,9 @@ class ReadReport:
     plan_seconds: float
     read_seconds: float
     scatter_seconds: float | None
+    decoder: str = ""
+    decode_seconds: float | None = None
+    chunks_decoded_by_host: int = 0
 
     @property
     def seconds(self) -> float:
@@ -84,13 +93,17 @@ class ReadReport:
             ("time", self._times()),
             ("speed", f"{self.gib_per_second:.2f} GiB/s"),
         ]
+        if self.decoder:
+            given_up = f"; {self.chunks_decoded_by_host:,} chunks by the host" if self.chunks_decoded_by_host else ""
+            rows.insert(4, ("decoder", self.decoder + given_up))
         if self.fallback:
             rows.insert(2, ("fallback", self.fallback))
         return rows
 
     def _times(self) -> str:
+        decode = "" if not self.decode_seconds else f", decode {self.decode_seconds * 1e3:.2f} ms on the device"
         scatter = "" if self.scatter_seconds is None else f", scatter {self.scatter_seconds * 1e3:.2f} ms on the device"
-        return f"plan {self.plan_seconds * 1e3:.2f} ms, read {self.read_seconds * 1e3:.2f} ms{scatter}"
+        return f"plan {self.plan_seconds * 1e3:.2f} ms, read {self.read_seconds * 1e3:.2f} ms{decode}{scatter}"
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<10}{text}" for label, text in self.rows())

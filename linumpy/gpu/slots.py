@@ -44,6 +44,9 @@ class Slots(Protocol):
     def finish(self) -> None:
         """Order all of it on the caller's stream, and wait until no buffer is in use any more."""
 
+    def scatter_seconds(self) -> float | None:
+        """Time of all scatter kernels; None where it was not taken."""
+
 
 @dataclass(frozen=True)
 class Target:

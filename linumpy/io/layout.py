@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.plan.codecs import DecodeChain, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
 # bool, integers, floats and complex numbers of these sizes; others have no CUDA type of their own.
@@ -25,11 +26,12 @@ _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "
 
 @dataclass(frozen=True)
 class _Codecs:
-    """What a chain of array → bytes codecs does to one chunk."""
+    """What a chain of codecs does to one chunk."""
 
     stored_axes: tuple[int, ...]
     big_endian: bool | None
     unsupported: str | None
+    chain: DecodeChain | None = None
 
 
 def read_layout(array: zarr.Array) -> ArrayLayout:
@@ -51,7 +53,8 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     compressor, filters = document.get("compressor"), document.get("filters") or ()
-    names = [*(_codec_id(one) for one in filters), *([_codec_id(compressor)] if compressor else [])]
+    settings = [_settings(one) for one in (*filters, *([compressor] if compressor else []))]
+    chain, reason = read_chain(settings)
     axes = tuple(range(array.ndim))
     return _finish(
         array,
@@ -59,17 +62,20 @@ def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         codecs=_Codecs(
             stored_axes=axes[::-1] if document["order"] == "F" else axes,
             big_endian=array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"),
-            unsupported=f"codec {names[0]!r}: chunks are not raw" if names else None,
+            unsupported=reason,
+            chain=chain,
         ),
         keys=ChunkKeys("", document["dimension_separator"]),
         shard=None,
-        chain=tuple(names),
+        names=tuple(one["name"] for one in settings),
         unsupported=None,
     )
 
 
-def _codec_id(codec: Any) -> str:
-    return str(codec["id"] if isinstance(codec, Mapping) else getattr(codec, "codec_id", codec))
+def _settings(codec: Any) -> dict[str, Any]:
+    """Name and settings of a numcodecs codec."""
+    config = dict(codec if isinstance(codec, Mapping) else codec.get_config())
+    return {"name": str(config.pop("id")), **config}
 
 
 def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
@@ -95,10 +101,10 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     return _finish(
         array,
         chunk_shape=chunk_shape,
-        codecs=_read_chain(chain, array.ndim),
+        codecs=_read_codecs(chain, array.ndim),
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
-        chain=names,
+        names=names,
         unsupported=reasons[0] if reasons else None,
     )
 
@@ -129,17 +135,17 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_chain(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
-    """Follow a codec chain of one chunk as far as it only reorders axes and bytes."""
+def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
+    """Follow the codecs of one chunk: what reorders axes, what makes bytes of them, what encodes the bytes."""
     axes = tuple(range(rank))
     for position, codec in enumerate(chain):
         if codec["name"] == "transpose":
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
             axes = tuple(axes[axis] for axis in order)
         elif codec["name"] == "bytes":
-            rest = chain[position + 1 :]
-            reason = f"codec {rest[0]['name']!r}: chunks are not raw" if rest else None
-            return _Codecs(axes, _endian(codec) == "big", reason)
+            rest = [{**(one.get("configuration") or {}), "name": one["name"]} for one in chain[position + 1 :]]
+            decoding, reason = read_chain(rest)
+            return _Codecs(axes, _endian(codec) == "big", reason, decoding)
         else:
             return _Codecs(axes, None, f"codec {codec['name']!r}")
     return _Codecs(axes, None, "a codec chain without 'bytes'")
@@ -162,7 +168,7 @@ def _finish(
     codecs: _Codecs,
     keys: ChunkKeys | None,
     shard: ShardLayout | None,
-    chain: tuple[str, ...],
+    names: tuple[str, ...],
     unsupported: str | None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
@@ -188,8 +194,9 @@ def _finish(
         keys=keys,
         fill_value=_fill_value(array, dtype),
         shard=shard,
-        codecs=chain,
+        codecs=names,
         unsupported=next((reason for reason in reasons if reason), None),
+        chain=codecs.chain,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.plan.codecs import DecodeChain
+
 MAX_RANK = 6
 
 
@@ -94,6 +96,8 @@ class ArrayLayout:
         Names of the codecs of one (inner) chunk in the order of encoding.
     unsupported : str or None
         Why the kvikio reader cannot read this array; None if it can.
+    chain : DecodeChain or None
+        How a chunk is decoded; None for raw chunks.
     """
 
     name: str
@@ -109,6 +113,7 @@ class ArrayLayout:
     shard: ShardLayout | None
     codecs: tuple[str, ...]
     unsupported: str | None
+    chain: DecodeChain | None = None
 
     @property
     def rank(self) -> int:

@@ -98,17 +98,18 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def cut_pieces(layout: ArrayLayout, region: Region, max_nbytes: int) -> Pieces:
+def cut_pieces(layout: ArrayLayout, region: Region, max_nbytes: int | None) -> Pieces:
     """Cut what a region touches into pieces of at most `max_nbytes` bytes.
 
     Parameters
     ----------
     layout : ArrayLayout
-        Of raw chunks, sharded or not.
+        How the array is stored, sharded or not.
     region : Region
         What is wanted of the array.
-    max_nbytes : int
-        At least the size of one element.
+    max_nbytes : int or None
+        At least the size of one element. None for one piece a chunk, whatever its size, as chunks are that have to be
+        decoded.
     """
     windows = axis_windows(layout, region)
     strides = c_strides(region.box_shape)
@@ -139,12 +140,15 @@ def _kinds(window: AxisWindow) -> list[AxisWindow]:
 
 
 def _cut_alike(
-    layout: ArrayLayout, windows: tuple[AxisWindow, ...], target_strides: tuple[int, ...], max_nbytes: int
+    layout: ArrayLayout, windows: tuple[AxisWindow, ...], target_strides: tuple[int, ...], max_nbytes: int | None
 ) -> Pieces:
     """Cut all chunks of one kind: one template, laid over the coordinates of every chunk."""
     inside = np.array([w.inside[0] for w in windows])
     length = np.array([w.length[0] for w in windows])
-    start, extent = cut_box(layout, inside, length, max_nbytes)
+    if max_nbytes is None:
+        start, extent = np.zeros((1, layout.rank), np.int64), length[None, :]
+    else:
+        start, extent = cut_box(layout, inside, length, max_nbytes)
     strides = np.array(layout.chunk_strides)
     itemsize = layout.dtype.itemsize
     offset = (inside + start) @ strides * itemsize

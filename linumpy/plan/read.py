@@ -16,7 +16,6 @@ import numpy as np
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pieces import AxisWindow, Pieces, axis_windows, cut_pieces
 from linumpy.plan.region import Region, normalize_region
-from linumpy.plan.slabs import Spans
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,17 @@ class ReadPlan:
     @property
     def object_count(self) -> int:
         """Stored objects, files of a local store, that the region touches; some may be missing."""
-        per_object = self._chunks_per_object
+        per_object = self.chunks_per_object
         return math.prod(len(np.unique(window.chunk // n)) for window, n in zip(self.windows, per_object, strict=True))
 
     @property
-    def _chunks_per_object(self) -> tuple[int, ...]:
+    def chunks_per_object(self) -> tuple[int, ...]:
+        """(Inner) chunks of a stored object along each axis."""
         shard = self.layout.shard
         return (1,) * self.layout.rank if shard is None else shard.chunks_per_shard
 
-    def pieces(self, max_nbytes: int) -> Pieces:
-        """Cut what is read into pieces of at most `max_nbytes` bytes."""
+    def pieces(self, max_nbytes: int | None) -> Pieces:
+        """Cut what is read into pieces of at most `max_nbytes` bytes; None: one a chunk."""
         return cut_pieces(self.layout, self.region, max_nbytes)
 
     def objects(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
@@ -84,42 +84,10 @@ class ReadPlan:
         number : numpy.ndarray of int64, (n,)
             Which of them each piece lies in.
         """
-        grid = pieces.chunk // np.array(self._chunks_per_object)
+        grid = pieces.chunk // np.array(self.chunks_per_object)
         shape = grid.max(axis=0) + 1 if len(grid) else (1,) * self.layout.rank
         flat, number = np.unique(np.ravel_multi_index(tuple(grid.T), tuple(shape)), return_inverse=True)
         return np.stack(np.unravel_index(flat, tuple(shape)), axis=1), number
-
-    def spans(self, pieces: Pieces, number: np.ndarray, straight: np.ndarray) -> Spans:
-        """Say which bytes of which stored object the pieces of an array without shards are."""
-        return Spans(np.arange(len(pieces)), number, pieces.offset, pieces.nbytes, straight)
-
-    def shard_spans(
-        self, pieces: Pieces, number: np.ndarray, straight: np.ndarray, indexes: np.ndarray
-    ) -> tuple[Spans, np.ndarray]:
-        """Do the same for shards, whose indexes say where the inner chunks lie.
-
-        Parameters
-        ----------
-        pieces, number, straight
-            As for :meth:`spans`.
-        indexes : numpy.ndarray of int64, (objects, chunks)
-            For each shard the first byte of each inner chunk; -1 for those that are not stored.
-
-        Returns
-        -------
-        spans : Spans
-            Of the pieces that are stored, in the order in which they lie in the shards.
-        missing : numpy.ndarray of int64
-            Pieces that are not stored and read as the fill value.
-        """
-        inner = pieces.chunk % np.array(self._chunks_per_object)
-        begin = indexes[number, np.ravel_multi_index(tuple(inner.T), self._chunks_per_object)]
-        stored = np.flatnonzero(begin >= 0)
-        offset = begin[stored] + pieces.offset[stored]
-        order = np.lexsort((offset, number[stored]))
-        stored, offset = stored[order], offset[order]
-        spans = Spans(stored, number[stored], offset, pieces.nbytes[stored], straight[stored])
-        return spans, np.flatnonzero(begin < 0)
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))

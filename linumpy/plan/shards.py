@@ -19,7 +19,7 @@ class ShardIndexError(ValueError):
     """The index of a shard is not what it must be."""
 
 
-def read_index(raw: bytes, shard: ShardLayout, file_nbytes: int, chunk_nbytes: int) -> np.ndarray:
+def read_index(raw: bytes, shard: ShardLayout, file_nbytes: int, chunk_nbytes: int | None) -> np.ndarray:
     """Turn the stored index of a shard into a table.
 
     Parameters
@@ -30,13 +30,13 @@ def read_index(raw: bytes, shard: ShardLayout, file_nbytes: int, chunk_nbytes: i
         How it is stored.
     file_nbytes : int
         Size of the shard's file; every range must lie inside.
-    chunk_nbytes : int
-        Bytes of a raw inner chunk; every range must have this length.
+    chunk_nbytes : int or None
+        Bytes of a raw inner chunk; every range must have this length. None for encoded ones, of any length.
 
     Returns
     -------
-    numpy.ndarray of int64, (chunks,)
-        First byte of each inner chunk, in C order; -1 for those that are not stored.
+    numpy.ndarray of int64, (chunks, 2)
+        First byte and number of bytes of each inner chunk, in C order; -1 and 0 for those that are not stored.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def read_index(raw: bytes, shard: ShardLayout, file_nbytes: int, chunk_nbytes: i
     offset, nbytes = table[:, 0], table[:, 1]
     empty = (offset == _EMPTY) & (nbytes == _EMPTY)
     _check_ranges(offset, nbytes, ~empty, shard, file_nbytes, chunk_nbytes)
-    return np.where(empty, -1, offset.astype(np.int64))
+    return np.stack([np.where(empty, -1, offset.astype(np.int64)), np.where(empty, 0, nbytes.astype(np.int64))], axis=1)
 
 
 def _check_ranges(
@@ -63,21 +63,21 @@ def _check_ranges(
     stored: np.ndarray,
     shard: ShardLayout,
     file_nbytes: int,
-    chunk_nbytes: int,
+    chunk_nbytes: int | None,
 ) -> None:
-    wrong = np.flatnonzero(stored & (nbytes != chunk_nbytes))
-    if len(wrong):
+    wrong = np.flatnonzero(stored & (nbytes != np.uint64(chunk_nbytes or 0)))
+    if chunk_nbytes is not None and len(wrong):
         raise ShardIndexError(
             f"inner chunk {_inner(wrong[0], shard)} has {nbytes[wrong[0]]} bytes and must have {chunk_nbytes}"
         )
     # Chunks lie beside the index. Compared this way round, no sum of two uint64 can overflow.
     first = 0 if shard.index_at_end else shard.index_nbytes
-    last = file_nbytes - (shard.index_nbytes if shard.index_at_end else 0) - chunk_nbytes
-    outside = np.flatnonzero(stored & ((offset < first) | (offset > max(0, last)) | (last < first)))
+    end = np.uint64(max(0, file_nbytes - (shard.index_nbytes if shard.index_at_end else 0)))
+    outside = np.flatnonzero(stored & ((offset < first) | (offset > end) | (nbytes > end - np.minimum(offset, end))))
     if len(outside):
-        where = int(offset[outside[0]])
+        where, length = int(offset[outside[0]]), int(nbytes[outside[0]])
         raise ShardIndexError(
-            f"inner chunk {_inner(outside[0], shard)} lies at bytes {where} to {where + chunk_nbytes}, "
+            f"inner chunk {_inner(outside[0], shard)} lies at bytes {where} to {where + length}, "
             f"but the file has {file_nbytes}, {shard.index_nbytes} of them for the index"
         )
 

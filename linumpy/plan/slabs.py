@@ -10,7 +10,7 @@ In: spans of bytes, ordered by object and offset. Out: :class:`Slab` records.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Spans:
     def __len__(self) -> int:
         return len(self.piece)
 
+    def take(self, rows: np.ndarray | slice) -> Spans:
+        """Pick some of them."""
+        return Spans(self.piece[rows], self.object[rows], self.offset[rows], self.nbytes[rows], self.straight[rows])
+
 
 @dataclass(frozen=True)
 class SlabLimits:
@@ -61,12 +65,18 @@ class SlabLimits:
     congruent : bool
         Whether a read instead begins at the same remainder of `align` in the buffer as in its file, as direct I/O
         wants it; not where that would misalign its elements.
+    pieces : int
+        Pieces.
+    gap : int
+        Bytes between two pieces of an object that are read along with them rather than skipped by a read of their own.
     """
 
     nbytes: int
     objects: int
     align: int = 16
     congruent: bool = False
+    pieces: int = MAX_PIECES
+    gap: int = 0
 
     @property
     def largest_piece(self) -> int:
@@ -86,8 +96,8 @@ class Slab:
         Byte of the result where the whole read belongs; -1 where a table says what goes where.
     pieces : numpy.ndarray of int64
         Pieces to place by table.
-    piece_place : numpy.ndarray of int64
-        Their first byte in the buffer.
+    piece_place, piece_nbytes : numpy.ndarray of int64
+        Their bytes in the buffer.
     """
 
     object: np.ndarray
@@ -97,6 +107,13 @@ class Slab:
     straight: np.ndarray
     pieces: np.ndarray
     piece_place: np.ndarray
+    piece_nbytes: np.ndarray
+
+    def keep(self, kept: np.ndarray) -> Slab:
+        """Leave out pieces that turned out not to be stored; `kept` is a mask of the others."""
+        return replace(
+            self, pieces=self.pieces[kept], piece_place=self.piece_place[kept], piece_nbytes=self.piece_nbytes[kept]
+        )
 
     @property
     def end(self) -> int:
@@ -116,7 +133,7 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
         return
     if int(spans.nbytes.max()) > limits.largest_piece:
         raise ValueError(f"a piece of {int(spans.nbytes.max())} bytes does not fit into a slab of {limits.nbytes}")
-    starts = _starts_read(spans)
+    starts = _starts_read(spans, limits.gap)
     place = _places(spans, starts, limits)
     ordinal = np.cumsum(np.diff(spans.object, prepend=spans.object[0]) != 0)
     ends = np.maximum.accumulate(place + spans.nbytes)
@@ -124,17 +141,18 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
     while first < len(spans):
         origin = place[first] // limits.align * limits.align
         last = int(np.searchsorted(ends, origin + limits.nbytes, side="right"))
-        last = min(last, int(np.searchsorted(ordinal, ordinal[first] + limits.objects)), first + MAX_PIECES)
+        last = min(last, int(np.searchsorted(ordinal, ordinal[first] + limits.objects)), first + limits.pieces)
         yield _slab(spans, starts, place - origin, first, last)
         first = last
 
 
-def _starts_read(spans: Spans) -> np.ndarray:
+def _starts_read(spans: Spans, gap: int) -> np.ndarray:
     """Say for each piece whether a new read begins with it: bytes do not follow on, in the file or the result."""
     follows = spans.object[1:] == spans.object[:-1]
     step = np.diff(spans.offset)
     straight = (spans.straight[1:] >= 0) | (spans.straight[:-1] >= 0)
-    follows &= step == spans.nbytes[:-1]
+    between = step - spans.nbytes[:-1]
+    follows &= (between >= 0) & (between <= np.where(straight, 0, gap))
     follows &= ~straight | ((np.diff(spans.straight) == step) & (spans.straight[:-1] >= 0))
     return np.concatenate(([True], ~follows))
 
@@ -145,10 +163,16 @@ def _places(spans: Spans, starts: np.ndarray, limits: SlabLimits) -> np.ndarray:
     read = np.cumsum(starts) - 1
     shift = spans.offset[heads] % limits.align if limits.congruent else np.zeros(len(heads), np.int64)
     shift[shift % _ELEMENT != 0] = 0  # direct I/O has lost already, and no element may lie across its alignment
-    length = np.add.reduceat(spans.nbytes, heads)
+    length = _lengths(spans, heads)
     room = -(-(shift + length) // limits.align) * limits.align
     base = np.concatenate(([0], np.cumsum(room)[:-1])) + shift
     return base[read] + spans.offset - spans.offset[heads][read]
+
+
+def _lengths(spans: Spans, heads: np.ndarray) -> np.ndarray:
+    """Bytes of each read, from its first piece to the end of its last, gaps counted in."""
+    ends = np.concatenate((heads[1:], [len(spans)])) - 1
+    return spans.offset[ends] + spans.nbytes[ends] - spans.offset[heads]
 
 
 def _slab(spans: Spans, starts: np.ndarray, place: np.ndarray, first: int, last: int) -> Slab:
@@ -160,9 +184,10 @@ def _slab(spans: Spans, starts: np.ndarray, place: np.ndarray, first: int, last:
     return Slab(
         object=spans.object[heads],
         offset=spans.offset[heads],
-        nbytes=np.add.reduceat(spans.nbytes[rows], heads - first),
+        nbytes=_lengths(spans.take(rows), heads - first),
         place=place[heads],
         straight=spans.straight[heads],
         pieces=spans.piece[tabled],
         piece_place=place[tabled],
+        piece_nbytes=spans.nbytes[tabled],
     )

@@ -9,7 +9,7 @@ from nvrtc import compile_kernel
 
 from linumpy.gpu import decode
 from linumpy.gpu.scatter import _CUDA_TYPES, Conversion, kernel_spec
-from linumpy.plan.decode import KERNELS, Launch
+from linumpy.plan.launches import KERNELS, Launch
 from linumpy.plan.scatter import ScatterTable
 
 ARCHITECTURES = ["sm_80", "sm_90"]

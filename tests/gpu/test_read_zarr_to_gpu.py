@@ -34,13 +34,13 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="f4", **options
 @inside_a_test
 @given(case=cases(), slab=st.sampled_from([None, 8192, 20480]), direct=st.booleans())
 def test_same_bytes_as_zarr(case, slab, direct):
-    from linumpy.gpu import kvikio_zarr
+    from linumpy.gpu import job, kvikio_zarr
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         array = write(case, Path(folder) / "a")
         if slab is not None:
-            patch.setattr(kvikio_zarr, "_STAGED_SLAB", slab)
-            patch.setattr(kvikio_zarr, "_DIRECT_SLAB", slab)
+            patch.setattr(job, "_STAGED_SLAB", slab)
+            patch.setattr(job, "_DIRECT_SLAB", slab)
         patch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
         got = read_zarr_to_gpu(array, region=case.region, strict=True)
         assert same(to_host(got), array[case.region])

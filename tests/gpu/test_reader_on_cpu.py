@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu import engines, kvikio_zarr
+from linumpy.gpu import engines, reader
 from linumpy.gpu.engines import PosixEngine
 from linumpy.io import posix_aio
 from linumpy.plan import pieces as plan_pieces
@@ -408,19 +408,19 @@ def test_a_range_over_the_index_is_an_error(tmp_path, location):
         reference.read(tmp_path / "a")
 
 
-@pytest.mark.parametrize("where", ["_settle", "_close", "_table"])
+@pytest.mark.parametrize("where", ["_settle", "_close", "_place"])
 def test_an_interrupt_while_a_slab_is_completed(tmp_path, monkeypatch, where):
     """The slab is still known then, and its files are closed."""
     raw(tmp_path / "a")
-    real, calls = getattr(kvikio_zarr._InFlight, where), []
+    real, calls = getattr(reader._InFlight, where), []
 
-    def once(self):
+    def once(*args):
         calls.append(where)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return real(self)
+        return real(*args)
 
-    monkeypatch.setattr(kvikio_zarr._InFlight, where, once)
+    monkeypatch.setattr(reader._InFlight, where, once)
     with pytest.raises(KeyboardInterrupt):
         reference.read(tmp_path / "a")
     assert calls

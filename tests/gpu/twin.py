@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from linumpy.gpu.kernels import source_text
-from linumpy.plan import decode
+from linumpy.plan import launches, workspace
 from linumpy.plan.codecs import DecodeChain
 
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
@@ -58,28 +58,28 @@ class Decoder:
 
     def decode(self, stored: list[bytes], *, skew: int = 0):
         """Decode chunks; returns the bytes of each and its status."""
-        n, room = len(stored), decode.decoded_room(self.chain, self.chunk_nbytes) + 256
+        n, room = len(stored), workspace.decoded_room(self.chain, self.chunk_nbytes) + 256
         nbytes = np.array([len(one) for one in stored], np.int64)
         source = np.concatenate([[0], np.cumsum(nbytes + skew)[:-1]]).astype(np.int64) + skew
         total = int(source[-1] + nbytes[-1])
-        space = decode.plan_workspace(
+        space = workspace.plan_workspace(
             self.chain, chunks=n, stored_nbytes=total, decoded_nbytes=n * room, words_nbytes=0
         )
-        memory = np.full(space.nbytes + 256, 0xA5, np.uint8)
+        behind = -(-space.nbytes // 256) * 256
+        memory = np.full(behind + 4 * n + 256, 0xA5, np.uint8)
         for at, one in zip(source.tolist(), stored, strict=True):
             memory[space.stored + at : space.stored + at + len(one)] = np.frombuffer(one, np.uint8)
         place = np.arange(n, dtype=np.int64) * room
-        words = decode.decode_words(self.chain, source, nbytes, place, self.chunk_nbytes)
+        words = workspace.decode_words(self.chain, source, nbytes, place, self.chunk_nbytes)
         memory[space.words : space.words + len(words)] = words
-        memory[space.status : space.status + 4 * n] = 0
-        memory = self.run(
-            memory, lambda base: decode.plan_launches(self.chain, space, base, n, self.chunk_nbytes, self.processors)
-        )
-        assert (memory[space.nbytes :] == 0xA5).all(), "a kernel wrote behind its slot"
+        memory[behind : behind + 4 * n] = 0
+        plan = functools.partial(launches.plan_launches, self.chain, space)
+        memory = self.run(memory, lambda base: plan(base, base + behind, n, self.chunk_nbytes, self.processors))
+        assert (memory[behind + 4 * n :] == 0xA5).all(), "a kernel wrote behind its slot"
         decoded = memory[space.decoded : space.decoded + n * room].reshape(n, room)
         if not self.chain.is_reordered:
             assert (decoded[:, self.chunk_nbytes + self.chain.tail :] == 0xA5).all(), "a kernel wrote beside its chunk"
-        status = memory[space.status : space.status + 4 * n].view(np.int32).copy()
+        status = memory[behind : behind + 4 * n].view(np.int32).copy()
         return [row[: self.chunk_nbytes].tobytes() for row in decoded], status
 
     processors = 4

@@ -47,11 +47,15 @@ def test_it_says_why_it_goes_through_the_host():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"compressors": "auto"}, "codec 'zstd': chunks are not raw"),
-        ({"zarr_format": 2, "compressors": "auto"}, "codec 'zstd': chunks are not raw"),
-        ({"zarr_format": 2, "filters": [numcodecs.Delta("<u2")]}, "codec 'delta': chunks are not raw"),
-        ({"compressors": [zarr.codecs.Crc32cCodec()]}, "codec 'crc32c': chunks are not raw"),
-        ({"shards": (64, 64, 64), "compressors": [zarr.codecs.BloscCodec()]}, "codec 'blosc': chunks are not raw"),
+        ({"zarr_format": 2, "compressors": numcodecs.BZ2()}, "codec 'bz2' is not decoded on the device"),
+        ({"zarr_format": 2, "filters": [numcodecs.Delta("<u2")]}, "codec 'delta' is not decoded on the device"),
+        ({"compressors": [zarr.codecs.BloscCodec(cname="blosclz")]}, "codec 'blosc' with 'blosclz' inside"),
+        (
+            {"shards": (64, 64, 64), "compressors": [zarr.codecs.BloscCodec(cname="snappy")]},
+            "codec 'blosc' with 'snappy'",
+        ),
+        ({"compressors": [zarr.codecs.Crc32cCodec(), zarr.codecs.Crc32cCodec()]}, "several checksums"),
+        ({"compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.GzipCodec()]}, "codec 'gzip' is not decoded"),
         ({"shape": (2,) * 7, "chunks": (1,) * 7}, "rank 7: 1 to 6 axes are read"),
         ({"shape": (), "chunks": ()}, "rank 0"),
         ({"dtype": "datetime64[s]"}, "dtype datetime64"),

@@ -9,8 +9,8 @@
 #include "decode.cuh"
 
 constexpr u32 BLOSC_HEAD = 16;
-constexpr u32 MOST_SPLITS = 16, SMALLEST_SPLIT = 128;
-enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, NOT_SPLIT = 16 };
+constexpr u32 MOST_SPLITS = 16, SMALLEST_SPLIT = 128, LAST_FORMAT = 4;
+enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, RESERVED = 8, NOT_SPLIT = 16 };
 
 // How the bytes of one chunk are sorted.
 struct Order {
@@ -25,9 +25,9 @@ struct BloscHead {
     int codec;
 };
 
-__device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, BloscHead &head) {
+__device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, i64 codec, BloscHead &head) {
     if (nbytes < BLOSC_HEAD) return TRUNCATED;
-    if (p[0] < 1 || p[0] > 2) return BAD_HEADER;
+    if (p[0] != 2 || p[1] != 1) return BAD_HEADER;  // versions of the frame and of the streams
     head.flags = p[2];
     head.typesize = p[3];
     head.nbytes = load32(p + 4);
@@ -36,14 +36,16 @@ __device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, BloscHe
     if (head.stored > nbytes) return TRUNCATED;
     if (head.stored < nbytes) return BAD_HEADER;
     if (head.nbytes != static_cast<u64>(expected)) return WRONG_SIZE;
+    if (head.typesize == 0 || head.block_nbytes == 0 || head.block_nbytes > head.nbytes) return BAD_HEADER;
+    if (head.flags & RESERVED) return UNSUPPORTED;
     if (head.flags & MEMCPYED) {
+        if (head.flags >> 5 > LAST_FORMAT) return BAD_HEADER;
         head.blocks = 0;
         return head.stored == head.nbytes + static_cast<u64>(BLOSC_HEAD) ? FINE : BAD_HEADER;
     }
     const u32 format = head.flags >> 5;
     head.codec = format == 1 ? LZ4 : format == 3 ? ZLIB : format == 4 ? ZSTD : NOTHING;
-    if (head.codec == NOTHING) return UNSUPPORTED;
-    if (head.typesize == 0 || head.block_nbytes == 0 || head.block_nbytes > head.nbytes) return BAD_HEADER;
+    if (head.codec != codec) return UNSUPPORTED;  // frames may differ from what the metadata tells; the decoder that runs is one
     head.blocks = (head.nbytes - 1) / head.block_nbytes + 1;
     if (BLOSC_HEAD + 4ull * head.blocks > head.stored) return TRUNCATED;
     const bool split = !(head.flags & NOT_SPLIT) && head.typesize <= MOST_SPLITS &&
@@ -74,12 +76,12 @@ __device__ inline int note_block(const u8 *p, const BloscHead &head, u32 number,
 
 extern "C" __global__ void __launch_bounds__(LANES)
     blosc_frames(const u8 *__restrict__ arena, const Stream *__restrict__ chunks, i64 count, const i64 *__restrict__ places,
-                 Stream *streams, i64 capacity, u64 *counters, Order *orders, int *status) {
+                 i64 codec, Stream *streams, i64 capacity, u64 *counters, Order *orders, int *status) {
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Stream chunk = chunks[number];
         const u8 *p = arena + chunk.source;
         BloscHead head{};
-        int state = parse_blosc(p, chunk.source_nbytes, chunk.target_nbytes, head);
+        int state = parse_blosc(p, chunk.source_nbytes, chunk.target_nbytes, codec, head);
         const bool whole = state == FINE && head.blocks == 0;
         u32 wanted = 0;
         if (state == FINE) {

@@ -1,0 +1,238 @@
+"""Memory in which a slab is decoded on the device: where everything lies, and the words that the kernels read.
+
+In: a :class:`~linumpy.plan.codecs.DecodeChain` and the sizes of a slab. Out: :class:`Workspace` and the records of
+chunks. Pure: addresses are numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
+
+#: Free bytes before and behind the stored bytes: readers of whole words look that far beyond a stream.
+MARGIN = 256
+_ALIGN = 256
+#: As in decode.cuh, zstd.cu and blosc.cu.
+STREAM = np.dtype(
+    [
+        ("source", "i8"),
+        ("source_nbytes", "i8"),
+        ("target", "i8"),
+        ("target_nbytes", "i8"),
+        ("chunk", "i4"),
+        ("codec", "i4"),
+    ]
+)
+ORDER = np.dtype(
+    [
+        ("source", "i8"),
+        ("target", "i8"),
+        ("nbytes", "i8"),
+        ("block_nbytes", "u4"),
+        ("typesize", "u4"),
+        ("mode", "i4"),
+        ("chunk", "i4"),
+    ]
+)
+COUNTERS = 4
+_CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
+CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
+_BYTE_SHUFFLE = 1
+#: Bytes of literals and sequences of zstd that a slot has room for, a decoded byte. Speckle, which hardly compresses,
+#: was seen to need 1.45, and 1.8 at level 19. A chunk that finds no room goes to the host.
+_POOL = 1.9
+#: Stored bytes that a slot has room for, in percent of its decoded bytes; chunks that compress less make shorter slabs.
+_STORED = 75
+#: Longest chunk that the kernels decode: they count in 32 bits.
+MOST_NBYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Memory of one slot, as byte offsets from its beginning.
+
+    Attributes
+    ----------
+    chunks : int
+        Chunks that a slab may have.
+    stored_nbytes, decoded_nbytes : int
+        Room for stored and for decoded bytes.
+    stored, words, decoded, unordered, pool, streams, checks, frames, blocks, orders : int
+        Where each part begins. `decoded` holds chunks as the scatter reads them; `unordered` what streams decode to,
+        the same place unless bytes are brought into order in between.
+    streams_room, blocks_room : int
+        How many of each there is room for.
+    pool_nbytes : int
+        Room for what is between the two steps of zstd.
+    words_nbytes : int
+        Room for the records of chunks and the table of the scatter.
+    nbytes : int
+        Of the whole slot.
+    """
+
+    chunks: int
+    stored_nbytes: int
+    decoded_nbytes: int
+    stored: int
+    words: int
+    decoded: int
+    unordered: int
+    pool: int
+    streams: int
+    checks: int
+    frames: int
+    blocks: int
+    orders: int
+    streams_room: int
+    blocks_room: int
+    pool_nbytes: int
+    words_nbytes: int
+    nbytes: int
+
+
+def decoded_room(chain: DecodeChain, chunk_nbytes: int) -> int:
+    """Bytes that one chunk takes in the buffers of decoded bytes."""
+    return _up(chunk_nbytes + chain.tail)
+
+
+def plan_workspace(
+    chain: DecodeChain, *, chunks: int, stored_nbytes: int, decoded_nbytes: int, words_nbytes: int
+) -> Workspace:
+    """Lay out the memory of a slot.
+
+    Parameters
+    ----------
+    chain : DecodeChain
+        What is decoded.
+    chunks : int
+        Chunks that a slab may have.
+    stored_nbytes, decoded_nbytes : int
+        Stored bytes that a slab may have, and room for its decoded ones.
+    words_nbytes : int
+        Room for the table of the scatter.
+    """
+    blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
+    streams_room = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
+    blocks_room = decoded_nbytes // 16384 + 4 * chunks + (streams_room if blosc else 0) if zstd else 0
+    pool_nbytes = _up(int(_POOL * decoded_nbytes) + 2**17) if zstd else 0
+    end = 0
+
+    def take(nbytes: int) -> int:
+        nonlocal end
+        begin, end = end, _up(end + nbytes)
+        return begin
+
+    stored = take(MARGIN + stored_nbytes + MARGIN) + MARGIN
+    words = take(words_room(chunks) + words_nbytes)
+    streams = take(STREAM.itemsize * streams_room) if blosc else words + 8 * COUNTERS
+    checks = take(_CHECK_NBYTES * streams_room)
+    frames = take(_FRAME_NBYTES * streams_room) if zstd else end
+    blocks = take(_BLOCK_NBYTES * blocks_room)
+    orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
+    unordered = take(decoded_nbytes)
+    pool = take(pool_nbytes)
+    # The pool is of no more use once streams are decoded, and bytes come into order only then.
+    decoded = unordered
+    if chain.is_reordered:
+        decoded = pool
+        end = max(end, _up(decoded + decoded_nbytes))
+    return Workspace(
+        chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
+        frames, blocks, orders, streams_room, blocks_room, pool_nbytes,
+        _up(words_room(chunks) + words_nbytes), _up(end),
+    )  # fmt: skip
+
+
+def words_room(chunks: int) -> int:
+    """Bytes of :func:`decode_words` for that many chunks."""
+    return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
+
+
+def decode_words(
+    chain: DecodeChain, source: np.ndarray, nbytes: np.ndarray, place: np.ndarray, chunk_nbytes: int
+) -> np.ndarray:
+    """Write down the chunks of a slab as the kernels read them.
+
+    Parameters
+    ----------
+    chain : DecodeChain
+        What is decoded.
+    source, nbytes : numpy.ndarray of int64, (n,)
+        Stored bytes of each chunk in the slab.
+    place : numpy.ndarray of int64, (n,)
+        First byte of each in the buffer of decoded chunks.
+    chunk_nbytes : int
+        Decoded bytes of a chunk.
+
+    Returns
+    -------
+    numpy.ndarray of uint8
+        Counters, records of chunks, places, and orders where only a filter gives them.
+    """
+    n = len(source)
+    counters = np.zeros(COUNTERS, np.int64)
+    counters[0] = 0 if chain.compressor == "blosc" else n  # Blosc's streams are counted on the device
+    records = np.zeros(n, STREAM)
+    records["source"], records["target"] = source, place
+    records["source_nbytes"] = nbytes - (CHECKSUM_NBYTES if chain.stored_checksum else 0)
+    records["target_nbytes"] = chunk_nbytes + chain.tail
+    records["chunk"], records["codec"] = np.arange(n), CODES[chain.compressor]
+    orders = np.zeros(n, ORDER)
+    if chain.shuffle:
+        orders["source"] = orders["target"] = place
+        orders["nbytes"] = orders["block_nbytes"] = chunk_nbytes
+        orders["typesize"], orders["mode"], orders["chunk"] = chain.shuffle, _BYTE_SHUFFLE, np.arange(n)
+    parts = [counters, records, np.asarray(place, np.int64), orders]
+    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
+
+
+def longest_stored(chunk_nbytes: int) -> int:
+    """Bytes of a chunk that no codec could make smaller, headers counted in."""
+    return chunk_nbytes + chunk_nbytes // 64 + 4096
+
+
+def fit_workspace(
+    chain: DecodeChain, chunk_nbytes: int, *, chunks: int, room: int, table_nbytes: int, margin: int
+) -> Workspace | None:
+    """Lay out a slot for as many chunks as there is room for.
+
+    Parameters
+    ----------
+    chain : DecodeChain
+        What is decoded.
+    chunk_nbytes : int
+        Decoded bytes of a chunk.
+    chunks : int
+        More are of no use.
+    room : int
+        Bytes of the slot at most.
+    table_nbytes : int
+        Room of the scatter's table, a chunk.
+    margin : int
+        Bytes by which alignment may lengthen what is stored.
+
+    Returns
+    -------
+    Workspace or None
+        None where not even one chunk fits.
+    """
+
+    def lay_out(n: int) -> Workspace:
+        decoded = n * decoded_room(chain, chunk_nbytes)
+        stored = min(n, 1) * longest_stored(chunk_nbytes) + max(0, n - 1) * _STORED * chunk_nbytes // 100 + margin
+        return plan_workspace(
+            chain, chunks=n, stored_nbytes=_up(stored), decoded_nbytes=decoded, words_nbytes=256 + n * table_nbytes
+        )
+
+    low, high = 0, chunks
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if lay_out(middle).nbytes <= room else (low, middle - 1)
+    return lay_out(low) if low else None
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
