@@ -186,7 +186,8 @@ def _create(spec: CaseSpec, store: Any, shape: Any, chunks: Any, shards: Any) ->
         shards=shards,
         dtype=spec.dtype,
         filters=None,
-        compressors=CODECS[spec.codec](),
+        compressors=CODECS[spec.codec](spec.zarr_format),
+        zarr_format=spec.zarr_format,
         fill_value=0,
     )
 

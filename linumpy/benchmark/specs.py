@@ -10,20 +10,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numcodecs
 import numpy as np
-from zarr.codecs import BloscCodec, ZstdCodec
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 
-def _blosc() -> Any:
+def _blosc(zarr_format: int) -> Any:
     # What NGFF 0.4 files have most often.
+    if zarr_format == 2:
+        return numcodecs.Blosc("lz4", 5, numcodecs.Blosc.SHUFFLE)
     return BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")
 
 
-#: What may be between the chunks and the disk. The codec's own settings, so that its name says all.
-CODECS: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "zstd": lambda: ZstdCodec(level=3),
+def _blosc_zstd(zarr_format: int) -> Any:
+    # What iohub writes.
+    if zarr_format == 2:
+        return numcodecs.Blosc("zstd", 1, numcodecs.Blosc.BITSHUFFLE)
+    return BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle")
+
+
+#: What may be between the chunks and the disk, by zarr format. The codec's own settings, so that its name says all.
+CODECS: dict[str, Callable[[int], Any]] = {
+    "none": lambda zarr_format: None,
+    "zstd": lambda zarr_format: numcodecs.Zstd(3) if zarr_format == 2 else ZstdCodec(level=3),
     "blosc": _blosc,
+    "blosc-zstd": _blosc_zstd,
+    "gzip": lambda zarr_format: numcodecs.GZip(5) if zarr_format == 2 else GzipCodec(level=5),
 }
 
 
@@ -56,6 +68,8 @@ class CaseSpec:
         A key of :data:`CODECS`.
     reach : float or None
         What ``linumpy auto`` is to reach, as a part of the flat file's rate.
+    zarr_format : int
+        2 or 3.
     """
 
     name: str
@@ -65,6 +79,7 @@ class CaseSpec:
     shards: tuple[int, ...] | None = None
     codec: str = "none"
     reach: float | None = None
+    zarr_format: int = 3
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -76,6 +91,8 @@ class CaseSpec:
                 raise ValueError(f"{label} {sizes}: shape {self.shape} needs {len(self.shape)} sizes from 1 on")
         if self.shards and any(outer % inner for outer, inner in zip(self.shards, self.chunks, strict=True)):
             raise ValueError(f"shards {self.shards} are no multiple of the chunks {self.chunks}")
+        if self.zarr_format not in (2, 3) or (self.shards and self.zarr_format == 2):
+            raise ValueError(f"zarr_format {self.zarr_format}: 2 or 3, and shards are of 3")
         check_dtype(self.dtype)
 
     @property
@@ -88,6 +105,7 @@ class CaseSpec:
         """Name of the store's folder: the same description makes the same name."""
         parts = [np.dtype(self.dtype).name, _times(self.shape), "c" + _times(self.chunks)]
         parts += ["s" + _times(self.shards)] if self.shards else []
+        parts += ["v2"] if self.zarr_format == 2 else []
         return "_".join([*parts, self.codec]) + ".zarr"
 
     def scaled(self, scale: float) -> CaseSpec:

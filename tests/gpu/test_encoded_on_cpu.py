@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import reference
-import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import CHAINS, disagreements
@@ -14,7 +13,6 @@ from reference import PreadEngine
 from stores import encoded_cases, plain_values, random_values, same, write
 from twin import Decoder, needs_compiler
 
-from linumpy.errors import ChunkError
 from linumpy.gpu.engines import PosixEngine
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -421,7 +421,8 @@ __device__ inline bool decode_literals(const u16 *codes, int bits, const u8 *fro
     u32 i = 0;
     for (; i + 3 <= n && in.left >= 0; i += 3) {
 #pragma unroll
-        for (int k = 0; k < 3; ++k) {  // 33 bits at least are there
+        for (int k = 0; k < 3; ++k) {
+            if (k == 2 && in.have < MAX_HUFFMAN_BITS) in.refill();  // 32 bits are there at least, and three may take 33
             const u32 code = codes[in.peek(bits)];
             to[i + k] = static_cast<u8>(code);
             in.skip(code >> 8);

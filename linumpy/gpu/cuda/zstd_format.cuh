@@ -27,7 +27,7 @@ struct BackwardBits {
     int have;
     int left;         // bits of the stream not yet taken; below 0 once too many are
 
-    __device__ void refill() {  // 33 bits at least are then there
+    __device__ void refill() {  // 32 bits at least are then there
         if (have <= 32) {
             bits |= static_cast<u64>(next) << (32 - have);
             have += 32;
@@ -192,9 +192,10 @@ __device__ inline bool read_weights(const u8 *from, u32 nbytes, u8 *weights, int
 // Turn weights into a table of 2^bits entries: symbol, and its length in the high byte. By the whole warp; `first` has
 // room for a number a weight.
 __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits, u32 *first) {
-    u32 sum = 0;
+    u32 sum = 0, ones = 0;
     for (int s = lane_id(); s < symbols; s += LANES) {
         const u32 w = weights[s];
+        ones += w == 1;
         sum += w > MAX_HUFFMAN_BITS ? 1u << 20 : w ? 1u << (w - 1) : 0;
     }
     sum = from_lane(running_sum(sum), LANES - 1);
@@ -203,6 +204,8 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
     // The last weight is what is missing to a power of two.
     const u32 missing = (1u << bits) - sum;
     if (missing & (missing - 1)) return false;
+    ones = from_lane(running_sum(ones), LANES - 1) + (missing == 1);
+    if (ones < 2 || ones & 1) return false;  // the two longest codes differ in their last bit
     sync_warp();
     if (lane_id() == 0) {
         weights[symbols] = static_cast<u8>(highest_bit(missing) + 1);
