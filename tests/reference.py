@@ -13,8 +13,9 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
+from linumpy.plan.launches import plan_launches
 from linumpy.plan.read import plan_read
-from linumpy.plan.workspace import decoded_room
+from linumpy.plan.workspace import decode_words, decoded_room
 
 
 class PreadFile:
@@ -137,26 +138,43 @@ class NumpyEncodedSlots(NumpySlots):
     def place(self, slot, slab, table):
         if table is None:
             return
-        layout, chain = self._job.plan.layout, self._job.way.chain
-        assert len(slab.pieces) <= self._job.way.space.chunks
+        layout, chain, kind = self._job.plan.layout, self._job.way.chain, self._job.way.slot
+        space = kind.lay_out(len(slab.pieces), slab.end)
+        assert len(slab.pieces) <= kind.chunks
+        assert space.nbytes <= kind.nbytes
+        assert space.pool_nbytes >= 0
+        if self._kernels:
+            decoded = self._run_kernels(slot, slab, space)
+            self._scatter(table, decoded)
+            return
         stored = [
             self._arena[slot][a : a + n].tobytes()
             for a, n in zip(slab.piece_place.tolist(), slab.piece_nbytes.tolist(), strict=True)
         ]
         step = decoded_room(chain, layout.chunk_nbytes)
         decoded = np.full((len(stored), step), 0xA5, np.uint8)
-        if self._kernels:
-            chunks, status = self._kernels(chain, layout.chunk_nbytes).decode(stored, skew=slot)
-            for row, chunk in zip(decoded, chunks, strict=True):
-                row[: layout.chunk_nbytes] = np.frombuffer(chunk, np.uint8)
-            self._failed += slab.pieces[status != 0].tolist()
-        else:
-            for row, number, one in zip(decoded, slab.pieces.tolist(), stored, strict=True):
-                try:
-                    decode_chunk(chain, one, row[: layout.chunk_nbytes])
-                except DecodeError:
-                    self._failed.append(number)
+        for row, number, one in zip(decoded, slab.pieces.tolist(), stored, strict=True):
+            try:
+                decode_chunk(chain, one, row[: layout.chunk_nbytes])
+            except DecodeError:
+                self._failed.append(number)
         self._scatter(table, decoded.reshape(-1))
+
+    def _run_kernels(self, slot, slab, space):
+        """Fill a slot as the device's is filled, and run the launches that are planned for it."""
+        chain, chunk_nbytes, n = self._job.way.chain, self._job.plan.layout.chunk_nbytes, len(slab.pieces)
+        memory = np.full(self._job.way.slot.nbytes + 512, 0xA5, np.uint8)
+        memory = memory[-memory.ctypes.data % 256 :]
+        memory[space.stored :][: slab.end] = self._arena[slot][: slab.end]
+        place = np.arange(n) * decoded_room(chain, chunk_nbytes)
+        words = decode_words(chain, slab.piece_place, slab.piece_nbytes, place, chunk_nbytes)
+        memory[space.words :][: len(words)] = words
+        status = np.zeros(n, np.int32)
+        for one in plan_launches(chain, space, memory.ctypes.data, status.ctypes.data, n, chunk_nbytes, 4):
+            self._kernels(one)
+        assert (memory[self._job.way.slot.nbytes :] == 0xA5).all(), "a kernel wrote behind its slot"
+        self._failed += slab.pieces[status != 0].tolist()
+        return memory[space.decoded :]
 
     def failed(self):
         return np.array(self._failed, np.int64)
@@ -200,7 +218,7 @@ def _execute(job, out, engine, kernels):
     if job.way is None:
         slots = NumpySlots(out, job, direct=job.direct)
         reader.run(job, slots, engine)
-    elif job.way.space is None:
+    elif job.way.slot is None:
         slots = NumpyHostSlots(out, job, 2)
         reader.run_all_on_host(job, slots)
     else:

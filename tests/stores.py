@@ -120,10 +120,10 @@ def chains(draw, zarr_format):
     is_blosc = isinstance(compressor, tuple) and compressor[0] == "blosc"
     shuffle = [("shuffle", draw(st.sampled_from([1, 2, 4, 7])))] if not is_blosc and draw(st.booleans()) else []
     if zarr_format == 2:
-        return tuple([*shuffle, *([compressor] if compressor else [])])
+        return (*shuffle, *([compressor] if compressor else []))
     before = ["crc32c"] if compressor and draw(st.booleans()) else []
     after = ["crc32c"] if draw(st.booleans()) else []
-    return tuple([*shuffle, *before, *([compressor] if compressor else []), *after])
+    return (*shuffle, *before, *([compressor] if compressor else []), *after)
 
 
 @st.composite

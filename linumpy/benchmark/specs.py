@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numcodecs
 import numpy as np
@@ -79,7 +79,7 @@ class CaseSpec:
     shards: tuple[int, ...] | None = None
     codec: str = "none"
     reach: float | None = None
-    zarr_format: int = 3
+    zarr_format: Literal[2, 3] = 3
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:

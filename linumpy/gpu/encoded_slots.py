@@ -15,11 +15,11 @@ import numpy as np
 from linumpy.gpu import decode
 from linumpy.gpu.scatter import launch, table_words
 from linumpy.gpu.slots import Target
-from linumpy.plan.launches import plan_launches
+from linumpy.plan.launches import Launch, plan_launches
 from linumpy.plan.scatter import ScatterTable
 from linumpy.plan.slabs import Slab
 from linumpy.plan.way import DecodeWay
-from linumpy.plan.workspace import decode_words, decoded_room, words_room
+from linumpy.plan.workspace import MARGIN, Workspace, decode_words, decoded_room, words_room
 
 
 class EncodedSlots:
@@ -49,14 +49,14 @@ class EncodedSlots:
         import cupy
         import cupyx
 
-        assert way.space is not None
+        assert way.slot is not None
         self._cupy, self.depth, self._target, self._timed = cupy, depth, target, timed
-        self._chain, self._space, self._chunk_nbytes = way.chain, way.space, chunk_nbytes
+        self._chain, self._slot, self._chunk_nbytes = way.chain, way.slot, chunk_nbytes
         self._processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
         self._stream = cupy.cuda.get_current_stream()
         self._copies = cupy.cuda.Stream(non_blocking=True)
         self._streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(depth)]
-        self._arena = cupy.empty(depth * self._space.nbytes, np.uint8)
+        self._arena = cupy.empty(depth * self._slot.nbytes, np.uint8)
         self._status = cupy.zeros(chunks, np.int32)
         self._rows: list[np.ndarray] = []
         # CuPy may have handed out memory whose last use is still waiting on the caller's stream.
@@ -66,8 +66,8 @@ class EncodedSlots:
         if direct:  # cuFile writes device memory outside of every stream
             ready.synchronize()
         self._direct = direct
-        words = self._space.words_nbytes
-        self._host = cupyx.empty_pinned((depth, (0 if direct else self._space.stored_nbytes) + words), dtype=np.uint8)
+        words = self._slot.words_nbytes
+        self._host = cupyx.empty_pinned((depth, (0 if direct else self._slot.stored_nbytes) + words), dtype=np.uint8)
         self._stored = [row[words:] for row in self._host]
         self._copied: list[Any] = [None] * depth
         self._decoded: list[Any] = [None] * depth
@@ -81,8 +81,8 @@ class EncodedSlots:
 
     def buffers(self, slot: int, slab: Slab) -> list[Any]:
         """Return the bytes that each read of a slab fills."""
-        begin = slot * self._space.nbytes + self._space.stored
-        memory = self._arena[begin : begin + self._space.stored_nbytes] if self._direct else self._stored[slot]
+        begin = slot * self._slot.nbytes + MARGIN
+        memory = self._arena[begin : begin + self._slot.stored_nbytes] if self._direct else self._stored[slot]
         rows = zip(slab.place.tolist(), (slab.place + slab.nbytes).tolist(), strict=True)
         return [memory[a:b] for a, b in rows] if self._direct else [memoryview(memory)[a:b] for a, b in rows]
 
@@ -96,42 +96,42 @@ class EncodedSlots:
         """Copy up, decode, scatter."""
         if table is None:
             return
-        base = int(self._arena.data.ptr) + slot * self._space.nbytes
-        stream, at = self._streams[slot], words_room(self._space.chunks)
-        self._write_words(slot, slab, table, at)
-        self._copy_up(slot, slab, base, at + table_words(table, self._target.fill).nbytes)
+        base = int(self._arena.data.ptr) + slot * self._slot.nbytes
+        stream, at = self._streams[slot], words_room(len(slab.pieces))
+        space = self._slot.lay_out(len(slab.pieces), slab.end)
+        self._copy_up(slot, slab, base, space, self._write_words(slot, slab, table, at))
         stream.wait_event(self._copied[slot])
         begin = self._event(stream)
         with stream:
-            decode.start(self._launches(base, slab))
+            decode.start(self._launches(base, slab, space))
             middle = self._event(stream)
-            words = base + self._space.words + at
-            launch(table, self._target.conversion, base + self._space.decoded, self._target.address, words)
+            words = base + space.words + at
+            launch(table, self._target.conversion, base + space.decoded, self._target.address, words)
         self._decoded[slot] = self._event(stream)
         if self._timed:
             self._spans.append((begin, middle, self._decoded[slot]))
         self._rows.append(slab.pieces)
 
-    def _launches(self, base: int, slab: Slab) -> list[Any]:
+    def _launches(self, base: int, slab: Slab, space: Workspace) -> list[Launch]:
         done = sum(map(len, self._rows))
         status = int(self._status.data.ptr) + 4 * done
-        return plan_launches(
-            self._chain, self._space, base, status, len(slab.pieces), self._chunk_nbytes, self._processors
-        )
+        return plan_launches(self._chain, space, base, status, len(slab.pieces), self._chunk_nbytes, self._processors)
 
-    def _write_words(self, slot: int, slab: Slab, table: ScatterTable, at: int) -> None:
+    def _write_words(self, slot: int, slab: Slab, table: ScatterTable, at: int) -> int:
+        """Write records and table into pinned memory; returns their bytes."""
         place = np.arange(len(slab.pieces)) * decoded_room(self._chain, self._chunk_nbytes)
         records = decode_words(self._chain, slab.piece_place, slab.piece_nbytes, place, self._chunk_nbytes)
         boxes = table_words(table, self._target.fill).view(np.uint8)
         self._host[slot, : len(records)] = records
         self._host[slot, at : at + len(boxes)] = boxes
+        return at + len(boxes)
 
-    def _copy_up(self, slot: int, slab: Slab, base: int, words: int) -> None:
+    def _copy_up(self, slot: int, slab: Slab, base: int, space: Workspace, words: int) -> None:
         if self._decoded[slot] is not None:  # the twin on the device may still be read
             self._copies.wait_event(self._decoded[slot])
-        self._copy(base + self._space.words, self._host[slot].ctypes.data, words)
+        self._copy(base + space.words, self._host[slot].ctypes.data, words)
         if not self._direct:
-            self._copy(base + self._space.stored, self._stored[slot].ctypes.data, slab.end)
+            self._copy(base + space.stored, self._stored[slot].ctypes.data, slab.end)
         self._copied[slot] = self._event(self._copies)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:

@@ -121,8 +121,8 @@ class Job:
         """Device memory beyond the result."""
         if not len(self.pieces):
             return 0
-        if self.way is not None and self.way.space is not None:
-            return self.depth * self.way.space.nbytes + status_nbytes(len(self.pieces))
+        if self.way is not None and self.way.slot is not None:
+            return self.depth * self.way.slot.nbytes + status_nbytes(len(self.pieces))
         if self.way is not None:  # the host decodes into one buffer on the device
             return self.limits.nbytes
         return self.depth * slot_nbytes(self.limits.nbytes, len(self.pieces))
@@ -130,7 +130,7 @@ class Job:
     def slots(self, array: Any, *, timed: bool) -> Slots:
         """Make the buffers, on the current device."""
         target = Target(array, self.conversion, self.fill)
-        if self.way is not None and self.way.space is not None:
+        if self.way is not None and self.way.slot is not None:
             chunk_nbytes = self.plan.layout.chunk_nbytes
             return EncodedSlots(
                 target, self.depth, self.way, chunk_nbytes, len(self.pieces), direct=self.direct, timed=timed
@@ -224,7 +224,7 @@ def make_job(
     """
     plan = request.plan
     way = _choose_way(request, slab_nbytes, decode_on, direct=direct)
-    if way is not None and way.space is not None:
+    if way is not None and way.slot is not None:
         pieces, limits, depth = plan.pieces(None), _encoded_limits(way, direct=direct), way.depth
     else:
         limits, depth = (
@@ -263,14 +263,15 @@ def _choose_way(request: ReadRequest, slot: int | None, decode_on: str | None, *
 
 def _encoded_limits(way: DecodeWay, *, direct: bool) -> SlabLimits:
     """Bound the stored bytes of a slab by the room for them, and its chunks by the room for what they decode to."""
-    space = way.space
-    assert space is not None
+    slot = way.slot
+    assert slot is not None
     return SlabLimits(
-        space.stored_nbytes,
+        slot.stored_nbytes,
         _file_limit(),
         _PAGE if direct else 64,
         congruent=direct,
-        pieces=min(space.chunks, MAX_PIECES),
+        pieces=min(slot.chunks, MAX_PIECES),
+        capacity=slot.capacity,
         gap=_GAP,
     )
 

@@ -90,7 +90,7 @@ class _Work:
 
 def _carry_out(job: Job, array: Any, *, timed: bool) -> _Work:
     target = Target(array, job.conversion, job.fill)
-    if job.way is not None and job.way.space is None:
+    if job.way is not None and job.way.slot is None:
         return _by_host(job, target)
     engine = choose_engine(direct=job.direct, read_nbytes=job.mean_read)
     slots = job.slots(array, timed=timed)

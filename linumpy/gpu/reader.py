@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -72,8 +73,10 @@ def _slabs(job: Job, missing: list[np.ndarray]) -> Iterator[Slab]:
     """Pack what is stored; the rest is noted. An encoded chunk that no slab holds is left to the host."""
     for spans, absent in locate(job):
         missing.append(absent)
-        if job.way is not None:
+        if job.way is not None and job.way.slot is not None:
+            spans = replace(spans, weight=job.way.slot.weights(spans.nbytes))
             long = spans.nbytes > job.limits.largest_piece
+            long |= spans.nbytes + spans.weight > job.limits.capacity
             job.counts.too_long = np.concatenate([job.counts.too_long, spans.piece[long]])
             spans = spans.take(~long)
         yield from pack(spans, job.limits)

@@ -34,6 +34,8 @@ class Spans:
         Bytes in the object.
     straight : numpy.ndarray of int64
         Byte of the result where a piece that is contiguous there begins; -1 for the others.
+    weight : numpy.ndarray of int64 or None
+        Bytes of the buffer that a piece takes beyond those that are read; None for none.
     """
 
     piece: np.ndarray
@@ -41,13 +43,15 @@ class Spans:
     offset: np.ndarray
     nbytes: np.ndarray
     straight: np.ndarray
+    weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.piece)
 
     def take(self, rows: np.ndarray | slice) -> Spans:
         """Pick some of them."""
-        return Spans(self.piece[rows], self.object[rows], self.offset[rows], self.nbytes[rows], self.straight[rows])
+        columns = (self.piece, self.object, self.offset, self.nbytes, self.straight, self.weight)
+        return Spans(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class SlabLimits:
         Pieces.
     gap : int
         Bytes between two pieces of an object that are read along with them rather than skipped by a read of their own.
+    capacity : int
+        Bytes of the buffer and weights of the pieces.
     """
 
     nbytes: int
@@ -77,6 +83,7 @@ class SlabLimits:
     congruent: bool = False
     pieces: int = MAX_PIECES
     gap: int = 0
+    capacity: int = 2**62
 
     @property
     def largest_piece(self) -> int:
@@ -137,10 +144,13 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
     place = _places(spans, starts, limits)
     ordinal = np.cumsum(np.diff(spans.object, prepend=spans.object[0]) != 0)
     ends = np.maximum.accumulate(place + spans.nbytes)
+    weight = np.zeros(len(spans), np.int64) if spans.weight is None else np.cumsum(spans.weight)
     first = 0
     while first < len(spans):
         origin = place[first] // limits.align * limits.align
         last = int(np.searchsorted(ends, origin + limits.nbytes, side="right"))
+        weighed = origin + limits.capacity + (weight[first - 1] if first else 0)
+        last = min(last, max(first + 1, int(np.searchsorted(ends + weight, weighed, side="right"))))
         last = min(last, int(np.searchsorted(ordinal, ordinal[first] + limits.objects)), first + limits.pieces)
         yield _slab(spans, starts, place - origin, first, last)
         first = last

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.slabs import MAX_PIECES
-from linumpy.plan.workspace import MOST_NBYTES, Workspace, fit_workspace
+from linumpy.plan.slot import Slot, fit_slot
+from linumpy.plan.workspace import MOST_NBYTES
 
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
@@ -34,7 +37,7 @@ class DecodeWay:
     ----------
     chain : DecodeChain
         What is decoded.
-    space : Workspace or None
+    slot : Slot or None
         Memory of a slot on the device; None where the host decodes.
     depth : int
         Slots.
@@ -45,15 +48,15 @@ class DecodeWay:
     """
 
     chain: DecodeChain
-    space: Workspace | None
+    slot: Slot | None
     depth: int
     threads: int
     why: str
 
     def __str__(self) -> str:
-        if self.space is None:
+        if self.slot is None:
             return f"{self.chain}, by {self.threads} threads on the host: {self.why}"
-        slabs = f"{self.depth} slab{'s' * (self.depth > 1)} of up to {self.space.chunks} chunks at a time"
+        slabs = f"{self.depth} slab{'s' * (self.depth > 1)} of about {_typical(self.slot)} chunks at a time"
         return f"{self.chain}, on the device, {slabs}"
 
 
@@ -83,7 +86,7 @@ def choose_way(
     cores : int
         Of the host, that this process may use.
     table_nbytes, margin : int
-        As for :func:`~linumpy.plan.workspace.fit_workspace`.
+        As for :func:`~linumpy.plan.slot.fit_slot`.
     decode_on : {"device", "host"}, optional
         Take this way, if the chunks fit there.
     """
@@ -93,7 +96,7 @@ def choose_way(
         return _by_host(host, f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
     wanted = max(1, min(chunks, MAX_PIECES))
     for depth in range(min(_DEPTH, wanted), 0, -1):
-        space = fit_workspace(
+        slot = fit_slot(
             chain,
             chunk_nbytes,
             chunks=-(-wanted // depth),
@@ -101,16 +104,16 @@ def choose_way(
             table_nbytes=table_nbytes,
             margin=margin,
         )
-        if space is not None:
+        if slot is not None:
             break
     else:
         return _by_host(host, f"chunks of {chunk_nbytes} bytes do not fit into {room} bytes of scratch")
-    device = DecodeWay(chain, space, depth, threads, "")
+    device = DecodeWay(chain, slot, depth, threads, "")
     if decode_on == "device":
         return device
     if decode_on == "host":
         return _by_host(host, "as asked for")
-    streams = min(chunks, depth * space.chunks) * _streams(chain, chunk_nbytes)
+    streams = min(chunks, depth * _typical(slot)) * _streams(chain, chunk_nbytes)
     on_device = min(streams * _DEVICE_STREAM[chain.streams_by], _DEVICE_MOST[chain.streams_by])
     on_host = min(threads * _HOST_CORE[chain.streams_by], _HOST_MOST)
     if on_device >= on_host:
@@ -120,6 +123,12 @@ def choose_way(
 
 def _by_host(host: DecodeWay, why: str) -> DecodeWay:
     return DecodeWay(host.chain, None, host.depth, host.threads, why)
+
+
+def _typical(slot: Slot) -> int:
+    """Chunks of a slab where they are a third of their size."""
+    stored = slot.chunk_nbytes // 3
+    return max(1, min(slot.chunks, slot.capacity // (stored + int(slot.weights(np.array([stored]))[0]))))
 
 
 def _streams(chain: DecodeChain, chunk_nbytes: int) -> int:

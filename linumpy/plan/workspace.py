@@ -14,7 +14,7 @@ from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 
 #: Free bytes before and behind the stored bytes: readers of whole words look that far beyond a stream.
 MARGIN = 256
-_ALIGN = 256
+ALIGN = 256
 #: As in decode.cuh, zstd.cu and blosc.cu.
 STREAM = np.dtype(
     [
@@ -41,11 +41,6 @@ COUNTERS = 4
 _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
 CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 _BYTE_SHUFFLE = 1
-#: Bytes of literals and sequences of zstd that a slot has room for, a decoded byte. Speckle, which hardly compresses,
-#: was seen to need 1.45, and 1.8 at level 19. A chunk that finds no room goes to the host.
-_POOL = 1.9
-#: Stored bytes that a slot has room for, in percent of its decoded bytes; chunks that compress less make shorter slabs.
-_STORED = 75
 #: Longest chunk that the kernels decode: they count in 32 bits.
 MOST_NBYTES = 2**30
 
@@ -99,7 +94,7 @@ def decoded_room(chain: DecodeChain, chunk_nbytes: int) -> int:
 
 
 def plan_workspace(
-    chain: DecodeChain, *, chunks: int, stored_nbytes: int, decoded_nbytes: int, words_nbytes: int
+    chain: DecodeChain, *, chunks: int, stored_nbytes: int, decoded_nbytes: int, words_nbytes: int, pool_nbytes: int
 ) -> Workspace:
     """Lay out the memory of a slot.
 
@@ -113,11 +108,12 @@ def plan_workspace(
         Stored bytes that a slab may have, and room for its decoded ones.
     words_nbytes : int
         Room for the table of the scatter.
+    pool_nbytes : int
+        Room for what is between the two steps of zstd.
     """
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
     streams_room = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
     blocks_room = decoded_nbytes // 16384 + 4 * chunks + (streams_room if blosc else 0) if zstd else 0
-    pool_nbytes = _up(int(_POOL * decoded_nbytes) + 2**17) if zstd else 0
     end = 0
 
     def take(nbytes: int) -> int:
@@ -189,50 +185,5 @@ def decode_words(
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
 
 
-def longest_stored(chunk_nbytes: int) -> int:
-    """Bytes of a chunk that no codec could make smaller, headers counted in."""
-    return chunk_nbytes + chunk_nbytes // 64 + 4096
-
-
-def fit_workspace(
-    chain: DecodeChain, chunk_nbytes: int, *, chunks: int, room: int, table_nbytes: int, margin: int
-) -> Workspace | None:
-    """Lay out a slot for as many chunks as there is room for.
-
-    Parameters
-    ----------
-    chain : DecodeChain
-        What is decoded.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    chunks : int
-        More are of no use.
-    room : int
-        Bytes of the slot at most.
-    table_nbytes : int
-        Room of the scatter's table, a chunk.
-    margin : int
-        Bytes by which alignment may lengthen what is stored.
-
-    Returns
-    -------
-    Workspace or None
-        None where not even one chunk fits.
-    """
-
-    def lay_out(n: int) -> Workspace:
-        decoded = n * decoded_room(chain, chunk_nbytes)
-        stored = min(n, 1) * longest_stored(chunk_nbytes) + max(0, n - 1) * _STORED * chunk_nbytes // 100 + margin
-        return plan_workspace(
-            chain, chunks=n, stored_nbytes=_up(stored), decoded_nbytes=decoded, words_nbytes=256 + n * table_nbytes
-        )
-
-    low, high = 0, chunks
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if lay_out(middle).nbytes <= room else (low, middle - 1)
-    return lay_out(low) if low else None
-
-
 def _up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+    return -(-nbytes // ALIGN) * ALIGN

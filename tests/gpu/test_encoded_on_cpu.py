@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mutants import CHAINS, disagreements
 from reference import PreadEngine
 from stores import encoded_cases, plain_values, random_values, same, write
-from twin import Decoder, needs_compiler
+from twin import Decoder, launch, needs_compiler
 
 from linumpy.gpu.engines import PosixEngine
 
@@ -45,8 +45,8 @@ def test_same_bytes_as_zarr(case, kind, slot, direct, decode_on):
 @inside_a_test
 @given(case=encoded_cases(), kind=st.sampled_from(sorted(values_of)), slot=st.sampled_from([None, 2**18]))
 def test_the_kernels_decode_what_zarr_encoded(case, kind, slot):
-    job = check(case, kind, kernels=Decoder, slab_nbytes=slot, decode_on="device")
-    if job.way is not None and job.way.space is not None and kind == "plain":
+    job = check(case, kind, kernels=launch, slab_nbytes=slot, decode_on="device")
+    if job.way is not None and job.way.slot is not None and kind == "plain":
         assert job.counts.by_host == 0, "chunks were left to the host"
 
 

@@ -47,6 +47,8 @@ class Decoder:
     def __init__(self, chain: DecodeChain, chunk_nbytes: int):
         self.chain, self.chunk_nbytes = chain, chunk_nbytes
 
+    pool = 3  # bytes of literals and sequences, a decoded byte: more than any frame needs
+
     def run(self, memory, plan):
         """Run the launches that `plan` lists for an address on `memory`, aligned to 256 bytes; returns the memory."""
         aligned = np.empty(len(memory) + 256, np.uint8)
@@ -63,7 +65,12 @@ class Decoder:
         source = np.concatenate([[0], np.cumsum(nbytes + skew)[:-1]]).astype(np.int64) + skew
         total = int(source[-1] + nbytes[-1])
         space = workspace.plan_workspace(
-            self.chain, chunks=n, stored_nbytes=total, decoded_nbytes=n * room, words_nbytes=0
+            self.chain,
+            chunks=n,
+            stored_nbytes=total,
+            decoded_nbytes=n * room,
+            words_nbytes=0,
+            pool_nbytes=self.pool * n * room + 2**16,
         )
         behind = -(-space.nbytes // 256) * 256
         memory = np.full(behind + 4 * n + 256, 0xA5, np.uint8)

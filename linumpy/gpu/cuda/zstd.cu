@@ -50,6 +50,8 @@ __device__ inline bool has_met(u64 *counters, i64 pool_nbytes) {
     return literals + 8 * sequences > static_cast<u64>(pool_nbytes);
 }
 
+constexpr int MOST_WINDOW_BITS = 31;  // as of the reference decoder
+
 // A sequence in 64 bits: 18 of literals, 18 of match, 28 of offset.
 constexpr u32 NOT_YET = 0x0f000000;  // from here on: NOT_YET + (k << 20) + n, the k-th last offset minus n
 __device__ inline u64 packed(u32 literals, u32 match, u32 offset) {
@@ -74,6 +76,7 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     const int size = sizes[flags >> 6];
     head = 5 + (single ? 0 : 1);
     if (nbytes < head + dictionary + size) return TRUNCATED;
+    if (!single && (p[5] >> 3) + 10 > MOST_WINDOW_BITS) return UNSUPPORTED;
     u32 id = 0;
     for (int k = 0; k < dictionary; ++k) id |= p[head + k];
     if (id) return UNSUPPORTED;
