@@ -56,7 +56,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--codec",
         choices=tuple(CODECS),
-        help="none: random voxels. zstd (level 3), blosc (lz4, byte shuffle): OCT-like ones of ratio 3. [none]",
+        help="none: random voxels. zstd (level 3), gzip (5), blosc (lz4, byte shuffle), blosc-zstd (bit shuffle): "
+        "OCT-like ones of ratio 3. [none]",
     )
     made.add_argument(
         "--suite",

@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,13 @@ class Case:
     stored_bytes : int
         Bytes of the chunks on the disk.
     reach : float or None
-        What ``linumpy auto`` is to reach, as a part of the flat file's rate.
+        What ``linumpy auto`` is to reach.
     data : str
         What the voxels are.
+    reach_of : str
+        Of what it is to reach that: a key of :data:`~linumpy.benchmark.specs.REACH_OF`.
+    region : tuple of (int, int), or None
+        What is read of the array; None for all.
     """
 
     name: str
@@ -70,11 +74,23 @@ class Case:
     stored_bytes: int
     reach: float | None = None
     data: str = "as found"
+    reach_of: str = "flat"
+    region: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def selection(self) -> tuple[slice, ...]:
+        """What is read, as zarr takes it."""
+        return tuple(slice(a, b) for a, b in self.region or ((0, n) for n in self.shape))
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of what is read."""
+        return tuple(part.stop - part.start for part in self.selection)
 
     @property
     def nbytes(self) -> int:
-        """Decoded bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Decoded bytes of what is read."""
+        return math.prod(self.result_shape) * self.dtype.itemsize
 
     @property
     def chunk_files(self) -> int:
@@ -84,7 +100,7 @@ class Case:
     @property
     def ratio(self) -> float:
         """Decoded bytes over stored bytes; infinite where nothing is stored."""
-        return self.nbytes / self.stored_bytes if self.stored_bytes else math.inf
+        return math.prod(self.shape) * self.dtype.itemsize / self.stored_bytes if self.stored_bytes else math.inf
 
 
 def open_case(
@@ -159,7 +175,8 @@ def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> Case:
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)  # ours: the folder was not there before
         raise
-    return open_case(path, name=spec.name, reach=spec.reach, data=data)
+    case = open_case(path, name=spec.name, reach=spec.reach, data=data)
+    return replace(case, reach_of=spec.reach_of, region=spec.region)
 
 
 def _write(spec: CaseSpec, path: Path, seed: int) -> str:

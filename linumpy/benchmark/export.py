@@ -16,6 +16,7 @@ from typing import Any
 from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import CaseResult, PathResult, Settings
+from linumpy.benchmark.specs import REACH_OF
 
 SCHEMA = 1
 
@@ -66,7 +67,12 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def _case(result: CaseResult) -> dict[str, Any]:
     return {
         **_described(result.case),
-        "reach": {"of_flat": result.case.reach, "met": result.reached},
+        "reach": {
+            "value": result.case.reach,
+            "of": REACH_OF[result.case.reach_of],
+            "got": result.got,
+            "met": result.reached,
+        },
         "paths": [_path(result, path) for path in result.paths],
     }
 
@@ -76,6 +82,7 @@ def _described(case: Case) -> dict[str, Any]:
         "name": case.name,
         "path": str(case.path),
         "shape": list(case.shape),
+        "region": None if case.region is None else [list(bounds) for bounds in case.region],
         "chunks": list(case.chunks),
         "shards": None if case.shards is None else list(case.shards),
         "dtype": str(case.dtype),

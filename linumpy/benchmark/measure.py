@@ -138,8 +138,11 @@ def _run_cases(
             bar.set_description(table.case_progress(case, path.title))
             bar.update()
 
+        whole = None
         for case in _cases(request, found, folder, bar):
-            result = run_case(case, paths, settings, on_path)
+            result = run_case(case, paths, settings, on_path, whole if case.region else None)
+            mine = result.path("linumpy-auto")
+            whole = mine.rate if mine and not case.region else whole
             bar.clear()
             print(table.case_text(result), end="\n\n", flush=True)
             yield result

@@ -109,7 +109,7 @@ def _flat_to_device(case: Case) -> Iterator[Prepared]:
     with _flat_file(case) as flat, _kvikio_settings():
 
         def read() -> Any:
-            out = cupy.empty(case.shape, case.dtype)
+            out = cupy.empty(case.result_shape, case.dtype)
             with kvikio.CuFile(flat, "r") as opened:
                 got = opened.read(out.reshape(-1).view(np.uint8), task_size=TASK_BYTES)
             return _whole(out, got, flat)
@@ -124,7 +124,7 @@ def _flat_to_host(case: Case) -> Iterator[Prepared]:
     with _flat_file(case) as flat:
 
         def read() -> Any:
-            out = np.empty(case.shape, case.dtype)
+            out = np.empty(case.result_shape, case.dtype)
             octets = out.reshape(-1).view(np.uint8).data
             with open(flat, "rb", buffering=0) as opened, ThreadPoolExecutor(os.cpu_count()) as threads:
                 fd = opened.fileno()
@@ -152,7 +152,7 @@ def _flat_file(case: Case) -> Iterator[Path]:
         raise CannotRunError(f"the flat file takes {case.nbytes:,} bytes, {free:,} bytes free in {folder}")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".linum-benchmark-", suffix=".flat") as made:
         made.truncate(case.nbytes)
-        flat = np.memmap(made.name, case.dtype, "r+", shape=case.shape)
+        flat = np.memmap(made.name, case.dtype, "r+", shape=case.result_shape)
         for block, piece in truth(case):
             flat[block] = piece
         flat.flush()
@@ -167,12 +167,12 @@ def _pinned_copy(case: Case) -> Iterator[Prepared]:
     if case.nbytes > _PINNED_LIMIT:
         raise CannotRunError(f"would lock {case.nbytes:,} bytes of host memory; it locks {_PINNED_LIMIT:,} at most")
     _need_host_memory(case)
-    pinned = importlib.import_module("cupyx").empty_pinned(case.shape, case.dtype)
+    pinned = importlib.import_module("cupyx").empty_pinned(case.result_shape, case.dtype)
     for block, piece in truth(case):
         pinned[block] = piece
 
     def read() -> Any:
-        out = cupy.empty(case.shape, case.dtype)
+        out = cupy.empty(case.result_shape, case.dtype)
         out.set(pinned)
         return out
 
@@ -190,10 +190,11 @@ def _linumpy(backend: str) -> Callable[[Case], AbstractContextManager[Prepared]]
 
         def note() -> str:
             # A reading of its own: a report has the kernels timed, and nobody who wants speed asks for one.
-            _, report = read_zarr_to_gpu(case.path, backend=backend, return_report=True)
-            return f"by {report.backend}" + (f": {report.fallback}" if report.fallback else "")
+            _, report = read_zarr_to_gpu(case.path, region=case.selection, backend=backend, return_report=True)
+            how = report.fallback or (f"decoded {report.decoder.partition(', ')[2]}" if report.decoder else "")
+            return f"by {report.backend}" + (f": {how}" if how else "")
 
-        yield Prepared(lambda: read_zarr_to_gpu(case.path, backend=backend), note=note)
+        yield Prepared(lambda: read_zarr_to_gpu(case.path, region=case.selection, backend=backend), note=note)
 
     return prepare
 
@@ -204,7 +205,7 @@ def _zarr_gpu(case: Case) -> Iterator[Prepared]:
 
     def read() -> Any:
         with host_zarr(), zarr.config.enable_gpu():
-            return zarr.open_array(case.path, mode="r")[...]
+            return zarr.open_array(case.path, mode="r")[case.selection]
 
     yield Prepared(read)
 
@@ -217,7 +218,7 @@ def _zarr_gpu_gds(case: Case) -> Iterator[Prepared]:
 
     def read() -> Any:
         with host_zarr(), zarr.config.enable_gpu():
-            return zarr.open_array(gds_store(case.path, read_only=True), mode="r")[...]
+            return zarr.open_array(gds_store(case.path, read_only=True), mode="r")[case.selection]
 
     with _kvikio_settings():
         yield Prepared(read)
@@ -253,7 +254,7 @@ def _through_host(
 def _zarr_numpy(case: Case) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
         with host_zarr():
-            return np.asarray(zarr.open_array(case.path, mode="r")[...]).astype(case.dtype, copy=False)
+            return np.asarray(zarr.open_array(case.path, mode="r")[case.selection]).astype(case.dtype, copy=False)
 
     return read
 
@@ -263,7 +264,7 @@ def _zarrs(case: Case) -> Callable[[], np.ndarray]:
 
     def read() -> np.ndarray:
         with host_zarr(), zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-            return np.asarray(zarr.open_array(case.path, mode="r")[...]).astype(case.dtype, copy=False)
+            return np.asarray(zarr.open_array(case.path, mode="r")[case.selection]).astype(case.dtype, copy=False)
 
     return read
 
@@ -278,7 +279,7 @@ def _tensorstore(case: Case) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
         # A context of its own: no chunk that an earlier run left in tensorstore's cache.
         opened = tensorstore.open(described, open=True, read=True, context=tensorstore.Context()).result()
-        return np.asarray(opened.read().result()).astype(case.dtype, copy=False)
+        return np.asarray(opened[case.selection].read().result()).astype(case.dtype, copy=False)
 
     return read
 

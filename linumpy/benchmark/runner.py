@@ -77,11 +77,24 @@ class PathResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What all paths did with one case; ``settings`` says how it was timed."""
+    """What all paths did with one case.
+
+    Attributes
+    ----------
+    case : Case
+        The case.
+    settings : Settings
+        How it was timed.
+    paths : tuple of PathResult
+        One per path.
+    whole_rate : float or None
+        With a region, the rate of ``linumpy auto`` on the whole array before it.
+    """
 
     case: Case
     settings: Settings
     paths: tuple[PathResult, ...]
+    whole_rate: float | None = None
 
     def path(self, name: str) -> PathResult | None:
         """Return the result of a path; None if it was not asked for."""
@@ -95,16 +108,30 @@ class CaseResult:
         return base.median / result.median
 
     @property
+    def got(self) -> float | None:
+        """What ``linumpy auto`` reached, in the measure of the case's reach; None where a time is missing."""
+        mine = self.path("linumpy-auto")
+        if mine is None or mine.rate is None:
+            return None
+        if self.case.reach_of == "rate":
+            return mine.rate
+        if self.case.reach_of == "whole":
+            return None if self.whole_rate is None else mine.rate / self.whole_rate
+        if self.case.reach_of == "host":
+            rates = [one.rate for one in self.paths if not one.is_limit and not one.name.startswith("linumpy")]
+            best = max((rate for rate in rates if rate is not None), default=None)
+            return None if best is None else mine.rate / best
+        return self.ratio(mine, self.case.reach_of)
+
+    @property
     def reached(self) -> bool | None:
-        """Whether ``linumpy auto`` reached its part of the flat file's rate.
+        """Whether ``linumpy auto`` reached its mark.
 
         None where there is nothing to reach, no GPU, a cold cache, or no time to compare.
         """
-        mine = self.path("linumpy-auto")
-        if mine is None or self.case.reach is None or self.settings.cold or not self.settings.gpu:
+        if self.case.reach is None or self.settings.cold or not self.settings.gpu:
             return None
-        ratio = self.ratio(mine, "flat")
-        return None if ratio is None else ratio >= self.case.reach
+        return None if self.got is None else self.got >= self.case.reach
 
 
 def run_case(
@@ -112,6 +139,7 @@ def run_case(
     paths: Sequence[TimedPath],
     settings: Settings,
     on_path: Callable[[Case, TimedPath], None] = lambda case, path: None,
+    whole_rate: float | None = None,
 ) -> CaseResult:
     """Check and time all paths on one case, one after the other; `on_path` is told before each."""
     results = []
@@ -119,7 +147,7 @@ def run_case(
         on_path(case, path)
         results.append(measure(case, path, settings))
         _release_memory(settings.gpu)
-    return CaseResult(case, settings, tuple(results))
+    return CaseResult(case, settings, tuple(results), whole_rate)
 
 
 def measure(case: Case, path: TimedPath, settings: Settings) -> PathResult:

@@ -39,6 +39,16 @@ CODECS: dict[str, Callable[[int], Any]] = {
 }
 
 
+#: What a reach may be measured by, and how that is written.
+REACH_OF = {
+    "flat": "× flat",
+    "rate": "GiB/s",
+    "zarr-gpu": "× zarr-gpu",
+    "host": "× the best host path",
+    "whole": "× the rate of the whole array",
+}
+
+
 def check_dtype(dtype: Any) -> np.dtype:
     """Return the type in this machine's byte order, if a device has it."""
     try:
@@ -67,7 +77,11 @@ class CaseSpec:
     codec : str
         A key of :data:`CODECS`.
     reach : float or None
-        What ``linumpy auto`` is to reach, as a part of the flat file's rate.
+        What ``linumpy auto`` is to reach.
+    reach_of : str
+        Of what: a key of :data:`REACH_OF`.
+    region : tuple of (int, int), or None
+        First and last-but-one voxel along each axis of what is read; None for all.
     zarr_format : int
         2 or 3.
     """
@@ -79,6 +93,8 @@ class CaseSpec:
     shards: tuple[int, ...] | None = None
     codec: str = "none"
     reach: float | None = None
+    reach_of: str = "flat"
+    region: tuple[tuple[int, int], ...] | None = None
     zarr_format: Literal[2, 3] = 3
 
     def __post_init__(self) -> None:
@@ -93,6 +109,13 @@ class CaseSpec:
             raise ValueError(f"shards {self.shards} are no multiple of the chunks {self.chunks}")
         if self.zarr_format not in (2, 3) or (self.shards and self.zarr_format == 2):
             raise ValueError(f"zarr_format {self.zarr_format}: 2 or 3, and shards are of 3")
+        if self.reach_of not in REACH_OF:
+            raise ValueError(f"reach_of {self.reach_of!r} is unknown: choose one of {', '.join(REACH_OF)}")
+        if self.region is not None and (
+            len(self.region) != len(self.shape)
+            or any(not 0 <= a < b <= n for (a, b), n in zip(self.region, self.shape, strict=True))
+        ):
+            raise ValueError(f"region {self.region} does not lie in shape {self.shape}")
         check_dtype(self.dtype)
 
     @property
@@ -105,6 +128,7 @@ class CaseSpec:
         """Name of the store's folder: the same description makes the same name."""
         parts = [np.dtype(self.dtype).name, _times(self.shape), "c" + _times(self.chunks)]
         parts += ["s" + _times(self.shards)] if self.shards else []
+        parts += ["r" + _times(tuple(b - a for a, b in self.region))] if self.region else []
         parts += ["v2"] if self.zarr_format == 2 else []
         return "_".join([*parts, self.codec]) + ".zarr"
 
@@ -123,11 +147,24 @@ class CaseSpec:
             max(1, round(extent * size / inner))
             for extent, size, inner in zip(self.shape, chunks, self.chunks, strict=True)
         )
-        return replace(self, shape=shape, chunks=chunks, shards=shards, reach=None)
+        region = self.region and tuple(
+            (a * small // large, max(a * small // large + 1, b * small // large))
+            for (a, b), large, small in zip(self.region, self.shape, shape, strict=True)
+        )
+        return replace(self, shape=shape, chunks=chunks, shards=shards, region=region, reach=None)
 
 
 def _times(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
+
+
+_SHAPE, _SHARDS = (512, 1024, 1024), (256, 512, 512)
+
+
+def _uint16(
+    name: str, shape: tuple[int, ...], chunks: tuple[int, ...], codec: str, reach: float, of: str = "rate", **more: Any
+) -> CaseSpec:
+    return CaseSpec(name, shape, chunks, "uint16", codec=codec, reach=reach, reach_of=of, **more)
 
 
 #: The standard cases and what is to be reached in them, on an H200-class machine with a warm page cache.
@@ -144,5 +181,23 @@ SUITES: dict[str, tuple[CaseSpec, ...]] = {
             reach=0.8,
         ),
         CaseSpec("raw float32, 256³ chunks, ragged", (500, 1000, 1000), (256,) * 3, "float32", reach=0.8),
+    ),
+    "codecs": (
+        _uint16("zstd, 64×128×128 chunks", _SHAPE, (64, 128, 128), "zstd", 12),
+        _uint16("Blosc lz4 shuffle, 64×128×128, v2", _SHAPE, (64, 128, 128), "blosc", 12, zarr_format=2),
+        _uint16("Blosc zstd bitshuffle, 16×256×256, v2", _SHAPE, (16, 256, 256), "blosc-zstd", 10, zarr_format=2),
+        _uint16("zstd, 64³ in 256×512×512 shards", _SHAPE, (64,) * 3, "zstd", 12, shards=_SHARDS),
+        _uint16(
+            "1/8 of it",
+            _SHAPE,
+            (64,) * 3,
+            "zstd",
+            0.6,
+            "whole",
+            shards=_SHARDS,
+            region=((128, 384), (256, 768), (256, 768)),
+        ),
+        _uint16("zstd, 4096 chunks of 32³", (512,) * 3, (32,) * 3, "zstd", 10, "zarr-gpu"),
+        _uint16("zstd, one chunk of 512 MiB", (256, 1024, 1024), (256, 1024, 1024), "zstd", 1, "host"),
     ),
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import OK, CaseResult, PathResult, Settings
+from linumpy.benchmark.specs import REACH_OF
 
 WIDTH = 105
 _TITLE = 29
@@ -30,15 +31,14 @@ def case_text(result: CaseResult) -> str:
 
 def summary_text(results: Sequence[CaseResult]) -> str:
     """Show what was reached in each case."""
-    lines = [f"{'case':<44}{'linumpy auto':>14}{'flat file':>12}{'× flat':>9}{'reach':>9}", "─" * WIDTH]
+    lines = [f"{'case':<40}{'linumpy auto':>13}{'flat file':>11}{'× flat':>8}{'got':>8}  to reach", "─" * WIDTH]
     for result in results:
         mine, flat = result.path("linumpy-auto"), result.path("flat")
         ratio = None if mine is None else result.ratio(mine, "flat")
         rates = [number(one.rate if one else None) for one in (mine, flat)]
-        reach = "–" if result.case.reach is None else f"≥ {result.case.reach:g}"
         lines.append(
-            f"{_cut(result.case.name, 43):<44}{rates[0]:>14}{rates[1]:>12}"
-            f"{number(ratio):>9}{reach:>9}  {_judgement(result)}".rstrip()
+            f"{_cut(result.case.name, 39):<40}{rates[0]:>13}{rates[1]:>11}{number(ratio):>8}"
+            f"{number(result.got if result.case.reach else None):>8}  {_mark(result)}  {_judgement(result)}".rstrip()
         )
     return "\n".join(lines)
 
@@ -47,7 +47,13 @@ def reach_text(result: CaseResult) -> str:
     """Say whether ``linumpy auto`` reached its mark; empty where there is none."""
     if result.case.reach is None:
         return ""
-    return f"reach: linumpy auto ≥ {result.case.reach:g} × flat, warm page cache: {_judgement(result)}"
+    got = f", got {number(result.got)}" if result.got is not None else ""
+    return f"to reach: linumpy auto {_mark(result)}, warm page cache{got}: {_judgement(result)}"
+
+
+def _mark(result: CaseResult) -> str:
+    reach = result.case.reach
+    return "–" if reach is None else f"≥ {reach:g} {REACH_OF[result.case.reach_of]}"
 
 
 def case_progress(case: Case, title: str) -> str:
@@ -67,9 +73,10 @@ def _judgement(result: CaseResult) -> str:
 
 def _case_lines(case: Case) -> list[str]:
     shards = f", in shards {_times(case.shards)}" if case.shards else ""
+    region = f", of which {_times(case.result_shape)} are read" if case.region else ""
     return [
         case.name,
-        f"  {_times(case.shape)} {case.dtype}, chunks {_times(case.chunks)}{shards}, codecs {case.codecs}, "
+        f"  {_times(case.shape)} {case.dtype}, chunks {_times(case.chunks)}{shards}{region}, codecs {case.codecs}, "
         f"zarr v{case.zarr_format}",
         f"  {size(case.nbytes)} decoded, {size(case.stored_bytes)} in {case.chunk_files:,} files "
         f"(ratio {case.ratio:.2f}); voxels: {case.data}",

@@ -30,10 +30,12 @@ def host_zarr() -> AbstractContextManager[Any]:
 
 
 def truth(case: Case) -> Iterator[tuple[Block, np.ndarray]]:
-    """Yield the array piece by piece, as zarr-python reads it."""
-    for block in blocks(case.shape, case.shards or case.chunks, case.dtype.itemsize):
+    """Yield what is read piece by piece, as zarr-python reads it."""
+    first = [part.start for part in case.selection]
+    for block in blocks(case.result_shape, case.shards or case.chunks, case.dtype.itemsize):
+        there = tuple(slice(a + part.start, a + part.stop) for a, part in zip(first, block, strict=True))
         with host_zarr():
-            piece = np.asarray(zarr.open_array(case.path, mode="r")[block])
+            piece = np.asarray(zarr.open_array(case.path, mode="r")[there])
         yield block, piece.astype(case.dtype, copy=False)
 
 
@@ -42,8 +44,8 @@ def difference(case: Case, got: Any) -> str | None:
 
     NaN equals NaN. The comparison of NumPy arrays runs on the host, of CuPy arrays on their device.
     """
-    if tuple(got.shape) != case.shape:
-        return f"shape {tuple(got.shape)}, not {case.shape}"
+    if tuple(got.shape) != case.result_shape:
+        return f"shape {tuple(got.shape)}, not {case.result_shape}"
     if np.dtype(got.dtype).newbyteorder("=") != case.dtype:
         return f"dtype {got.dtype}, not {case.dtype}"
     xp = array_module(got)

@@ -251,7 +251,8 @@ def test_linumpy_is_timed_without_a_report_and_asked_once_for_one(tmp_path, name
 
     calls = []
 
-    def reader(path, *, backend, return_report=False):
+    def reader(path, *, region, backend, return_report=False):
+        assert region == (slice(0, 9), slice(0, 10))
         calls.append((path, backend, return_report))
         array = np.zeros(1)
         return (array, SimpleNamespace(backend="zarr-gpu", fallback="codec 'zstd'")) if return_report else array

@@ -109,7 +109,7 @@ def test_the_document_has_all_that_was_measured(tmp_path):
     case = content["cases"][2]
     assert (case["shape"], case["chunks"], case["shards"]) == ([512, 1024, 1024], [64] * 3, [256, 512, 512])
     assert (case["dtype"], case["decoded_bytes"], case["chunk_files"]) == ("uint16", 2**30, 1)
-    assert case["reach"] == {"of_flat": 0.8, "met": True}
+    assert case["reach"] == {"value": 0.8, "of": "× flat", "got": pytest.approx(32 / 36), "met": True}
 
 
 def test_the_document_has_every_second_and_the_check_of_every_path(tmp_path):
