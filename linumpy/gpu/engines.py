@@ -230,7 +230,7 @@ class _Batch:
         return interrupt
 
 
-def choose_engine(*, direct: bool, read_nbytes: float) -> Engine:
+def choose_engine(*, direct: bool, read_nbytes: float, encoded: bool = False) -> Engine:
     """Choose what reads.
 
     Parameters
@@ -239,7 +239,10 @@ def choose_engine(*, direct: bool, read_nbytes: float) -> Engine:
         Whether reads go to device memory by GPUDirect Storage, which is kvikio's.
     read_nbytes : float
         Bytes of a stored object that are read, on average.
+    encoded : bool
+        Whether chunks are decoded, which takes longer than reading them: then the time that kvikio needs to set up its
+        threads, about 2 ms a call, counts for more than what it saves on long reads.
     """
-    if direct or read_nbytes > LONG_READ_NBYTES or posix_aio.why_unavailable():
+    if direct or (read_nbytes > LONG_READ_NBYTES and not encoded) or posix_aio.why_unavailable():
         return CuFileEngine(direct=direct)
     return PosixEngine(wanted_threads())

@@ -92,7 +92,7 @@ def _carry_out(job: Job, array: Any, *, timed: bool) -> _Work:
     target = Target(array, job.conversion, job.fill)
     if job.way is not None and job.way.slot is None:
         return _by_host(job, target)
-    engine = choose_engine(direct=job.direct, read_nbytes=job.mean_read)
+    engine = choose_engine(direct=job.direct, read_nbytes=job.mean_read, encoded=job.way is not None)
     slots = job.slots(array, timed=timed)
     reader.run(job, slots, engine)
     if not isinstance(slots, EncodedSlots):

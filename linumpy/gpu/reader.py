@@ -71,15 +71,25 @@ def run_on_host(job: Job, slots: HostSlots, rows: Iterable[np.ndarray]) -> None:
 
 def _slabs(job: Job, missing: list[np.ndarray]) -> Iterator[Slab]:
     """Pack what is stored; the rest is noted. An encoded chunk that no slab holds is left to the host."""
+    if job.way is None or job.way.slot is None:
+        for spans, absent in locate(job):
+            missing.append(absent)
+            yield from pack(spans, job.limits)
+        return
+    rest = None
     for spans, absent in locate(job):
         missing.append(absent)
-        if job.way is not None and job.way.slot is not None:
-            spans = replace(spans, weight=job.way.slot.weights(spans.nbytes))
-            long = spans.nbytes > job.limits.largest_piece
-            long |= spans.nbytes + spans.weight > job.limits.capacity
-            job.counts.too_long = np.concatenate([job.counts.too_long, spans.piece[long]])
-            spans = spans.take(~long)
-        yield from pack(spans, job.limits)
+        spans = replace(spans, weight=job.way.slot.weights(spans.nbytes))
+        long = spans.nbytes > job.limits.largest_piece
+        long |= spans.nbytes + spans.weight > job.limits.capacity
+        job.counts.too_long = np.concatenate([job.counts.too_long, spans.piece[long]])
+        spans = spans.take(~long) if rest is None else rest.joined(spans.take(~long))
+        slabs = list(pack(spans, job.limits))
+        yield from slabs[:-1]
+        # The last slab is filled up from what is found next.
+        rest = spans.take(slice(len(spans) - len(slabs[-1].pieces), None)) if slabs else None
+    if rest is not None:
+        yield from pack(rest, job.limits)
 
 
 def _complete_first(pending: deque[_InFlight], slots: Slots) -> set[int]:

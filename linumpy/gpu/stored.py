@@ -19,8 +19,8 @@ from linumpy.plan.shards import ShardIndexError, read_index
 from linumpy.plan.slabs import Spans
 from linumpy.plan.stored import encoded_spans, raw_spans, shard_spans
 
-#: Objects of a batch at least, and slabs that it should fill.
-_BATCH, _BATCH_SLABS = 64, 8
+#: Objects of a batch at least. More are looked for at a time where a slab takes more.
+_BATCH = 64
 
 
 def locate(job: Job) -> Iterator[tuple[Spans, np.ndarray]]:
@@ -38,7 +38,7 @@ def locate(job: Job) -> Iterator[tuple[Spans, np.ndarray]]:
         yield raw_spans(job.pieces, job.number, straight), np.empty(0, np.int64)
         return
     order = np.argsort(job.number, kind="stable")
-    step = max(_BATCH, _BATCH_SLABS * job.limits.pieces * len(job.objects) // max(1, len(order)))
+    step = max(_BATCH, job.limits.pieces * len(job.objects) // max(1, len(order)))
     for first in range(0, len(job.objects), step):
         begin, end = np.searchsorted(job.number[order], (first, first + step))
         rows = order[begin:end]

@@ -10,7 +10,7 @@ In: spans of bytes, ordered by object and offset. Out: :class:`Slab` records.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -47,6 +47,11 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self.piece)
+
+    def joined(self, other: Spans) -> Spans:
+        """Put those of another batch behind them; both have weights."""
+        pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return Spans(*(np.concatenate(pair) for pair in pairs))
 
     def take(self, rows: np.ndarray | slice) -> Spans:
         """Pick some of them."""

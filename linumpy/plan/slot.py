@@ -14,10 +14,11 @@ import numpy as np
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.workspace import ALIGN, Workspace, decoded_room, plan_workspace
 
-#: Literals and sequences of zstd take about this many times the stored bytes, but hardly more than that many times the
-#: decoded ones. OCT-like voxels took up to 3.8 at a ratio of 5 and 1.5 at a ratio of 1.5, over levels 1 to 19. A chunk
-#: that needs more than is left over goes to the host.
-_POOL_OF_STORED, _POOL_OF_DECODED = 4.0, 1.5
+#: Literals and sequences of zstd take at most about this many bytes, as parts of the stored and of the decoded bytes.
+#: OCT-like voxels took 0.76, 1.14, 1.40 and 1.48 of the decoded bytes at ratios of 5, 3, 2 and 1.5 and level 19, and
+#: less at lower levels; speckle that does not repeat took 1.0. A chunk that needs more than is left over goes to the
+#: host.
+_POOL = ((4.0, 0.0), (2.75, 0.22), (0.0, 1.5))
 #: Part of a slot that stored bytes may take, and that is pinned on the host.
 _STORED_PART = 0.25
 #: What parts lose by their alignment.
@@ -66,8 +67,8 @@ class Slot:
         each = -(-(self._plain(64).nbytes - self._plain(0).nbytes) // 64) + 8
         pool = np.zeros(len(stored), np.int64)
         if self.chain.streams_by == "zstd":
-            most = int(_POOL_OF_DECODED * self.chunk_nbytes)
-            pool = np.minimum((_POOL_OF_STORED * stored).astype(np.int64), most) + ALIGN
+            needs = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
+            pool = np.minimum.reduce(needs).astype(np.int64) + ALIGN
         if self.chain.is_reordered:  # chunks take the place of the pool
             pool = np.maximum(0, pool - decoded_room(self.chain, self.chunk_nbytes))
         return each + pool

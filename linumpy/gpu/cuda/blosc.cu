@@ -109,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(LANES)
         }
         if (state != FINE) fail(status, chunk.chunk, state);
         if (lane_id() == 0) {
-            const bool sorted = head.flags & BYTE_SHUFFLE ? head.typesize > 1 : (head.flags & BIT_SHUFFLE) != 0;
-            const int mode = whole || !sorted ? 0 : head.flags & BYTE_SHUFFLE ? BYTE_SHUFFLE : BIT_SHUFFLE;
+            const int sorted = head.flags & BYTE_SHUFFLE && head.typesize > 1 ? BYTE_SHUFFLE : head.flags & BIT_SHUFFLE;
+            const int mode = whole ? 0 : sorted;
             orders[number] = Order{chunk.target, places[number], chunk.target_nbytes, head.block_nbytes, head.typesize, mode, chunk.chunk};
         }
     }

@@ -19,7 +19,7 @@ struct Reader {
     const u8 *from;
     u32 end, pos;
     u8 *tile;
-    u32 tile_begin;
+    u32 tile_begin, last_match;
     __device__ u32 byte(u32 p) const { return p - tile_begin < TILE ? tile[p - tile_begin] : from[p]; }
 };
 
@@ -42,7 +42,8 @@ __device__ inline bool further(const Reader &in, u32 &p, u32 &length) {
 }
 
 // Read the sequence at `p` and move on to the next; false where it leaves the stream.
-__device__ inline bool read_sequence(const Reader &in, u32 &p, Sequence &one) {
+__device__ inline bool read_sequence(Reader &in, u32 &p, Sequence &one) {
+    const bool first = p == 0;
     const u32 token = in.byte(p++);
     one.literals = token >> 4;
     if (one.literals == 15 && !further(in, p, one.literals)) return false;
@@ -50,14 +51,17 @@ __device__ inline bool read_sequence(const Reader &in, u32 &p, Sequence &one) {
     if (one.literals > in.end - p) return false;
     p += one.literals;
     one.match = one.offset = 0;
-    if (p == in.end) return true;  // the last sequence has no match
-    if (in.end - p < 2) return false;
+    // The last sequence has no match. The reference decoder wants its literals to be 5 at least, and the last match to
+    // begin 12 bytes at least before the end.
+    if (p == in.end) return first || (one.literals >= 5 && one.literals + in.last_match >= 12);
+    if (in.end - p < 8) return false;
     one.offset = in.byte(p) | in.byte(p + 1) << 8;
     p += 2;
     one.match = token & 15;
     if (one.match == 15 && !further(in, p, one.match)) return false;
     one.match += 4;
-    return true;
+    in.last_match = one.match;
+    return p < in.end;
 }
 
 // Fill a batch; by the first warp.
@@ -112,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
             if (threadIdx.x == 0) fail(status, stream.chunk, UNSUPPORTED);
             continue;
         }
-        Reader in{arena + stream.source, static_cast<u32>(stream.source_nbytes), 0, tile, 0};
+        Reader in{arena + stream.source, static_cast<u32>(stream.source_nbytes), 0, tile, 0, 0};
         Sink out = open_sink(ring, ring_size, links, TEAM_RANK, target + stream.target, stream.target_nbytes);
         const Bytes literals{in.from};
         bool good = true;
