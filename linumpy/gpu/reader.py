@@ -32,7 +32,7 @@ def run(job: Job, slots: Slots, engine: Engine) -> None:
     lost: set[int] = set()
     with engine:
         try:
-            for order, slab in enumerate(_slabs(job, missing)):
+            for order, slab in enumerate(slabs(job, missing)):
                 if len(pending) == max(1, job.depth - 1):
                     lost |= _complete_first(pending, slots)
                 pending.append(_InFlight(job, slab, order % job.depth))
@@ -69,7 +69,7 @@ def run_on_host(job: Job, slots: HostSlots, rows: Iterable[np.ndarray]) -> None:
         slots.finish()
 
 
-def _slabs(job: Job, missing: list[np.ndarray]) -> Iterator[Slab]:
+def slabs(job: Job, missing: list[np.ndarray]) -> Iterator[Slab]:
     """Pack what is stored; the rest is noted. An encoded chunk that no slab holds is left to the host."""
     if job.way is None or job.way.slot is None:
         for spans, absent in locate(job):
@@ -84,10 +84,10 @@ def _slabs(job: Job, missing: list[np.ndarray]) -> Iterator[Slab]:
         long |= spans.nbytes + spans.weight > job.limits.capacity
         job.counts.too_long = np.concatenate([job.counts.too_long, spans.piece[long]])
         spans = spans.take(~long) if rest is None else rest.joined(spans.take(~long))
-        slabs = list(pack(spans, job.limits))
-        yield from slabs[:-1]
+        packed = list(pack(spans, job.limits))
+        yield from packed[:-1]
         # The last slab is filled up from what is found next.
-        rest = spans.take(slice(len(spans) - len(slabs[-1].pieces), None)) if slabs else None
+        rest = spans.take(slice(len(spans) - len(packed[-1].pieces), None)) if packed else None
     if rest is not None:
         yield from pack(rest, job.limits)
 
@@ -159,6 +159,7 @@ class _InFlight:
         """Wait for the reads, close the files, place the slab; return the objects that were missing."""
         results = self._settle()
         self._close()
+        self._job.counts.reads += len(results)
         rows = zip(self._slab.object.tolist(), self._slab.nbytes.tolist(), results, strict=True)
         for number, nbytes, result in rows:
             if result != nbytes and number not in self._lost:

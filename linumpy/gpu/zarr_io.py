@@ -1,7 +1,8 @@
 """The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it.
 
 In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream.
-Raw chunks of a local store go through the kvikio reader, everything else through zarr's GPU mode. Falling back is
+Raw chunks of a local store, and those of the codecs that are decoded on the device, go through the kvikio reader,
+everything else through zarr's GPU mode. Falling back is
 logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
 """
 
@@ -15,6 +16,7 @@ from linumpy.device import kvikio_mode
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr, output, zarr_gpu
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
+from linumpy.gpu.survey import with_survey
 from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
@@ -34,7 +36,7 @@ _BACKENDS = ("auto", "kvikio", "zarr-gpu")
 
 
 def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
-    """Plan a read without a GPU and without opening a chunk.
+    """Plan a read without a GPU and without reading a chunk; sizes of files and indexes of shards are looked at.
 
     Parameters
     ----------
@@ -44,9 +46,9 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     Returns
     -------
     ReadPlan
-        ``print(plan)`` explains it: chunks, codecs, bytes to read, and the way they would take.
+        ``print(plan)`` explains it: chunks, codecs, compression ratio, reads, the way of decoding, device memory.
     """
-    return plan_read(read_layout(open_source(source, level)), region)
+    return with_survey(plan_read(read_layout(open_source(source, level)), region))
 
 
 def read_zarr_to_gpu(
@@ -73,8 +75,8 @@ def read_zarr_to_gpu(
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
     backend : {"auto", "kvikio", "zarr-gpu"}
-        ``"auto"`` reads raw chunks of a local store with kvikio and everything else through zarr's GPU mode; the
-        others force one.
+        ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
+        lz4hc or zlib inside), lz4, gzip or zlib, and everything else through zarr's GPU mode; the others force one.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -103,7 +105,8 @@ def read_zarr_to_gpu(
     UnsupportedLayoutError
         ``backend="kvikio"`` or ``strict=True`` and kvikio cannot read the array; the message says why.
     ChunkError
-        A chunk or a shard index that is not what the metadata says: wrong length, wrong checksum, outside its file.
+        A chunk or a shard index that is not what the metadata says: wrong length, wrong checksum, outside its file,
+        not to be decoded.
     DeviceMemoryError
         It does not fit into device memory; raised before anything is read.
     GpuUnavailableError

@@ -19,6 +19,32 @@ from linumpy.plan.region import Region, normalize_region
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a look at the stored objects has shown.
+
+    Attributes
+    ----------
+    way : str
+        How chunks are decoded; empty for raw ones.
+    scratch_bytes : int
+        Device memory beyond the result, by default.
+    pieces, reads : int or None
+        Spans of stored bytes that are wanted, and reads that they are joined into.
+    stored_nbytes : int or None
+        Stored bytes of the chunks; None for raw ones.
+    unknown : str
+        Why the last three are not known; empty where they are.
+    """
+
+    way: str
+    scratch_bytes: int
+    pieces: int | None
+    reads: int | None
+    stored_nbytes: int | None
+    unknown: str
+
+
+@dataclass(frozen=True)
 class ReadPlan:
     """What one call reads.
 
@@ -28,10 +54,13 @@ class ReadPlan:
         How the array is stored.
     region : Region
         What is wanted of it.
+    survey : Survey or None
+        What is known of the stored objects.
     """
 
     layout: ArrayLayout
     region: Region
+    survey: Survey | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,9 +157,27 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
         ("touches", _touches(plan)),
     ]
     if layout.unsupported is None:
-        rows.append(("backend", "kvikio: raw chunks of a local store"))
+        rows += _explain_survey(plan)
+        rows.append(("backend", "kvikio, from a local store"))
     else:
         rows.append(("backend", f"zarr-gpu, through the host: {layout.unsupported}"))
+    return rows
+
+
+def _explain_survey(plan: ReadPlan) -> list[tuple[str, str]]:
+    survey = plan.survey
+    if survey is None:
+        return []
+    rows = [("decoding", survey.way or "none: chunks are raw")]
+    if survey.unknown:
+        rows.append(("stored", f"not looked at: {survey.unknown}"))
+    elif survey.stored_nbytes is not None and survey.pieces is not None and plan.layout.chain is not None:
+        decoded = survey.pieces * plan.layout.chunk_nbytes
+        ratio = f", ratio {decoded / survey.stored_nbytes:.2f}" if survey.stored_nbytes else ""
+        rows.append(("stored", f"{survey.pieces:,} chunks, {_binary(survey.stored_nbytes)}{ratio}"))
+    if survey.reads is not None:
+        rows.append(("reads", f"{survey.pieces:,}, joined into {survey.reads:,}"))
+    rows.append(("scratch", f"{_binary(survey.scratch_bytes)} of device memory"))
     return rows
 
 
@@ -138,10 +185,11 @@ def _touches(plan: ReadPlan) -> str:
     chunks = f"{plan.chunk_count:,} chunk{'s' * (plan.chunk_count != 1)}"
     if plan.layout.unsupported is not None:
         return chunks
-    reading = _binary(int(plan.pieces(2**62).nbytes.sum()))
     if plan.layout.shard is not None:
         chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
-    return f"{chunks}, {reading} to read if all are stored"
+    if plan.layout.chain is not None:
+        return chunks
+    return f"{chunks}, {_binary(int(plan.pieces(2**62).nbytes.sum()))} to read if all are stored"
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import CHAINS, disagreements, plain
+from other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write
 from twin import DeviceDecoder
 
@@ -185,3 +186,18 @@ def test_ordered_on_the_current_stream(tmp_path, cupy):
             out.fill(3)  # still waiting when the read starts
             again = read_zarr_to_gpu(array, out=out, strict=True)
             assert same(to_host(again ^ cupy.uint16(1)), expected ^ np.uint16(1))
+
+
+def test_stores_that_zarr_2_18_wrote(tmp_path):
+    for name, folder, expected in old_stores(tmp_path):
+        got, report = read_zarr_to_gpu(folder, return_report=True)
+        assert same(to_host(got), expected), name
+        assert (report.backend == "zarr-gpu") == (name in LEFT_TO_ZARR)
+
+
+@pytest.mark.parametrize("name", sorted(TENSORSTORE))
+def test_stores_that_tensorstore_wrote(tmp_path, monkeypatch, name):
+    expected = tensorstore_store(name, tmp_path / "a")
+    for decode_on in ("device", "host"):
+        decode(monkeypatch, decode_on=decode_on)
+        assert same(to_host(read_zarr_to_gpu(tmp_path / "a", strict=True)), expected)
