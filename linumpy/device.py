@@ -260,7 +260,6 @@ def describe(device_id: int | None = None) -> DeviceInfo:
 _PACKAGES = {
     "CuPy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "kvikio": ("kvikio-cu13", "kvikio-cu12", "kvikio"),
-    "nvCOMP": ("nvidia-nvcomp-cu13", "nvidia-nvcomp-cu12"),
     "zarr": ("zarr",),
     "numpy": ("numpy",),
 }

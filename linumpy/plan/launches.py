@@ -12,6 +12,8 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.workspace import CODES, COUNTERS, STREAM, Workspace
 
 _SMALLEST_RING = 2**13
+#: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
+_LZ4_RING = 2**14
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 8, 2
 
@@ -133,6 +135,8 @@ def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, processors: 
     streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
     each = -(-streams // processors)
     ring = 2**17 if each <= 1 else 2**16 if each <= 3 else 2**15
+    if chain.streams_by == "lz4" and chain.compressor == "blosc":
+        ring = min(ring, _LZ4_RING)
     while ring > _SMALLEST_RING and ring >= 2 * chunk_nbytes:
         ring //= 2
     return ring
