@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 _STANDARD = "-std=c++17"
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,12 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str) -> str:
-    """Read a CUDA source of this package."""
-    return (importlib.resources.files("linumpy.gpu.cuda") / f"{source}.cu").read_text(encoding="utf-8")
+    """Read a CUDA source of this package, with the headers of this package in place of their names."""
+    return _INCLUDE.sub(lambda found: _read(found[1]), _read(f"{source}.cu"))
+
+
+def _read(name: str) -> str:
+    return (importlib.resources.files("linumpy.gpu.cuda") / name).read_text(encoding="utf-8")
 
 
 @functools.lru_cache(maxsize=512)
@@ -57,3 +65,35 @@ def load(spec: KernelSpec) -> Any:
     import cupy
 
     return _load(spec, cupy.cuda.Device().id)
+
+
+#: Types of real numbers, by NumPy's name without the byte order, as number.cuh reads them.
+CUDA_TYPES = {
+    "b1": "unsigned char",
+    "i1": "signed char",
+    "i2": "short",
+    "i4": "int",
+    "i8": "long long",
+    "u1": "unsigned char",
+    "u2": "unsigned short",
+    "u4": "unsigned",
+    "u8": "unsigned long long",
+    "f2": "half_bits",
+    "f4": "float",
+    "f8": "double",
+}
+
+
+def int32(*values: int) -> tuple[np.int32, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.int32(value) for value in values)
+
+
+def uint32(*values: int) -> tuple[np.uint32, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.uint32(value) for value in values)
+
+
+def int64(*values: int) -> tuple[np.int64, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.int64(value) for value in values)
