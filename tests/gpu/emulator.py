@@ -32,6 +32,7 @@ def _without_static_shared(text):
 def _wrapper(text, name):
     """Write the function that unpacks the arguments and runs all blocks."""
     found = re.search(_SIGNATURE.format(name=name), text)
+    assert found, f"no kernel {name}"
     types = [re.sub(r"\w+$", "", one.strip()).replace("__restrict__", "") for one in found[1].split(",")]
     arguments = ", ".join(f"*reinterpret_cast<std::decay_t<{t}> *>(arguments[{i}])" for i, t in enumerate(types))
     call = f"{name}({arguments});"
