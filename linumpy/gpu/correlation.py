@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
+from linumpy.gpu.projection import project
 
 #: What a strip of rows takes at most.
 SCRATCH_BYTES = 512 * 2**20
@@ -95,6 +96,10 @@ def _strip(xp: ModuleType, planes: Any, shift: Any) -> Any:
     return xp.subtract(rows, shift, out=out)
 
 
+def _mean(array: Any, axis: int) -> Any:
+    return project(array, axis, accumulate="float64")
+
+
 class _Sums:
     """Sums over A-lines of the products of planes, of planes and of their squares."""
 
@@ -107,15 +112,16 @@ class _Sums:
     def add(self, fixed: Any, moving: Any) -> None:
         """Add a strip; both are (Y, Z, X)."""
         xp = self.xp
-        # One voxel that is not finite makes the sum of its A-line so.
         with np.errstate(invalid="ignore"):
-            good = xp.isfinite(fixed.sum(axis=1) + moving.sum(axis=1))[:, None, :]
+            # One voxel that is not finite makes the mean of its A-line so.
+            good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
         self.count += good.sum()
-        for side, sums in ((fixed, (self.first[0], self.second[0])), (moving, (self.first[1], self.second[1]))):
-            side[...] = xp.where(good, side, 0)
-            sums[0][...] += side.sum(axis=(0, 2))
-            sums[1][...] += (side * side).sum(axis=(0, 2))
-        self.products += xp.matmul(fixed, moving.transpose(0, 2, 1)).sum(axis=0)
+        for number, side in enumerate((fixed, moving)):
+            xp.copyto(side, 0, where=xp.broadcast_to(~good, side.shape))
+            mean, spread = project(side, 2, ("mean", "std"), accumulate="float64")
+            self.first[number] += mean.sum(axis=0) * side.shape[2]
+            self.second[number] += (mean * mean + spread * spread).sum(axis=0) * side.shape[2]
+        self.products += _mean(xp.matmul(fixed, moving.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
     def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
         """Put the sums of each overlap together."""

@@ -40,7 +40,7 @@ def shift_along_depth(
     shifts : numpy.ndarray or cupy.ndarray, (height, width)
         Voxels, for a tile. The A-line at (i, j) of the lateral axes takes that of (i mod height, j mod width), so a map
         as large as the volume gives each its own. Integers move voxels as they are. Floats interpolate linearly
-        between the two nearest, integers rounded; they are taken as float32.
+        between the two nearest, integers rounded; they are taken as float32, and NaN lies outside.
     depth_axis : int
         Axis of depth.
     origin : (int, int)
@@ -73,9 +73,10 @@ def shift_along_depth(
     if not vol.size or not planes:
         return xp.full([planes if k == depth_axis else n for k, n in enumerate(vol.shape)], fill[()], fill.dtype)
     whole = shifts.dtype.kind in "iu"
-    # Shifts beyond the volume all do the same.
+    # Shifts beyond the volume all do the same; so does one that is no number.
     limit = 2**30
-    shifts = xp.clip(xp.asarray(shifts), -limit, limit).astype(np.int32 if whole else np.float32)
+    shifts = xp.clip(xp.asarray(shifts), -limit, limit)
+    shifts = shifts.astype(np.int32) if whole else xp.where(xp.isnan(shifts), limit, shifts).astype(np.float32)
     compute = _by_kernel if is_device_array(vol) else _by_numpy
     return compute(vol, xp.ascontiguousarray(shifts), depth_axis, origin, wrap, fill, planes)
 

@@ -6,6 +6,7 @@ It shows that a kernel computes the right thing, not that it is fast, nor that i
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +17,18 @@ import numpy as np
 
 from linumpy.gpu.kernels import source_text
 
-COMPILER = shutil.which("g++")
+
+def _find_compiler():
+    """Find a compiler that knows half precision; None where there is none."""
+    found = shutil.which("g++")
+    if found is None:
+        return None
+    command = [found, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
+    knows = subprocess.run(command, input="_Float16 half;", capture_output=True, text=True)
+    return found if knows.returncode == 0 else None
+
+
+COMPILER = _find_compiler()
 _HERE = Path(__file__).parent
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
@@ -79,7 +91,7 @@ def emulated(spec):
     program = '#include "emulator.h"\n' + _without_static_shared(text) + _wrapper(text, spec.name)
     defines = [f"-D{key}={value}" for key, value in spec.defines]
     key = hashlib.sha256("\0".join([program, (_HERE / "emulator.h").read_text(), *defines]).encode()).hexdigest()
-    folder = Path(tempfile.gettempdir()) / "linumpy-emulated-kernels"
+    folder = Path(tempfile.gettempdir()) / f"linumpy-emulated-kernels-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     library = folder / f"{key}.so"
     if not library.exists():

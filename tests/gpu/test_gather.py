@@ -92,7 +92,7 @@ def test_whole_shifts_move_voxels_as_they_are():
 
 def test_no_voxel_is_left_where_the_shift_is_huge():
     vol = np.ones((4, 3, 3), "u2")
-    for shifts in (np.array([[2**40]]), np.array([[-(2**40)]]), np.array([[1e30]])):
+    for shifts in (np.array([[2**40]]), np.array([[-(2**40)]]), np.array([[1e30]]), np.array([[np.nan]])):
         assert (shift_along_depth(vol, shifts, fill_value=7) == 7).all()
 
 
