@@ -87,8 +87,9 @@ static bool run_block(unsigned threads) {
     while (alive > 0) {
         const int before = alive;
         const long generation = block_barrier.generation;
-        for (unsigned t = 0; t < threads; ++t) {
-            Fiber &fiber = *fibers[t];
+        for (unsigned turn = 0; turn < threads; ++turn) {
+            // Every other block from its last thread on: what lacks a barrier is wrong in one order or the other.
+            Fiber &fiber = *fibers[blockIdx.x % 2 ? threads - 1 - turn : turn];
             if (fiber.done) continue;
             running = &fiber;
             threadIdx = fiber.thread;

@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from linumpy.gpu import interface
 from linumpy.gpu.interface_filters import interface_by_filters
-from linumpy.gpu.kernels import CUDA_TYPES
+from linumpy.gpu.kernels import CUDA_TYPES, source_text
 
 DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
 
@@ -93,6 +93,12 @@ def test_weights(s_z, order):
 )
 def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
     assert interface.choose_layout(shape, strides, depth_axis, 15, 8) == interface.InterfaceLayout(*expected)
+
+
+def test_headers_stand_in_place_of_their_names():
+    text = source_text("interface")
+    assert "#include" not in text
+    assert "inline int reflected(" in text
 
 
 KERNELS = [
