@@ -44,12 +44,13 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str) -> str:
-    """Read a CUDA source of this package, with the headers of this package in place of their names."""
-    return _INCLUDE.sub(lambda found: _read(found[1]), _read(f"{source}.cu"))
+    """Read a CUDA source of this package, with the headers it includes put in their places.
 
-
-def _read(name: str) -> str:
-    return (importlib.resources.files("linumpy.gpu.cuda") / name).read_text(encoding="utf-8")
+    CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
+    """
+    folder = importlib.resources.files("linumpy.gpu.cuda")
+    text = (folder / f"{source}.cu").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8"), text)
 
 
 @functools.lru_cache(maxsize=512)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from nvrtc import compile_kernel
 
+from linumpy.gpu import decode
 from linumpy.gpu.scatter import _CUDA_TYPES, Conversion, kernel_spec
+from linumpy.plan.decode import KERNELS, Launch
 from linumpy.plan.scatter import ScatterTable
 
 ARCHITECTURES = ["sm_80", "sm_90"]
@@ -42,11 +44,22 @@ def test_scatter_compiles(one):
         assert b"scatter" in code
 
 
+def decoders():
+    return [decode.kernel_spec(Launch(source, kernel, (1,), 32, (), team=team)) for source, kernel, team in KERNELS]
+
+
+@pytest.mark.parametrize("one", decoders(), ids=lambda s: s.name)
+def test_decoders_compile(one):
+    for architecture in ARCHITECTURES:
+        assert one.name.encode() in compile_kernel(one, architecture)
+
+
 def test_every_source_is_compiled_here():
     sources = {
         file.name for file in importlib.resources.files("linumpy.gpu.cuda").iterdir() if file.name.endswith(".cu")
     }
-    assert sources == {"scatter.cu", "interface.cu", "projection.cu", "gather.cu"}  # three: in tests of their rooms
+    elsewhere = {"interface.cu", "projection.cu", "gather.cu"}  # compiled in the tests of their rooms
+    assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source, _, _ in KERNELS}
 
 
 def test_a_broken_source_is_noticed():

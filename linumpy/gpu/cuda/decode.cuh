@@ -1,0 +1,116 @@
+// What all decoders share: records, errors, and the words a warp speaks in.
+//
+// A stream is one run of stored bytes that decodes by itself. Stored bytes are never trusted: every read is checked
+// against the end of its stream and every write against the end of its place before it happens, so that broken bytes
+// end in a status and never in a fault that would take the GPU away from the process.
+//
+// Compiled for a GPU (LANES is the width of a warp) or, with HOST_TWIN, by a C++ compiler for one lane, so that the
+// same lines run in tests without a GPU.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef HOST_TWIN
+#define LANES 32
+#define FULL 0xffffffffu
+__device__ inline int lane_id() { return threadIdx.x & (LANES - 1); }
+__device__ inline int warp_id() { return threadIdx.x / LANES; }
+__device__ inline u32 vote(bool p) { return __ballot_sync(FULL, p); }
+template <class T> __device__ inline T from_lane(T v, int lane) { return __shfl_sync(FULL, v, lane); }
+template <class T> __device__ inline T from_below(T v, int by) { return __shfl_up_sync(FULL, v, by); }
+__device__ inline void sync_warp() { __syncwarp(); }
+__device__ inline void sync_block() { __syncthreads(); }
+__device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
+template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
+// Four bytes of eight, from bit `shift` on.
+__device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// By up to 32, which leaves nothing.
+__device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
+__device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
+// The warps that copy: a barrier of their own, since another warp may be busy with something else.
+#ifndef TEAM_WARPS
+#define TEAM_WARPS 4
+#endif
+// Of numbers below 2^12, by way of float, where this is exact.
+__device__ inline u32 remainder_of(u32 a, u32 b) { return a - __float2uint_rz(__fdividef(a + 0.5f, b)) * b; }
+__device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }
+__device__ inline bool any_in_team(bool p) {
+    u32 any;
+    asm volatile(
+        "{ .reg .pred mine, all; setp.ne.u32 mine, %1, 0; barrier.cta.red.or.pred all, 1, %2, mine;"
+        " selp.u32 %0, 1, 0, all; }"
+        : "=r"(any)
+        : "r"(static_cast<u32>(p)), "n"(TEAM_WARPS * LANES)
+        : "memory");
+    return any;
+}
+#define RING_IN_SHARED(name) extern __shared__ __align__(16) u8 name[]
+#define READER_WARP (warp_id() == 0)
+#define IN_TEAM (warp_id() >= 1)
+#define TEAM_RANK (threadIdx.x - LANES)
+#define BEHIND_READER (LANES * (1 + TEAM_WARPS))
+// Two tasks in a block of two warps, in turn: else all warps with the longer one would share half of the schedulers.
+#define FIRST_TASK ((warp_id() ^ (blockIdx.x & 1)) == 0)
+#define SECOND_TASK ((warp_id() ^ (blockIdx.x & 1)) == 1)
+__device__ inline u32 any_of(u32 bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_or_sync(FULL, bits);
+#else
+    for (int by = 1; by < LANES; by *= 2) bits |= __shfl_xor_sync(FULL, bits, by);
+    return bits;
+#endif
+}
+__device__ inline int bits_set(u32 v) { return __popc(v); }
+__device__ inline int leading_zeros(u32 v) { return __clz(v); }
+#endif
+
+// What a stream is encoded with; linumpy/gpu/decode.py knows the same numbers.
+enum Codec { NOTHING = 0, STORED = 1, LZ4 = 2, ZSTD = 3, ZLIB = 4, GZIP = 5 };
+
+// What is wrong with a chunk; linumpy/gpu/decode.py has the words. UNSUPPORTED and NO_SPACE send it to the host.
+enum Status {
+    FINE = 0,
+    TRUNCATED = 1,
+    BAD_HEADER = 2,
+    WRONG_SIZE = 3,
+    BAD_DATA = 4,
+    BAD_CHECKSUM = 5,
+    UNSUPPORTED = 6,
+    NO_SPACE = 7
+};
+
+struct Stream {
+    i64 source;         // first byte in the arena of stored bytes
+    i64 source_nbytes;
+    i64 target;         // first byte in the buffer of decoded bytes
+    i64 target_nbytes;  // what it must decode to
+    int chunk;          // whose status it is
+    int codec;
+};
+
+// A checksum that came with a stream, of what it decodes to.
+enum CheckKind { NO_CHECK = 0, XXH64 = 1, ADLER32 = 2, CRC32 = 3, CRC32C = 4 };
+struct Check {
+    int kind;
+    u32 expected;
+};
+
+// The first thing that was found wrong stays.
+__device__ inline void fail(int *status, int chunk, int what) { atomicCAS(status + chunk, FINE, what); }
+
+__device__ inline u32 load16(const u8 *p) { return p[0] | static_cast<u32>(p[1]) << 8; }
+__device__ inline u32 load32(const u8 *p) { return load16(p) | load16(p + 2) << 16; }
+__device__ inline u64 load64(const u8 *p) { return load32(p) | static_cast<u64>(load32(p + 4)) << 32; }
+
+// Sum of the values of this lane and all below.
+__device__ inline u32 running_sum(u32 v) {
+#pragma unroll
+    for (int by = 1; by < LANES; by *= 2) {
+        const u32 other = from_below(v, by);
+        if (lane_id() >= by) v += other;
+    }
+    return v;
+}

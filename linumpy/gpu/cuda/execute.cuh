@@ -1,0 +1,229 @@
+// Carry out LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are there already.
+//
+// The last bytes that were decoded are in shared memory, in a ring, where a byte that was just written is read again at
+// once; what lies further back is read from the result. A sequence is `literals` bytes from a source and then `match`
+// bytes that stand `offset` bytes further back, which may overlap themselves. Every warp of the team holds the same
+// sequences, two a lane.
+//
+// A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same. Bytes go in
+// groups, and a group in two steps: it is prepared, which fetches what has to come from far away, and it is finished
+// when the group before it is. So a group's memory accesses overlap the work on the one before.
+
+constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
+constexpr int BATCH = 2 * LANES;
+constexpr u32 TEAM = TEAM_WARPS * LANES;
+constexpr int VALUE = -1;         // in place of a link: the byte is there
+
+typedef short Links[TEAM];
+
+struct Sequence {
+    u32 literals, match, offset;
+    u32 at;  // of the first literal in the source
+};
+
+// The byte of a thread in a group that is prepared.
+struct Pending {
+    int group;   // bytes of the group; 0: none is pending
+    u32 place;   // of the group in the ring
+    u8 value;
+    bool mine;   // whether the thread has a byte in this group
+    int link;    // the byte of the group that it is a copy of, or VALUE
+    int source;  // where in the ring it comes from; -1: `value` is it, or will be
+};
+
+// Where a stream's bytes go. All threads of the team hold the same values, but for `rank`.
+struct Sink {
+    u8 *ring, *out;
+    u64 pos, flushed, size;
+    u32 phase;      // of `out` in a 16-byte word, so that words of the ring are words of the result
+    u32 ring_size;  // a power of two
+    short *links;   // in shared memory: for each byte of a group, the one it is a copy of
+    u32 rank;       // of the thread in the team
+    Pending pending;
+};
+
+__device__ inline Sink open_sink(u8 *ring, i64 ring_size, Links &links, u32 rank, u8 *out, u64 size) {
+    const u32 phase = static_cast<u32>(reinterpret_cast<u64>(out) & 15);
+    return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank, {}};
+}
+
+__device__ inline u32 ring_place(const Sink &s, u64 pos) {
+    return (static_cast<u32>(pos) + s.phase) & (s.ring_size - 1);
+}
+__device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_place(s, pos); }
+
+// A byte that is decoded already; from `low` on the ring has it.
+__device__ inline u8 decoded(const Sink &s, u64 pos, u64 low) { return pos >= low ? *in_ring(s, pos) : s.out[pos]; }
+
+__device__ inline u64 ring_low(const Sink &s, u64 end) { return end > s.ring_size ? end - s.ring_size : 0; }
+
+// Write to the result what the ring has; all of it, or whole words only.
+__device__ inline void flush(Sink &s, bool all) {
+    sync_team();
+    u8 *base = s.out - s.phase;
+    const u32 mask = s.ring_size - 1;
+    const u64 begin = s.flushed + s.phase;
+    const u64 end = all ? s.pos + s.phase : (s.pos + s.phase) & ~15ull;
+    if (end <= begin) return;
+    u64 word = (begin + 15) & ~15ull, last = end & ~15ull;
+    if (word > end) word = end;
+    if (last < word) last = word;
+    for (u64 i = begin + s.rank; i < word; i += TEAM) base[i] = s.ring[i & mask];
+    for (u64 i = word + 16 * s.rank; i < last; i += 16 * TEAM)
+        *reinterpret_cast<uint4 *>(base + i) = *reinterpret_cast<const uint4 *>(s.ring + (i & mask));
+    for (u64 i = last + s.rank; i < end; i += TEAM) base[i] = s.ring[i & mask];
+    s.flushed = end - s.phase;
+    sync_team();
+}
+
+__device__ inline void flush_some(Sink &s) {
+    if (s.pos - s.flushed >= s.ring_size / 4) flush(s, false);
+}
+
+// Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
+__device__ inline void follow_links(const Sink &s, u32 group_place, int link) {
+    const u32 mask = s.ring_size - 1;
+    while (any_in_team(link != VALUE)) {
+        const int to = link == VALUE ? 0 : link;
+        const int next = s.links[to];
+        const u8 value = s.ring[(group_place + to) & mask];
+        sync_team();
+        if (link == VALUE) continue;
+        if (next == VALUE) s.ring[(group_place + s.rank) & mask] = value;
+        s.links[s.rank] = static_cast<short>(next);
+        link = next;
+    }
+}
+
+// Write the group that is pending into the ring; all groups before it are there.
+__device__ inline void finish(Sink &s) {
+    const Pending &p = s.pending;
+    if (p.group == 0) return;
+    const u32 mask = s.ring_size - 1;
+    const u8 value = p.source >= 0 ? s.ring[p.source] : p.value;
+    if (p.mine) s.ring[(p.place + s.rank) & mask] = value;
+    s.links[s.rank] = static_cast<short>(p.link);
+    follow_links(s, p.place, p.link);
+    s.pending.group = 0;
+}
+
+// Copy `n` literals in steps that the ring can hold. False if they do not fit.
+template <class Source> __device__ bool put_literals(Sink &s, const Source &source, u64 at, u64 n) {
+    if (n > s.size - s.pos) return false;
+    finish(s);
+    while (n) {
+        const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
+#pragma unroll 4
+        for (u32 k = s.rank; k < step; k += TEAM) *in_ring(s, s.pos + k) = source[at + k];
+        s.pos += step;
+        at += step;
+        n -= step;
+        flush_some(s);
+    }
+    sync_team();
+    return true;
+}
+
+// Copy a match in such steps; no group is pending.
+__device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
+    if (n > s.size - s.pos || (n && (offset == 0 || offset > s.pos))) return false;
+    while (n) {
+        const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
+        const u64 low = ring_low(s, s.pos + step);
+        for (u32 k = s.rank; k < step; k += TEAM) {
+            const u32 back = offset >= step ? k : k % offset;  // one that overlaps itself repeats its first bytes
+            *in_ring(s, s.pos + k) = decoded(s, s.pos - offset + back, low);
+        }
+        sync_team();
+        s.pos += step;
+        n -= step;
+        flush_some(s);
+    }
+    return true;
+}
+
+// One after another: for batches that hold a very long run.
+template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence *mine) {
+    finish(s);
+    for (int i = 0; i < BATCH; ++i) {
+        const Sequence &one = mine[i & 1];
+        if (!put_literals(s, source, from_lane(one.at, i / 2), from_lane(one.literals, i / 2))) return false;
+        if (!put_match(s, from_lane(one.offset, i / 2), from_lane(one.match, i / 2))) return false;
+    }
+    return true;
+}
+
+// The two values of an owner's lane, and which of them is the owner's.
+__device__ inline u32 from_owner(u32 even, u32 odd, int owner) {
+    const u32 a = from_lane(even, owner >> 1), b = from_lane(odd, owner >> 1);
+    return owner & 1 ? b : a;
+}
+
+// Empty sequences may only be the last ones: owners are counted over the others.
+__device__ inline bool has_gaps(u32 even, u32 odd) {
+    const u32 a = vote(even > 0), b = vote(odd > 0);
+    return (a & (a + 1)) || (b & (b + 1)) || (b & ~a) || ((a >> 1) & ~b);
+}
+
+// Carry out the sequences of all lanes in their order, `mine[0]` before `mine[1]`; the last group stays pending. False
+// where one leaves its bounds.
+template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence *mine) {
+    const u32 first = mine[0].literals + mine[0].match, second = mine[1].literals + mine[1].match;
+    const u32 longest = mine[0].literals | mine[0].match | mine[1].literals | mine[1].match;
+    if (vote(longest >= MOST_BYTES) || has_gaps(first, second)) return execute_singly(s, source, mine);
+    const u32 sum = running_sum(first + second), batch = from_lane(sum, LANES - 1);
+    if (batch > MOST_BYTES || batch > s.ring_size / 4) return execute_singly(s, source, mine);
+    const u32 begin[2] = {first ? sum - second - first : ~0u, second ? sum - second : ~0u};
+    bool wrong = false;
+    u32 packed[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        wrong |= mine[k].match && (mine[k].offset == 0 || mine[k].offset > s.pos + begin[k] + mine[k].literals);
+        packed[k] = (begin[k] & 0xffff) | mine[k].literals << 16;
+    }
+    if (vote(wrong) || batch > s.size - s.pos) return false;
+    const u32 mask = s.ring_size - 1, place = ring_place(s, s.pos);
+    const u64 low = ring_low(s, s.pos + batch);
+    for (u32 group = 0; group < batch; group += TEAM) {
+        const u32 row = group + s.rank / LANES * LANES, byte = group + s.rank;
+        const u32 heads = any_of((begin[0] - row < LANES ? 1u << (begin[0] - row) : 0) |
+                                 (begin[1] - row < LANES ? 1u << (begin[1] - row) : 0));
+        const u32 before = bits_set(vote(begin[0] < row)) + bits_set(vote(begin[1] < row));
+        const int owner = static_cast<int>(before + bits_set(heads & ((2u << lane_id()) - 1))) - 1;
+        const u32 whose = from_owner(packed[0], packed[1], owner), at = from_owner(mine[0].at, mine[1].at, owner);
+        const u32 offset = from_owner(mine[0].offset, mine[1].offset, owner);
+        const u32 within = byte - (whose & 0xffff), literals = whose >> 16;
+        Pending next{static_cast<int>(TEAM), (place + group) & mask, 0, byte < batch, VALUE, -1};
+        if (next.mine && within < literals) {
+            next.value = source[at + within];
+        } else if (next.mine) {
+            // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
+            const u32 k = within - literals, back = k < offset ? offset : k - remainder_of(k, offset) + offset;
+            const u64 from = s.pos + byte - back;
+            if (back <= byte - group) next.link = static_cast<int>(byte - back - group);
+            else if (from >= low) next.source = static_cast<int>((place + byte - back) & mask);
+            else next.value = s.out[from];
+        }
+        finish(s);
+        s.pending = next;
+    }
+    s.pos += batch;
+    if (s.pos - s.flushed >= s.ring_size / 4) {
+        finish(s);
+        flush(s, false);
+    }
+    return true;
+}
+
+// Write the rest; whether the stream has become as long as it must be.
+__device__ inline bool close_sink(Sink &s) {
+    finish(s);
+    flush(s, true);
+    return s.pos == s.size;
+}
+
+// Literals that lie in global memory.
+struct Bytes {
+    const u8 *from;
+    __device__ u8 operator[](u64 i) const { return load_once(from + i); }
+};

@@ -1,0 +1,116 @@
+"""How the bytes of a chunk were encoded, and how they are decoded on the device.
+
+In: the codecs of a chunk as the metadata lists them. Out: :class:`DecodeChain`, or why the device cannot decode them.
+Pure: it knows names and settings, no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Compressors that the device decodes. numcodecs' own names stand for those of zarr v2 and, with "numcodecs.", v3.
+COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
+#: Compressors inside Blosc that the device decodes, with what decodes them.
+BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
+#: Bytes of a CRC-32C.
+CHECKSUM_NBYTES = 4
+
+
+@dataclass(frozen=True)
+class DecodeChain:
+    """What is done to the stored bytes of a chunk, from the last codec back to the first.
+
+    Attributes
+    ----------
+    compressor : str
+        One of :data:`COMPRESSORS`, or empty.
+    inner : str
+        With Blosc, what decodes its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
+    stored_checksum : bool
+        Whether a CRC-32C of the stored bytes follows them.
+    decoded_checksum : bool
+        Whether a CRC-32C of the chunk follows it inside the compressed bytes.
+    shuffle : int
+        Bytes of an element whose bytes numcodecs' shuffle filter has sorted before the compressor; 0 without.
+    """
+
+    compressor: str
+    inner: str = ""
+    stored_checksum: bool = False
+    decoded_checksum: bool = False
+    shuffle: int = 0
+
+    @property
+    def streams_by(self) -> str:
+        """What decodes streams: ``"lz4"``, ``"zstd"``, ``"inflate"`` or ``"stored"``."""
+        name = self.inner or self.compressor
+        return {"": "stored", "gzip": "inflate", "zlib": "inflate"}.get(name, name)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether decoded bytes pass through another buffer, where they come into their order."""
+        return self.compressor == "blosc" or self.shuffle > 0
+
+    @property
+    def tail(self) -> int:
+        """Bytes that follow the chunk in what is decoded."""
+        return CHECKSUM_NBYTES if self.decoded_checksum else 0
+
+    def __str__(self) -> str:
+        steps = ["CRC-32C"] if self.stored_checksum else []
+        steps += [f"Blosc ({self.inner})" if self.inner else self.compressor] if self.compressor else []
+        steps += ["CRC-32C"] if self.decoded_checksum else []
+        steps += ["byte shuffle"] if self.shuffle else []
+        return " → ".join(steps)
+
+
+def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None, str | None]:
+    """Read the codecs that come after the bytes of a chunk.
+
+    Parameters
+    ----------
+    codecs : sequence of mapping
+        In the order of encoding; each with ``"name"`` and its settings. Names are those of zarr v3, of numcodecs, or
+        numcodecs' with ``"numcodecs."`` before them.
+
+    Returns
+    -------
+    chain : DecodeChain or None
+        None for raw chunks and for what the device does not decode.
+    reason : str or None
+        Why the device does not decode them.
+    """
+    compressor, inner, shuffle = "", "", 0
+    before = after = 0  # checksums inside and outside the compressor
+    for codec in codecs:
+        name = str(codec["name"]).removeprefix("numcodecs.")
+        if name == "crc32c":
+            if codec["name"] == "numcodecs.crc32c":
+                return None, "codec 'numcodecs.crc32c': its checksum comes first"
+            before, after = before + (not compressor), after + bool(compressor)
+        elif name == "shuffle" and not (compressor or before or shuffle):
+            shuffle = int(codec.get("elementsize", 4))
+        elif name in COMPRESSORS and not compressor:
+            compressor = name
+            inner, reason = _blosc_inner(codec) if name == "blosc" else ("", None)
+            if reason:
+                return None, reason
+        else:
+            return None, f"codec {codec['name']!r} is not decoded on the device"
+    if not compressor:
+        before, after = 0, before
+    if shuffle > 1 and compressor == "blosc":
+        return None, "filter 'shuffle' before codec 'blosc', which shuffles too"
+    if before > 1 or after > 1:
+        return None, "several checksums, one after another"
+    chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0)
+    return (None if chain == DecodeChain("") else chain), None
+
+
+def _blosc_inner(codec: Mapping[str, Any]) -> tuple[str, str | None]:
+    name = str(getattr(codec.get("cname"), "value", codec.get("cname")))
+    if name not in BLOSC_INNER:
+        return "", f"codec 'blosc' with {name!r} inside: the device decodes {', '.join(BLOSC_INNER)}"
+    return BLOSC_INNER[name], None
