@@ -4,8 +4,8 @@ In: where it shall stand, and what was asked for (:class:`Request`). Out: a :cla
 are there. All lies in ``.NAME.unfinished`` beside the place: the folder itself, a journal with the request and one line
 for each box of parts that is complete, and a lock. Parts count only when their line is whole, and it is written after
 them; so a run that is killed leaves nothing that looks finished, and the next one goes on from there. (A power cut is
-another matter: the disk may then hold the line and not the parts.) Errors: :class:`~linumpy.errors.ResumeError` where another
-run, or another request, has the place; ``FileExistsError`` where something finished has it.
+another matter: the disk may then hold the line and not the parts.) Errors: :class:`~linumpy.errors.ResumeError` where
+another run, or another request, has the place; ``FileExistsError`` where something finished has it.
 """
 
 from __future__ import annotations

@@ -282,6 +282,12 @@ def take_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def drop_partial_files(folder: Path) -> None:
+    """Remove the temporary files that zarr leaves of chunks it was writing when the process was killed."""
+    for partial in folder.rglob("*.partial"):
+        partial.unlink(missing_ok=True)
+
+
 def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
     chunk = [1] * len(shape)
