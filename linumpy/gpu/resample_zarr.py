@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.storage import LocalStore
 
 from linumpy.cli import bytes_progress
 from linumpy.device import resolve
@@ -29,7 +28,7 @@ from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks
 from linumpy.gpu.zarr_gpu import host_zarr_context
 from linumpy.io.ome import open_image
 from linumpy.io.resumable import Request, Resumable, resumable_folder
-from linumpy.io.source import Source, describe_source, open_node
+from linumpy.io.source import Source, describe_source, local_path, open_node, written
 from linumpy.io.writer import NewImage, Progress, blocks, drop_partial_files, halved, plan_image
 from linumpy.plan.regrid import Regrid, plan_regrid
 from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
@@ -162,7 +161,7 @@ def resample_zarr(
         origin=regrid.origin,
         levels=levels,
     )
-    place = _path_of(volume.array) if distributed is not None else volume.array
+    place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.shards or tuple(map(min, image.chunks, regrid.shape))
     plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
@@ -205,15 +204,6 @@ def _check_dtype(array: zarr.Array, order: int) -> None:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
 
 
-def _path_of(array: zarr.Array) -> str:
-    """Name an array so that another process can open it."""
-    if not isinstance(array.store, LocalStore):
-        raise SourceError(
-            f"{array.store_path} cannot be opened by other processes: dask needs a source in a local folder"
-        )
-    return str((Path(array.store.root) / array.path).absolute())
-
-
 def _plan(
     grid: AffineGrid, stored: tuple[int, ...], itemsize: int, kind: str, limit: int | None, *, shared: bool
 ) -> tuple[ResamplePlan, int | None]:
@@ -242,7 +232,7 @@ def _request(
     settings = {
         "source": describe_source(array),
         "source metadata": _digest(array.metadata.to_dict()),
-        "source written": _written(array),
+        "source written": written(array),
         "source shape": grid.source_shape,
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
@@ -262,14 +252,6 @@ def _request(
 
 def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _written(array: zarr.Array) -> str:
-    """When the metadata of a local array was written: one that is made anew under its old name is another."""
-    if not isinstance(array.store, LocalStore):
-        return "unknown"
-    name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
-    return str((Path(array.store.root) / array.path / name).stat().st_mtime_ns)
 
 
 def _creator(image: NewImage, regrid: Regrid, volume: _Volume) -> Callable[[Path], object]:
