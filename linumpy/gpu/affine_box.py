@@ -57,7 +57,8 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
         return _fill(out, cval)
     if out.dtype == np.float16:  # which SciPy does not know
         wide = array_module(out).empty(out.shape, np.float32)
-        out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
+        with np.errstate(over="ignore"):  # beyond float16 lies infinity
+            out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
         return out
     source, origin = _laid_out(source, grid, block)
     source, origin = _filtered(source, origin, grid)
@@ -72,7 +73,9 @@ def _fill(out: Any, cval: float) -> Any:
     nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
     import scipy.ndimage as ndimage
 
-    out.fill(ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)[0])
+    value = ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)
+    with np.errstate(over="ignore"):  # beyond float16 lies infinity
+        out.fill(value.astype(out.dtype)[0])
     return out
 
 

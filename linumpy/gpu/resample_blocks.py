@@ -136,8 +136,7 @@ class HostStage:
         native = self._source.dtype.newbyteorder("=")
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, native)
-        with host_zarr_context():
-            return np.ascontiguousarray(self._source[block.source_box], native)
+        return np.ascontiguousarray(self._source[block.source_box], native)
 
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""
@@ -146,7 +145,7 @@ class HostStage:
 
     def write(self, block: Block, result: np.ndarray) -> None:
         """Write by zarr."""
-        _write(self._target, block, result)
+        write_block(self._target, block, result)
 
 
 class CudaStage:
@@ -201,16 +200,17 @@ class CudaStage:
             host = np.frombuffer(self._hosts[slot], out.dtype, out.size).reshape(out.shape)
             out.get(stream=self._writing, out=host, blocking=False)
             self._writing.synchronize()
-        _write(self._target, block, host)
+        with host_zarr_context():  # where zarr reads the source, it does so in its GPU mode, in another thread
+            write_block(self._target, block, host)
 
 
 def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def _write(target: zarr.Array, block: Block, data: np.ndarray) -> None:
-    with host_zarr_context():
-        target[block.box] = data
+def write_block(target: zarr.Array, block: Block, data: np.ndarray) -> None:
+    """Write a block to the last byte; whole chunks, each under a temporary name first, as zarr does in folders."""
+    target[block.box] = data
 
 
 def device_of_workers(client: Any, device: str) -> str:

@@ -25,7 +25,6 @@ from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
-from linumpy.gpu.zarr_gpu import host_zarr_context
 from linumpy.io.ome import open_image
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
@@ -302,9 +301,8 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
 def _finish(folder: Path, image: NewImage) -> None:
     """Make the coarser resolutions, and drop what killed processes left behind."""
     arrays = [zarr.open_array(folder / str(level), mode="r+") for level in range(len(image.shapes))]
-    with host_zarr_context():
-        for finer, coarser in itertools.pairwise(arrays):
-            coarser = coarser.with_config({"write_empty_chunks": True})
-            for box in blocks(coarser):
-                coarser[box] = halved(finer, box)
+    for finer, coarser in itertools.pairwise(arrays):
+        coarser = coarser.with_config({"write_empty_chunks": True})
+        for box in blocks(coarser):
+            coarser[box] = halved(finer, box)
     drop_partial_files(folder)
