@@ -60,6 +60,8 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
         with np.errstate(over="ignore"):  # beyond float16 lies infinity
             out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
         return out
+    if is_device_array(source) and source.dtype.kind in "iu" and source.dtype.itemsize > 2:
+        source = source.astype(np.float64)  # CuPy would take float32, which does not hold them
     source, origin = _laid_out(source, grid, block)
     source, origin = _filtered(source, origin, grid)
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,9 +66,9 @@ def make_block(job: BlockJob, number: int) -> int:
 
     To make it twice does no harm: the same bytes are written to the same chunks.
     """
-    stage = open_stage(job, slots=1)
     block = job.plan.block(number)
-    stage.write(block, stage.transform(block, stage.read(block)))
+    with closing(open_stage(job, slots=1)) as stage:
+        stage.write(block, stage.transform(block, stage.read(block)))
     return number
 
 
@@ -86,7 +87,6 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     queue = deque(blocks)
     if not queue:
         return
-    stage = open_stage(job, slots=2)
     writes: deque[tuple[Block, Future]] = deque()
 
     def settle(at_most: int) -> None:
@@ -95,7 +95,11 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
             write.result()
             done(block)
 
-    with ThreadPoolExecutor(1, "linumpy-read") as reader, ThreadPoolExecutor(1, "linumpy-write") as writer:
+    with (
+        closing(open_stage(job, slots=2)) as stage,
+        ThreadPoolExecutor(1, "linumpy-read") as reader,
+        ThreadPoolExecutor(1, "linumpy-write") as writer,
+    ):
         read: Future = reader.submit(stage.read, queue[0])
         while queue:
             block, source = queue.popleft(), read.result()
@@ -117,6 +121,9 @@ class Stage(Protocol):
 
     def write(self, block: Block, result: Any) -> None:
         """Write the block, and return when all of it is written."""
+
+    def close(self) -> None:
+        """Wait until no buffer is in use any more."""
 
 
 def open_stage(job: BlockJob, *, slots: int) -> Stage:
@@ -147,6 +154,9 @@ class HostStage:
         """Write by zarr."""
         write_block(self._target, block, result)
 
+    def close(self) -> None:
+        """Nothing to wait for."""
+
 
 class CudaStage:
     """Blocks are made on a device. Buffers are made once, for the largest block."""
@@ -155,7 +165,7 @@ class CudaStage:
         cupy = require_cuda()
         self._job, self._slots = job, slots
         self._source, self._target = job.open()
-        self._device = cupy.cuda.Device()
+        self._index = cupy.cuda.Device().id  # new threads start on device 0
         self._reading, self._working, self._writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
         source, output = job.plan.largest
         itemsize = self._target.dtype.itemsize
@@ -166,6 +176,9 @@ class CudaStage:
         self._free: list[Any] = [None] * slots
         self._turns = {"read": 0, "transform": 0, "write": 0}
 
+    def _device(self) -> Any:
+        return require_cuda().cuda.Device(self._index)
+
     def _turn(self, kind: str) -> int:
         slot = self._turns[kind] % self._slots
         self._turns[kind] += 1
@@ -174,7 +187,7 @@ class CudaStage:
     def read(self, block: Block) -> Any:
         """Read into the next buffer, once the block made from it before is done."""
         slot = self._turn("read")
-        with self._device, self._reading:
+        with self._device(), self._reading:
             if self._free[slot] is not None:
                 self._reading.wait_event(self._free[slot])
             box = _view(self._boxes[slot], block.source_shape, self._target.dtype)
@@ -185,7 +198,7 @@ class CudaStage:
     def transform(self, block: Block, source: Any) -> Any:
         """Start to make the block."""
         slot, (box, ready) = self._turn("transform"), source
-        with self._device, self._working:
+        with self._device(), self._working:
             self._working.wait_event(ready)
             out = _view(self._blocks[slot], block.shape, self._target.dtype)
             affine_box(box, self._job.plan.grid, block, self._job.cval, out)
@@ -195,7 +208,7 @@ class CudaStage:
     def write(self, block: Block, result: Any) -> None:
         """Copy the block to pinned memory, which waits until it is made, and write it by zarr."""
         slot, (out, made) = self._turn("write"), result
-        with self._device, self._writing:
+        with self._device(), self._writing:
             self._writing.wait_event(made)
             host = np.frombuffer(self._hosts[slot], out.dtype, out.size).reshape(out.shape)
             out.get(stream=self._writing, out=host, blocking=False)
@@ -203,8 +216,14 @@ class CudaStage:
         with host_zarr_context():  # where zarr reads the source, it does so in its GPU mode, in another thread
             write_block(self._target, block, host)
 
+    def close(self) -> None:
+        """Wait for all streams: after an error the last kernel may still be at work."""
+        for stream in (self._reading, self._working, self._writing):
+            stream.synchronize()
+
 
 def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Look at the beginning of a buffer as an array."""
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 

@@ -209,8 +209,9 @@ def _plan(
     """Choose the blocks, and what a read may use besides them."""
     if limit is not None and limit < 1:
         raise ValueError(f"device_memory={limit}: a number of bytes is needed")
-    # For orders above 1 the coefficients of the box, and a copy of them while they are filtered, in float64.
-    cost = BlockBytes(itemsize, itemsize, work=16 if grid.order > 1 else 0)
+    # For orders above 1 the coefficients of the box, and a copy of them while they are filtered, in float64; else at
+    # most the box in float64, of those dtypes that a device does not interpolate in as they are.
+    cost = BlockBytes(itemsize, itemsize, work=16 if grid.order > 1 else 8 if kind == "cuda" else 0)
     if kind == "cpu":
         budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
         return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget)), None

@@ -10,8 +10,10 @@ another run, or another request, has the place; ``FileExistsError`` where someth
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +27,10 @@ import numpy as np
 from linumpy.errors import ResumeError
 from linumpy.io.writer import check_place, take_place
 
+log = logging.getLogger(__name__)
+
+#: Of file systems that were mounted without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _JOURNAL, _LOCK, _FOLDER = "journal.jsonl", "lock", "image"
 
 
@@ -110,6 +116,7 @@ def resumable_folder(
     work = path.parent / f".{path.name}.unfinished"
     work.mkdir(parents=True, exist_ok=True)
     with _locked(work, path):
+        check_place(path, overwrite=overwrite)  # another run may have ended just now
         folder, journal = work / _FOLDER, work / _JOURNAL
         complete = _read_journal(journal, request, work) if folder.exists() else None
         if complete is None:
@@ -133,9 +140,11 @@ def _locked(work: Path, path: Path) -> Iterator[None]:
     descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ResumeError(f"{path} is being written by another run: wait for it, or choose another place") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise ResumeError(f"{path} is being written by another run: wait for it, or choose another place") from None
+        log.warning("%s: this file system has no locks; take care that only one run writes there", path)
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
@@ -118,6 +118,7 @@ def test_outside_is_what_scipy_makes_of_cval(dtype, cval):
 
 
 @pytest.mark.gpu
+@settings(max_examples=40)
 @given(cases())
 def test_blocks_are_the_whole_on_a_device(case):
     """One block over everything is the whole call: the seam between blocks must not show."""
