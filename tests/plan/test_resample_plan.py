@@ -27,17 +27,17 @@ def grids(draw, most=14, orders=(0, 1)):
     sizes = st.integers(1, {1: 60, 2: 25, 3: most}[rank])
     source, output = (tuple(draw(st.lists(sizes, min_size=rank, max_size=rank))) for _ in range(2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    kind = draw(st.sampled_from(["scaled", "turned", "any", "whole numbers", "flipped"]))
+    kind = draw(st.sampled_from(["scaled", "turned", "any", "tenths", "whole numbers", "flipped"]))
     matrix = {
         "scaled": np.diag(rng.uniform(0.2, 3, rank)),
         "turned": np.linalg.qr(rng.normal(size=(rank, rank)))[0] * rng.uniform(0.5, 2),
         "any": rng.normal(size=(rank, rank)),
+        "tenths": rng.integers(1, 30, rank * rank).reshape(rank, rank) / 10 + np.eye(rank) / 7,
         "whole numbers": np.diag(rng.integers(1, 4, rank)).astype(float),
         "flipped": -np.eye(rank),
     }[kind]
     offset = rng.normal(size=rank) * draw(st.sampled_from([0, 1, 10, 200]))
-    if draw(st.booleans()):
-        offset = np.round(offset)
+    offset = np.round(offset, draw(st.sampled_from([0, 1, 9])))
     order = draw(st.sampled_from(orders))
     mode = draw(st.sampled_from(MODES if order < 2 else CLIPPED_MODES))
     rows = tuple(map(tuple, matrix.tolist()))
@@ -67,6 +67,22 @@ def test_a_box_holds_all_that_has_a_say(plan, seed):
         poisoned = np.full_like(image, np.nan)
         poisoned[block.source_box] = image[block.source_box]
         assert np.array_equal(whole(poisoned, grid, 7.0)[block.box], expected[block.box]), block
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("offset", [0.0, -0.7, -37.0, 41.3, 999.6, -1234.5])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 20])
+def test_an_image_continued_far_beyond_its_edges(mode, offset, n):
+    grid = AffineGrid((n,), (40,), ((0.7,),), (offset,), 1, mode)
+    image = np.random.default_rng(n).uniform(1, 2, n)
+    expected = whole(image, grid)
+    read = 0
+    for block in ResamplePlan(grid, (3,)):
+        poisoned = np.full_like(image, np.nan)
+        poisoned[block.source_box] = image[block.source_box]
+        assert np.array_equal(whole(poisoned, grid)[block.box], expected[block.box]), block
+        read += block.source_shape[0]
+    assert n < 20 or read < 14 * n * 0.8
 
 
 @given(plans())
