@@ -60,6 +60,10 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
         with np.errstate(over="ignore"):  # beyond float16 lies infinity
             out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
         return out
+    if is_device_array(source) and source.dtype.kind == "b":  # which CuPy does not know
+        bytes_ = array_module(out).empty(out.shape, np.uint8)
+        out[...] = affine_box(source.view(np.uint8), grid, block, cval, bytes_) != 0
+        return out
     if is_device_array(source) and source.dtype.kind in "iu" and source.dtype.itemsize > 2:
         source = source.astype(np.float64)  # CuPy would take float32, which does not hold them
     source, origin = _laid_out(source, grid, block)

@@ -503,6 +503,21 @@ def test_a_device_reads_through_kvikio_and_keeps_its_memory(tmp_path, cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bool", "f2", "i4", "u8"])
+def test_dtypes_that_a_device_interpolates_in_another(tmp_path, dtype):
+    image = volume((20, 30, 40)) > 30000 if dtype == "bool" else (volume((20, 30, 40)) % 2000).astype(dtype)
+    if dtype == "i4":
+        image += 2**25  # beyond what float32 holds to the last digit
+    write(tmp_path / "a", image)
+    options = {"order": 0 if dtype == "bool" else 1, "mode": "nearest", "chunks": (8,) * 3}
+    resample_zarr(tmp_path / "a", tmp_path / "gpu", 7.3, device="cuda", device_memory=3 * 2**20, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "cpu", 7.3, device="cpu", **options)
+    got, expected = result(tmp_path / "gpu"), result(tmp_path / "cpu")
+    assert got.dtype == expected.dtype == image.dtype
+    assert np.abs(got.astype("f8") - expected.astype("f8")).max() <= 1
+
+
+@pytest.mark.gpu
 def test_a_broken_chunk_on_a_device(tmp_path):
     write(tmp_path / "a", volume())
     (tmp_path / "a" / "0" / "c" / "1" / "1" / "1").write_bytes(b"short")
