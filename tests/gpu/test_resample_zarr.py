@@ -349,6 +349,27 @@ def test_a_source_that_was_written_anew_is_another(tmp_path):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
 
 
+def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monkeypatch):
+    write(tmp_path / "a", volume())
+    options = {"chunks": (8, 8, 8), "device_memory": 60_000, "levels": 2, **HERE}
+
+    def stop(*_):
+        raise StopError
+
+    def no_block(*_):
+        raise AssertionError("a block is made again")
+
+    monkeypatch.setattr(room, "halved", stop)
+    with pytest.raises(StopError):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    assert not (tmp_path / "b").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(resample_blocks, "open_stage", no_block)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    coarser = result(tmp_path / "b", 1)
+    assert same(coarser, halved(result(tmp_path / "b"), tuple(slice(0, n) for n in coarser.shape)))
+
+
 def test_an_existing_target(tmp_path):
     write(tmp_path / "a", volume())
     write(tmp_path / "b", volume((3, 3, 3)))
