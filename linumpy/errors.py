@@ -38,3 +38,7 @@ class MetadataError(LinumpyError, ValueError):
 
 class SourceError(LinumpyError, ValueError):
     """What was passed as a source is neither an array nor an OME-Zarr image."""
+
+
+class ResumeError(LinumpyError, FileExistsError):
+    """An unfinished result is in the way: of another request, or one that another run is writing just now."""

@@ -1,14 +1,22 @@
 """The surface of the tissue: on the CPU or the GPU, the result where the input was.
 
-In: a NumPy or CuPy volume. Out: for each A-line the voxel at which tissue begins.
+In: a NumPy or CuPy volume. Out: for each A-line the voxel at which tissue begins; that map without outliers; the volume
+below it. Shapes that are fitted to a surface: :mod:`linumpy.geometry.surfaces`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from linumpy.device import is_device_array, require_cuda, to_host
+import numpy as np
+
+from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu import interface
+from linumpy.gpu.gather import shift_along_depth
+from linumpy.gpu.interface_filters import interface_by_filters, ndimage_module
+
+__all__ = ["InterfaceFit", "crop_below_interface", "find_tissue_interface", "fit_interface", "remove_outliers"]
 
 
 def find_tissue_interface(
@@ -19,6 +27,7 @@ def find_tissue_interface(
     order: int = 1,
     detect_cutting_errors: bool = False,
     depth_axis: int = -1,
+    mask: Any = None,
     *,
     use_gpu: bool | None = None,
 ) -> Any:
@@ -28,23 +37,156 @@ def find_tissue_interface(
     ----------
     vol, s_xy, s_z, use_log, order, detect_cutting_errors, depth_axis
         As for :func:`linumpy.gpu.interface.find_tissue_interface`.
+    mask : numpy.ndarray or cupy.ndarray of bool, optional
+        Of the volume's shape, or of the shape of its lateral axes. Voxels outside take no part: means are taken over
+        voxels inside; along an A-line, voxels outside repeat the last one inside above them (those above the first,
+        the first), so that the edge of the mask is no edge of intensity; and the surface is looked for inside. This
+        goes by a chain of filters, on the GPU too.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default where the volume is.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray of int32, rank 2
-        Voxels along depth; on the device if the volume is, else on the host.
+        Voxels along depth; -1 where an A-line has no voxel inside the mask. On the device if the volume is, else on
+        the host.
 
     Raises
     ------
+    ValueError, TypeError
+        As :func:`linumpy.gpu.interface.find_tissue_interface`; a mask of another shape.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
     arguments = (s_xy, s_z, use_log, order, detect_cutting_errors, depth_axis)
     on_device = is_device_array(vol)
-    if use_gpu is None or use_gpu == on_device:
-        return interface.find_tissue_interface(vol, *arguments)
-    if use_gpu:
-        return to_host(interface.find_tissue_interface(require_cuda().asarray(vol), *arguments))
-    return require_cuda().asarray(interface.find_tissue_interface(to_host(vol), *arguments))
+    there = on_device if use_gpu is None else bool(use_gpu)
+    bring = _bringer(there)
+    if mask is None:
+        found = interface.find_tissue_interface(bring(vol), *arguments)
+    else:
+        interface.check_arguments(vol, s_xy, s_z, order, depth_axis)
+        found = interface_by_filters(bring(vol), *arguments, mask=bring(mask))
+    return found if there == on_device else _bringer(on_device)(found)
+
+
+def remove_outliers(
+    surface: Any, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, use_gpu: bool | None = None
+) -> tuple[Any, Any]:
+    """Replace what sticks out of a surface by the median around it.
+
+    A voxel is an outlier if its difference from the median of its neighbourhood is farther from zero than `threshold`
+    robust standard deviations of all these differences (1.4826 times their median absolute deviation; Iglewicz and
+    Hoaglin, How to Detect and Handle Outliers, 1993, propose 3.5), and farther than `tolerance`. Negative and not
+    finite values are unknown: they count as outliers.
+
+    Parameters
+    ----------
+    surface : numpy.ndarray or cupy.ndarray, (height, width)
+        Depth in voxels.
+    size : int
+        Voxels of the neighbourhood along both axes.
+    threshold : float
+        In robust standard deviations.
+    tolerance : float
+        In voxels: less is never an outlier.
+    use_gpu : bool, optional
+        True computes on the GPU, False on the CPU; by default where the surface is.
+
+    Returns
+    -------
+    surface : numpy.ndarray or cupy.ndarray, (height, width)
+        In the dtype of the input, integers rounded.
+    outliers : numpy.ndarray or cupy.ndarray of bool, (height, width)
+        What was replaced.
+
+    Raises
+    ------
+    ValueError
+        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface that is nowhere known.
+    """
+    if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
+        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
+    if int(size) != size or size < 1 or not threshold > 0 or not tolerance >= 0:
+        raise ValueError(f"size={size}, threshold={threshold}, tolerance={tolerance}: whole and positive are needed")
+    on_device = is_device_array(surface)
+    there = on_device if use_gpu is None else bool(use_gpu)
+    here = _bringer(there)(surface)
+    xp, dtype = array_module(here), here.dtype
+    values = here.astype(np.float64)
+    known = xp.isfinite(values) & (values >= 0)
+    if not bool(known.any()):
+        raise ValueError("the surface is nowhere known: all its values are negative or not finite")
+    # Of what is unknown the middle of all is assumed, so that medians stay medians of known depths where they can.
+    values = xp.where(known, values, xp.median(values[known]))
+    around = ndimage_module(here).median_filter(values, size=int(size), mode="reflect")
+    away = xp.abs(values - around)
+    limit = xp.maximum(threshold * 1.4826 * xp.median(away[known]), tolerance)
+    outliers = ~known | (away > limit)
+    if dtype.kind in "iu":
+        around = xp.rint(around)
+    mended = xp.where(outliers, around, values).astype(dtype)
+    return (mended, outliers) if there == on_device else tuple(map(_bringer(on_device), (mended, outliers)))  # type: ignore[return-value]
+
+
+def crop_below_interface(
+    vol: Any,
+    surface: Any,
+    planes: int | None = None,
+    *,
+    offset: int = 0,
+    depth_axis: int = 0,
+    fill_value: float = 0,
+    use_gpu: bool | None = None,
+) -> Any:
+    """Cut out the tissue below a surface: each A-line begins at its own surface, which becomes flat.
+
+    Parameters
+    ----------
+    vol : numpy.ndarray or cupy.ndarray, rank 3
+        Of real numbers.
+    surface : numpy.ndarray or cupy.ndarray, rank 2
+        First voxel of tissue for each A-line, lateral axes as in `vol`; floats are rounded. Where it is negative or not
+        finite there is no tissue, and the A-line is filled.
+    planes : int, optional
+        Voxels along depth that are kept; by default as many as the volume has.
+    offset : int
+        Voxels below the surface at which to begin; negative: above.
+    depth_axis : int
+        Axis of depth.
+    fill_value : float
+        Of voxels that lie outside the volume.
+    use_gpu : bool, optional
+        True computes on the GPU, False on the CPU; by default where the volume is.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        In the dtype of `vol`, with `planes` voxels along depth; where `vol` is.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A surface that does not fit the volume; otherwise as :func:`linumpy.gpu.gather.shift_along_depth`.
+    """
+    if vol.ndim != 3 or not -3 <= depth_axis < 3:
+        raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")
+    lateral = tuple(n for axis, n in enumerate(vol.shape) if axis != depth_axis % 3)
+    if tuple(surface.shape) != lateral or surface.dtype.kind not in "iuf":
+        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype} does not fit: numbers of {lateral} do")
+    on_device = is_device_array(vol)
+    there = on_device if use_gpu is None else bool(use_gpu)
+    bring = _bringer(there)
+    here = bring(surface)
+    xp = array_module(here)
+    known = xp.isfinite(here) & (here >= 0)
+    places = xp.floor(xp.where(known, here, 0) + 0.5).astype(np.int64) + int(offset)
+    nowhere = 2**30  # beyond every volume
+    shifts = xp.where(known, places, nowhere)
+    out = shift_along_depth(bring(vol), shifts, depth_axis=depth_axis, fill_value=fill_value, planes=planes)
+    return out if there == on_device else _bringer(on_device)(out)
+
+
+def _bringer(to_device: bool) -> Any:
+    """Return what brings an array to the device or to the host; it leaves one alone that is there."""
+    return require_cuda().asarray if to_device else to_host

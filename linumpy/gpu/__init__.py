@@ -7,6 +7,7 @@ from linumpy.gpu.zarr_io import (
     gpu_zarr_context,
     plan_zarr_read,
     read_zarr_to_gpu,
+    zarr_to_dask,
 )
 
-__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr_to_gpu"]
+__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr_to_gpu", "zarr_to_dask"]

@@ -12,8 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 _STANDARD = "-std=c++17"
-_INCLUDE = re.compile(r'^#include "([a-z0-9_]+\.cuh)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,35 @@ def load(spec: KernelSpec) -> Any:
     import cupy
 
     return _load(spec, cupy.cuda.Device().id)
+
+
+#: Types of real numbers, by NumPy's name without the byte order, as number.cuh reads them.
+CUDA_TYPES = {
+    "b1": "unsigned char",
+    "i1": "signed char",
+    "i2": "short",
+    "i4": "int",
+    "i8": "long long",
+    "u1": "unsigned char",
+    "u2": "unsigned short",
+    "u4": "unsigned",
+    "u8": "unsigned long long",
+    "f2": "half_bits",
+    "f4": "float",
+    "f8": "double",
+}
+
+
+def int32(*values: int) -> tuple[np.int32, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.int32(value) for value in values)
+
+
+def uint32(*values: int) -> tuple[np.uint32, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.uint32(value) for value in values)
+
+
+def int64(*values: int) -> tuple[np.int64, ...]:
+    """Give arguments of a kernel their type."""
+    return tuple(np.int64(value) for value in values)

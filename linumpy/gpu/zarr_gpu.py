@@ -46,6 +46,13 @@ def gpu_zarr_context() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def host_zarr_context() -> Iterator[None]:
+    """Keep the reads of other threads from zarr's GPU mode while arrays are sliced, or written, in host memory."""
+    with _config_lock:
+        yield
+
+
 def read_zarr_via_zarr_gpu(
     source: Source,
     *,

@@ -14,7 +14,7 @@ from typing import Any
 
 from linumpy.device import kvikio_mode
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.gpu import kvikio_zarr, output, zarr_gpu
+from linumpy.gpu import kvikio_zarr, output, zarr_dask, zarr_gpu
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.survey import with_survey
 from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
@@ -28,6 +28,7 @@ __all__ = [
     "read_zarr_to_gpu",
     "read_zarr_via_kvikio",
     "read_zarr_via_zarr_gpu",
+    "zarr_to_dask",
 ]
 
 log = logging.getLogger(__name__)
@@ -142,3 +143,50 @@ def why_not_kvikio(plan: ReadPlan) -> str:
         return plan.layout.unsupported
     mode, reason = kvikio_mode()
     return reason if mode == "none" else ""
+
+
+def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
+    """Make a dask array of a Zarr array; each block is read by the worker that needs it, where it needs it.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        In a local folder that the workers see; otherwise as for :func:`read_zarr_to_gpu`.
+    level : int
+        Resolution level of an OME-Zarr image; 0 is the finest.
+    chunks : int or sequence of int, optional
+        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default as
+        many of them as make 128 MiB.
+    device : {"auto", "cuda", "cpu"}
+        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by zarr.
+        ``"auto"`` goes by what this process finds, so workers must have what it has.
+
+    Returns
+    -------
+    dask.array.Array
+        Axes in the order of the array, dtype in this machine's byte order, ``_meta`` of the kind of the blocks. Its
+        name is the same for the same array and blocks. The graph holds a path and the corners of blocks, nothing else.
+
+    Raises
+    ------
+    ImportError
+        dask is not installed.
+    FileNotFoundError, SourceError
+        No such path; neither an array nor an OME-Zarr image; not in a local folder.
+    ValueError
+        `chunks` that would cut a chunk or a shard.
+    GpuUnavailableError
+        ``device="cuda"`` and there is none here.
+
+    Notes
+    -----
+    dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
+    ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
+
+    Examples
+    --------
+    >>> from linumpy.gpu import zarr_to_dask
+    >>> volume = zarr_to_dask("brain.ome.zarr", level=1)  # doctest: +SKIP
+    >>> volume.mean(axis=0).compute()  # doctest: +SKIP
+    """
+    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu)

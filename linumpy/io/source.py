@@ -112,3 +112,24 @@ def describe_source(source: Source) -> str:
     if isinstance(source, tuple):
         return "/".join(str(part) for part in source)
     return str(source)
+
+
+def local_path(array: zarr.Array) -> str:
+    """Return the folder of an array, by which other processes can open it.
+
+    Raises
+    ------
+    SourceError
+        The array is not in a local folder.
+    """
+    if not isinstance(array.store, LocalStore):
+        raise SourceError(f"{array.store_path} is not in a local folder, so that other processes cannot open it")
+    return str((Path(array.store.root) / array.path).absolute())
+
+
+def written(array: zarr.Array) -> str:
+    """Say when the metadata of a local array was written: one that is made anew under its old name is another one."""
+    if not isinstance(array.store, LocalStore):
+        return "unknown"
+    name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
+    return str((Path(array.store.root) / array.path / name).stat().st_mtime_ns)

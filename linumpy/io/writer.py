@@ -16,6 +16,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,43 +136,116 @@ def create_omezarr(
     dtype : dtype
         Of all resolutions.
     """
-    path, dtype = Path(path), np.dtype(dtype)
-    shape = tuple(int(n) for n in shape)
-    if dtype.kind not in "biuf":
-        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers")
-    names = _names(shape, spacing, axes, origin)
-    factors = _level_factors(shape, levels)
-    chunk = _chunk(shape, dtype.itemsize, chunks, shards)
+    path = Path(path)
+    image = plan_image(
+        shape,
+        dtype,
+        spacing,
+        axes=axes,
+        chunks=chunks,
+        shards=shards,
+        compressors=compressors,
+        name=name if name is not None else path.name,
+        origin=origin,
+        levels=levels,
+    )
     check_place(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        group = zarr.create_group(temporary, zarr_format=3)
-        shapes = [tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors]
-        arrays = [
-            group.create_array(
-                str(level),
-                shape=one,
-                chunks=tuple(min(c, n) for c, n in zip(chunk, one, strict=True)) if shards is None else chunk,
-                shards=None if shards is None else tuple(shards),
-                dtype=dtype,
-                compressors=compressors,
-                dimension_names=names,
-                # So that a chunk that happens to be all zeros is there like the others.
-                config={"write_empty_chunks": True},
-            )
-            for level, one in enumerate(shapes)
-        ]
-        group.attrs["ome"] = _metadata(name if name is not None else path.name, names, spacing, origin, factors)
-        yield arrays
+        yield image.create(temporary)
         check_place(path, overwrite=overwrite)  # someone else may have come first
-        _take_place(temporary, path)
+        take_place(temporary, path)
     except OSError as error:
         if error.errno not in _FULL:
             raise
         raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class NewImage:
+    """An OME-Zarr image that is yet to be made, all of it checked.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+        Of each resolution, finest first.
+    dtype : numpy.dtype
+        Of all resolutions.
+    chunks : tuple of int
+        Of the finest resolution.
+    shards : tuple of int or None
+        Of all resolutions.
+    compressors
+        As zarr takes it.
+    names : tuple of str
+        Of the axes.
+    metadata : dict
+        Of NGFF, for the group's attribute ``"ome"``.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    compressors: Any
+    names: tuple[str, ...]
+    metadata: dict[str, Any]
+
+    def create(self, folder: Path) -> list[zarr.Array]:
+        """Make the image, empty, in a folder; returns its arrays, finest first."""
+        group = zarr.create_group(folder, zarr_format=3)
+        arrays = [
+            group.create_array(
+                str(level),
+                shape=one,
+                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
+                shards=self.shards,
+                dtype=self.dtype,
+                compressors=self.compressors,
+                dimension_names=self.names,
+                # So that a chunk that happens to be all zeros is there like the others.
+                config={"write_empty_chunks": True},
+            )
+            for level, one in enumerate(self.shapes)
+        ]
+        group.attrs["ome"] = self.metadata
+        return arrays
+
+
+def plan_image(
+    shape: Sequence[int],
+    dtype: Any,
+    spacing: Sequence[float],
+    *,
+    name: str,
+    axes: str | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    origin: Sequence[float] | None = None,
+    levels: int = 1,
+) -> NewImage:
+    """Check what is asked of an image, and choose what is not, before anything is written.
+
+    Parameters and errors are those of :func:`create_omezarr`.
+    """
+    shape, dtype = tuple(int(n) for n in shape), np.dtype(dtype)
+    if dtype.kind not in "biuf":
+        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers")
+    names = _names(shape, spacing, axes, origin)
+    factors = _level_factors(shape, levels)
+    return NewImage(
+        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
+        dtype=dtype,
+        chunks=_chunk(shape, dtype.itemsize, chunks, shards),
+        shards=None if shards is None else tuple(shards),
+        compressors=compressors,
+        names=tuple(names),
+        metadata=_metadata(name, names, spacing, origin, factors),
+    )
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:
@@ -190,7 +264,7 @@ def check_place(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 
 
-def _take_place(temporary: Path, path: Path) -> None:
+def take_place(temporary: Path, path: Path) -> None:
     """Rename the finished image to its place; what was there goes only when the new one stands."""
     if not (path.exists() or path.is_symlink()):
         temporary.rename(path)
@@ -206,6 +280,12 @@ def _take_place(temporary: Path, path: Path) -> None:
         old.unlink()  # what it points to is somebody else's
     else:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def drop_partial_files(folder: Path) -> None:
+    """Remove the temporary files that zarr leaves of chunks it was writing when the process was killed."""
+    for partial in folder.rglob("*.partial"):
+        partial.unlink(missing_ok=True)
 
 
 def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

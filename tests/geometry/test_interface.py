@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from linumpy.device import to_host
 from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.gpu import interface
+from linumpy.gpu import interface, interface_filters
 from linumpy.io.synthetic import MosaicSpec, block, surface_depth
 
 
@@ -58,7 +58,7 @@ def test_same_as_the_definition(shape, dtype, s_xy, s_z, use_log, cutting_errors
 def test_blocks_do_not_show(monkeypatch):
     vol = random_volume((40, 30, 20), "f4", 1)
     whole = interface.find_tissue_interface(vol, s_xy=7)
-    monkeypatch.setattr(interface, "_BLOCK_VOXELS", 30 * 20 * 3)
+    monkeypatch.setattr(interface_filters, "_BLOCK_VOXELS", 30 * 20 * 3)
     assert (interface.find_tissue_interface(vol, s_xy=7) == whole).mean() > 0.999
 
 

@@ -1,0 +1,256 @@
+"""What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions.
+
+In: an array module and a scale. Out: :class:`TissueCase` records, made one after another so that only one is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, to_host
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
+from linumpy.gpu.correlation import central_half, overlap_correlations
+from linumpy.gpu.interface import find_tissue_interface
+from linumpy.gpu.interface_filters import interface_by_filters, ndimage_module
+from linumpy.gpu.projection import project
+from linumpy.io.synthetic import MosaicSpec, block
+
+#: Why a result is wrong; empty where it is right.
+Check = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class TissueCase:
+    """One thing to time.
+
+    Attributes
+    ----------
+    name : str
+        For people, and to choose it by.
+    shape, dtype
+        Of its volume.
+    ours, peer : callable
+        Take nothing, return a result. Ours is checked.
+    check : callable
+        Says why a result is wrong.
+    nbytes : int
+        What must be read and written at least.
+    reach : float or None
+        How many times faster than the peer it should be.
+    peer_share : float
+        The part of the work that the peer does, where all of it would take too long.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ours: Callable[[], Any]
+    peer: Callable[[], Any]
+    check: Check
+    nbytes: int
+    reach: float | None
+    peer_share: float = 1.0
+
+
+#: In their order; what :func:`make_cases` makes.
+NAMES = (
+    "interface-depth-first",
+    "interface-depth-last-view",
+    "interface-depth-last",
+    "z-overlap",
+    "z-overlap-contiguous",
+    "mean-projection",
+    "focal-float32",
+    "focal-uint16",
+)
+
+
+def make_cases(xp: ModuleType, scale: float = 1.0, only: tuple[str, ...] = ()) -> Iterator[TissueCase]:
+    """Make the cases.
+
+    Parameters
+    ----------
+    xp : module
+        CuPy, or NumPy to try the cases out.
+    scale : float
+        Every axis is shrunk by it.
+    only : tuple of str
+        Names of the cases; all by default.
+    """
+    wanted = [name for name in NAMES if not only or name in only]
+    makers = {
+        "interface-depth-first": lambda: _interface(xp, scale, "first"),
+        "interface-depth-last-view": lambda: _interface(xp, scale, "view"),
+        "interface-depth-last": lambda: _interface(xp, scale, "last"),
+        "z-overlap": lambda: _overlap(xp, scale, contiguous=False),
+        "z-overlap-contiguous": lambda: _overlap(xp, scale, contiguous=True),
+        "mean-projection": lambda: _projection(xp, scale),
+        "focal-float32": lambda: _focal(xp, scale, "float32"),
+        "focal-uint16": lambda: _focal(xp, scale, "uint16"),
+    }
+    for name in wanted:
+        yield makers[name]()
+
+
+def _size(n: int, scale: float) -> int:
+    return max(16, round(n * scale))
+
+
+def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Any:
+    """Make an OCT mosaic of (200, 1024, 1024) times the scale: four by four times the same synthetic tile."""
+    depth, side = _size(200, scale), _size(256, scale)
+    spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 5 * 0.3)
+    return xp.tile(xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
+
+
+def _interface(xp: ModuleType, scale: float, layout: str) -> TissueCase:
+    vol, axis = oct_volume(xp, scale), 0
+    if layout != "first":
+        vol, axis = xp.moveaxis(vol, 0, -1), -1
+    if layout == "last":
+        vol = xp.ascontiguousarray(vol)
+    side = vol.shape[1] // 4
+
+    def check(surface: Any) -> str:
+        # A corner of two by two tiles on the CPU, without the rim that the rest of the volume has a part in.
+        corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
+        rim = max(1, 2 * side - 8)
+        expected = interface_by_filters(to_host(corner), depth_axis=axis)[:rim, :rim]
+        return _surfaces_differ(to_host(surface)[:rim, :rim], expected) or _surfaces_differ(
+            to_host(surface), to_host(peer())
+        )
+
+    def peer() -> Any:
+        return _chain_depth_first(vol) if axis == 0 else interface_by_filters(vol, depth_axis=axis)
+
+    name = {"first": "interface-depth-first", "view": "interface-depth-last-view", "last": "interface-depth-last"}
+    return TissueCase(
+        name[layout],
+        tuple(vol.shape),
+        "float32",
+        lambda: find_tissue_interface(vol, depth_axis=axis),
+        peer,
+        check,
+        int(vol.nbytes),
+        10.0 if layout == "first" else 20.0,
+    )
+
+
+def _chain_depth_first(vol: Any, s_xy: int = 15, s_z: float = 2) -> Any:
+    """Find the surface by filters along the axes as they are: without moving them, memory is read in its order."""
+    xp, ndimage = array_module(vol), ndimage_module(vol)
+    values = xp.log(xp.where(vol > 0, vol, np.float32(1)).astype(np.float32))
+    smooth = ndimage.uniform_filter(values, (1, s_xy, s_xy))
+    surface = ndimage.gaussian_filter1d(smooth, s_z, axis=0, order=1).argmax(axis=0)
+    return xp.minimum(xp.ceil(surface + s_z / 2), vol.shape[0] - 1).astype(np.int32)
+
+
+def _surfaces_differ(found: np.ndarray, expected: np.ndarray) -> str:
+    difference = np.abs(found.astype(np.int64) - expected)
+    if (difference > 0).mean() > 1e-3:
+        return f"{(difference > 0).mean():.2%} of A-lines differ"
+    return f"an A-line differs by {difference.max()} voxels" if difference.max() > 1 else ""
+
+
+def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> TissueCase:
+    rng = np.random.default_rng(0)
+    side, middle, reach = _size(1024, scale), _size(80, scale), 20 if scale == 1 else 5
+    planes = max(_size(128, scale), middle + reach)
+    shared = xp.asarray(rng.gamma(2.0, 40.0, (middle, side, side)).astype(np.float32))
+    fixed, moving = (xp.tile(shared[:1], (planes, 1, 1)) for _ in range(2))
+    fixed[-middle:], moving[:middle] = shared, shared * np.float32(0.5) + np.float32(3)
+    candidates = list(range(middle - reach, middle + reach + 1))
+    centres = central_half(fixed), central_half(moving)
+
+    def peer() -> np.ndarray:
+        return np.array([_pearson(xp, *centres, n, contiguous=contiguous) for n in candidates])
+
+    def check(found: Any) -> str:
+        found = to_host(found)
+        if candidates[int(found.argmax())] != middle:
+            return f"an overlap of {candidates[int(found.argmax())]}, but it is {middle}"
+        worst = float(np.abs(found - peer()).max())
+        return f"correlations differ by {worst:.2g}" if worst > 1e-4 else ""
+
+    return TissueCase(
+        "z-overlap-contiguous" if contiguous else "z-overlap",
+        tuple(centres[0].shape),
+        "float32",
+        lambda: overlap_correlations(*centres, candidates),
+        peer,
+        check,
+        2 * 4 * max(candidates) * centres[0].shape[1] * centres[0].shape[2],
+        None if contiguous else 300.0,
+    )
+
+
+def _pearson(xp: ModuleType, fixed: Any, moving: Any, n: int, *, contiguous: bool) -> float:
+    """Correlate one overlap. CuPy sums views with gaps far more slowly than arrays without: both are of interest."""
+    a, b = fixed[-n:], moving[:n]
+    if contiguous:
+        a, b = xp.ascontiguousarray(a), xp.ascontiguousarray(b)
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).sum() / xp.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def _projection(xp: ModuleType, scale: float) -> TissueCase:
+    shape = (_size(512, scale),) * 3
+    plane = np.random.default_rng(0).integers(0, 65536, shape[1:], np.uint16)
+    vol = xp.arange(shape[0], dtype=np.uint16)[:, None, None] * np.uint16(97) + xp.asarray(plane)
+
+    def check(found: Any) -> str:
+        worst = float(xp.abs(found - vol.mean(axis=0, dtype=np.float64)).max())
+        return f"means differ by {worst:.2g}" if worst > 0.01 else ""
+
+    nbytes = int(vol.nbytes) + 4 * shape[1] * shape[2]
+    return TissueCase(
+        "mean-projection",
+        shape,
+        "uint16",
+        lambda: project(vol, 0),
+        lambda: vol.mean(axis=0),
+        check,
+        nbytes,
+        2.5,
+    )
+
+
+def _focal(xp: ModuleType, scale: float, dtype: str) -> TissueCase:
+    vol = oct_volume(xp, scale, dtype)
+    side = vol.shape[1] // 4
+    curvature = FocalCurvature((side, side), 4.0, 0.5, 3.0, 0.0, 16)
+    shifts = np.floor(curvature.depth() + 0.5).astype(int)
+    rolled = min(vol.shape[2], 256)  # A-lines
+
+    def peer() -> Any:
+        out = vol[:, 0].copy()
+        for x in range(rolled):
+            out[:, x] = xp.roll(vol[:, 0, x], -int(shifts[0, x % side]))
+        return out
+
+    def check(found: Any) -> str:
+        depth = vol.shape[0]
+        rows, columns = slice(side - 1, side + 2), slice(None)
+        lines, got = (to_host(one[:, rows, columns]) for one in (vol, found))
+        places = np.ix_(np.arange(rows.start, rows.stop) % side, np.arange(lines.shape[2]) % side)
+        index = np.arange(depth)[:, None, None] + shifts[places]
+        right = np.take_along_axis(lines, np.clip(index, 0, depth - 1), axis=0)
+        right[(index < 0) | (index >= depth)] = 0
+        return "" if np.array_equal(got, right) else f"{(got != right).mean():.2%} of the voxels differ"
+
+    return TissueCase(
+        f"focal-{dtype}",
+        tuple(vol.shape),
+        dtype,
+        lambda: correct_focal_curvature(vol, curvature),
+        peer,
+        check,
+        2 * int(vol.nbytes),
+        None,
+        rolled / (vol.shape[1] * vol.shape[2]),
+    )

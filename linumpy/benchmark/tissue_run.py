@@ -1,0 +1,200 @@
+"""Check, time and show the work on tissue.
+
+In: a :class:`TissueRequest`. Out: :class:`TissueResult` records, a table, and JSON where asked for. Times are those of
+CUDA events around a call, with the host's share of it; what is wrong is not timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from linumpy.benchmark import machine
+from linumpy.benchmark.table import machine_text
+from linumpy.benchmark.tissue import NAMES, TissueCase, make_cases
+from linumpy.device import require_cuda
+
+_WARM_UPS = 3
+#: Of a slow peer fewer runs are made, so that all take about so long.
+_PEER_SECONDS = 10.0
+#: Focal curvature: the part of a plain copy's bandwidth that the correction should reach.
+COPY_REACH = 0.5
+
+
+@dataclass(frozen=True)
+class TissueRequest:
+    """What to time.
+
+    Attributes
+    ----------
+    only : tuple of str
+        Names of the cases; all by default.
+    runs : int
+        Timed runs.
+    scale : float
+        Every axis is shrunk by it; reaches are for 1.
+    json : Path or None
+        A file to write.
+    """
+
+    only: tuple[str, ...] = ()
+    runs: int = 20
+    scale: float = 1.0
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise ValueError(f"runs={self.runs}: a median needs 1 run or more")
+        if not 0 < self.scale <= 1:
+            raise ValueError(f"scale={self.scale}: more than 0, at most 1")
+        unknown = [name for name in self.only if name not in NAMES]
+        if unknown:
+            raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(NAMES)}")
+        if self.json is not None and not self.json.absolute().parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(self.json.parent)!r} for {self.json.name}")
+
+
+@dataclass(frozen=True)
+class TissueResult:
+    """What came of a case.
+
+    Attributes
+    ----------
+    name, shape, dtype, reach
+        Of the case.
+    wrong : str
+        Why the result is wrong; empty where it is right.
+    ours_ms, peer_ms : tuple of float
+        Every timed run; the peer's for all of the work. Empty where the result is wrong.
+    share_of_copy : float or None
+        Bytes a second, as a part of those of a plain copy on the same device.
+    copy_reach : float or None
+        What that share should be.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reach: float | None
+    wrong: str
+    ours_ms: tuple[float, ...] = ()
+    peer_ms: tuple[float, ...] = ()
+    share_of_copy: float | None = None
+    copy_reach: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times faster than the peer; None where there are no times."""
+        if not self.ours_ms or not self.peer_ms:
+            return None
+        return statistics.median(self.peer_ms) / statistics.median(self.ours_ms)
+
+    @property
+    def verdict(self) -> str:
+        """``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark."""
+        if self.wrong:
+            return "WRONG"
+        marks = [
+            (value, mark)
+            for value, mark in ((self.ratio, self.reach), (self.share_of_copy, self.copy_reach))
+            if value is not None and mark is not None
+        ]
+        return "" if not marks else "met" if all(value >= mark for value, mark in marks) else "MISSED"
+
+
+def run(request: TissueRequest) -> tuple[TissueResult, ...]:
+    """Check and time the cases, and show what came of it.
+
+    Raises
+    ------
+    GpuUnavailableError
+        There is no CUDA device.
+    """
+    xp = require_cuda()
+    here = machine.look(Path())
+    print(machine_text(here), end="\n\n")
+    bandwidth = _copy_bandwidth(xp, request)
+    print(f"copy on the device: {bandwidth / 1e12:.2f} TB/s, read and written; medians of {request.runs} runs\n")
+    print(HEADER)
+    results = []
+    for case in make_cases(xp, request.scale, request.only):
+        results.append(_measure(xp, case, request, bandwidth))
+        print(row(results[-1]), flush=True)
+        del case
+        gc.collect()
+        xp.get_default_memory_pool().free_all_blocks()
+    if request.json is not None:
+        document = {"machine": asdict(here), "copy_bytes_per_second": bandwidth, "scale": request.scale}
+        request.json.write_text(json.dumps({**document, "results": [asdict(one) for one in results]}, indent=1) + "\n")
+        print(f"\nwritten: {request.json}")
+    return tuple(results)
+
+
+def _measure(xp: Any, case: TissueCase, request: TissueRequest, bandwidth: float) -> TissueResult:
+    judged = request.scale == 1
+    reach = case.reach if judged else None
+    wrong = case.check(case.ours())
+    if wrong:
+        return TissueResult(case.name, case.shape, case.dtype, reach, wrong)
+    xp.get_default_memory_pool().free_all_blocks()
+    ours = _times(xp, case.ours, request.runs)
+    once = _times(xp, case.peer, 1, warm_ups=1)[0]
+    peer = _times(xp, case.peer, max(3, min(request.runs, int(_PEER_SECONDS * 1e3 / once))), warm_ups=1)
+    share = case.nbytes / (statistics.median(ours) / 1e3) / bandwidth
+    whole = tuple(one / case.peer_share for one in peer)
+    mark = COPY_REACH if judged and case.name.startswith("focal") else None
+    return TissueResult(case.name, case.shape, case.dtype, reach, "", ours, whole, share, mark)
+
+
+def _times(xp: Any, call: Callable[[], Any], runs: int, warm_ups: int = _WARM_UPS) -> tuple[float, ...]:
+    """Time calls by events on the current stream, in ms."""
+    for _ in range(warm_ups):
+        call()
+    times = []
+    for _ in range(runs):
+        start, stop = xp.cuda.Event(), xp.cuda.Event()
+        xp.cuda.get_current_stream().synchronize()
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(float(xp.cuda.get_elapsed_time(start, stop)))
+    return tuple(times)
+
+
+def _copy_bandwidth(xp: Any, request: TissueRequest) -> float:
+    """Bytes a second that a copy on the device reads and writes."""
+    source = xp.zeros(max(2**20, round(2**28 * request.scale**3)), xp.float32)
+    target = xp.empty_like(source)
+    seconds = statistics.median(_times(xp, lambda: xp.copyto(target, source), request.runs)) / 1e3
+    return 2 * source.nbytes / seconds
+
+
+HEADER = (
+    f"{'case':<27}{'volume':<24}{'linumpy':>10}{'min – max':>17}{'CuPy':>11}{'×':>8}{'reach':>8}{'of copy':>9}\n"
+    + "─" * 122
+)
+
+
+def row(result: TissueResult) -> str:
+    """Show a result as a line of the table."""
+    volume = f"{'×'.join(map(str, result.shape))} {result.dtype}"
+    head = f"{result.name:<27}{volume:<24}"
+    if result.wrong:
+        return f"{head}WRONG: {result.wrong}"
+    ours, peer = statistics.median(result.ours_ms), statistics.median(result.peer_ms)
+    spread = f"{min(result.ours_ms):.3g} – {max(result.ours_ms):.3g}"
+    reach = "–" if result.reach is None else f"≥ {result.reach:g}"
+    share = "–" if result.share_of_copy is None else f"{result.share_of_copy:.2f}"
+    numbers = f"{ours:>7.3f} ms{spread:>17}{peer:>8.4g} ms{result.ratio:>8.1f}{reach:>8}{share:>9}"
+    return f"{head}{numbers}  {result.verdict}".rstrip()
+
+
+def wrong_results(results: Sequence[TissueResult]) -> int:
+    """Count wrong results."""
+    return sum(bool(one.wrong) for one in results)

@@ -1,0 +1,234 @@
+"""Focal curvature: how the objective bends each tile of a mosaic, found from the tissue surface, and taken out.
+
+The focal plane of an objective is a little curved, so a flat surface looks like a bowl, the same in every tile. In:
+the surface of a mosaic, and the size of a tile. Out: a :class:`FocalCurvature`, and the mosaic without it. Arrays stay
+where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.gpu.gather import shift_along_depth
+
+#: Rounds of reweighting, and the residual, in robust standard deviations, from which on a voxel counts less (Huber).
+_ROUNDS, _HUBER = 8, 1.345
+#: A tile counts if the surface is known in this part of it.
+_KNOWN = 0.25
+#: About so many voxels of the surface are fitted at most.
+_SAMPLES = 2**22
+
+
+@dataclass(frozen=True)
+class FocalCurvature:
+    """What the objective adds to the depth of the surface, as a quadratic form of the place in the tile.
+
+    With v and u running from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
+    axis, the surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
+
+    Attributes
+    ----------
+    tile_shape : (int, int)
+        Voxels of a tile along the lateral axes.
+    vv, vu, uu : float
+        In voxels along depth.
+    rms : float
+        What the fit leaves of the mean tile, in voxels.
+    tiles : int
+        Tiles that counted.
+    """
+
+    tile_shape: tuple[int, int]
+    vv: float
+    vu: float
+    uu: float
+    rms: float
+    tiles: int
+
+    def depth(self) -> np.ndarray:
+        """How much deeper the surface looks at each place in a tile: float64, (height, width), voxels along depth."""
+        v, u = (_places(np, n) for n in self.tile_shape)
+        v, u = v[:, None], u[None, :]
+        return self.vv * v**2 + self.vu * v * u + self.uu * u**2
+
+
+def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCurvature:
+    """Find the focal curvature from the surface of a mosaic.
+
+    A quadratic is fitted to each tile (robustly: iteratively reweighted least squares, weights of Huber, Robust
+    Statistics, 1981). Without its plane, the mean tile (median over tiles) shows what all tiles share, and a quadratic
+    is fitted to it. Tissue that is curved itself takes part in that. Its share is known from the planes: the slope of
+    a curved surface changes from tile to tile, by ``2 vv (tile step)``, and that of focal curvature does not. The
+    median of these changes gives the share, which is subtracted. Along an axis of one tile there is no change to see,
+    and tissue is taken to be flat.
+
+    Parameters
+    ----------
+    surface : numpy.ndarray or cupy.ndarray, (height, width)
+        Depth of the surface in voxels, as :func:`linumpy.geometry.interface.find_tissue_interface` gives it. Negative
+        and not finite: unknown. The first tile begins at its first voxel; incomplete tiles at the end do not count.
+    tile_shape : (int, int)
+        Voxels of a tile along both axes.
+
+    Raises
+    ------
+    ValueError
+        A map that is not of rank 2, or without a complete tile in a quarter of which the surface is known; tiles of
+        less than three voxels along an axis.
+
+    Notes
+    -----
+    Five numbers come back to the host: on a device this waits for it.
+    """
+    if surface.ndim != 2 or surface.dtype.kind not in "iuf":
+        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
+    height, width = (int(n) for n in tile_shape)
+    if min(height, width) < 3:
+        raise ValueError(f"tile_shape={tuple(tile_shape)}: a curvature shows in tiles of 3 voxels or more")
+    grid = surface.shape[0] // height, surface.shape[1] // width
+    if not all(grid):
+        raise ValueError(f"a surface of {surface.shape} holds no complete tile of {height} × {width} voxels")
+    xp = array_module(surface)
+    step = _step(grid, (height, width))
+    whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
+    tiles = whole[:, ::step, :, ::step].astype(np.float64).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
+    known = xp.isfinite(tiles) & (tiles >= 0)
+    counts = known.mean(axis=1) >= _KNOWN
+    terms = _terms(xp, height, width, step)
+    each = _robust_fit(xp, terms, tiles, known & counts[:, None])
+    flat = xp.where(known & counts[:, None], tiles - each[:, :3] @ terms[:3], np.nan)
+    mean = _nanmedian(xp, flat, axis=0)
+    mean_known = xp.isfinite(mean)
+    shared = _robust_fit(xp, terms, mean[None], mean_known[None])[0]
+    left = xp.where(mean_known, mean - shared @ terms, 0)
+    rms = xp.sqrt((left**2).sum() / xp.maximum(mean_known.sum(), 1))
+    slopes = xp.where(counts[:, None], each[:, 1:3], np.nan).reshape(*grid, 2)
+    result = xp.concatenate(
+        [shared[3:] - _share_of_tissue(xp, slopes, (height, width)), xp.stack([rms, counts.sum().astype(np.float64)])]
+    )
+    vv, vu, uu, rms, tiles_counted = (float(one) for one in to_host(result))
+    if not tiles_counted:
+        raise ValueError(f"the surface is known in less than {_KNOWN:.0%} of every tile: nothing to fit")
+    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted))
+
+
+def correct_focal_curvature(
+    vol: Any,
+    curvature: FocalCurvature,
+    *,
+    depth_axis: int = 0,
+    origin: tuple[int, int] = (0, 0),
+    interpolate: bool = False,
+    wrap: bool = False,
+    fill_value: float = 0,
+    use_gpu: bool | None = None,
+) -> Any:
+    """Take the focal curvature out of a mosaic, or of a part of it.
+
+    Each A-line is shifted towards the surface by the curvature at its place in its tile, so that a flat surface becomes
+    flat; the middle of a tile stays where it is.
+
+    Parameters
+    ----------
+    vol : numpy.ndarray or cupy.ndarray, rank 3
+        Of real numbers.
+    curvature : FocalCurvature
+        What to take out.
+    depth_axis : int
+        Axis of depth.
+    origin : (int, int)
+        Lateral place of the volume's first A-line in the mosaic.
+    interpolate : bool
+        Whether to shift by fractions of voxels, with linear interpolation along depth. Otherwise shifts are rounded to
+        whole voxels, and voxels stay as they are.
+    wrap : bool
+        Whether voxels that leave at one end come in at the other; otherwise what is missing is filled.
+    fill_value : float
+        With what.
+    use_gpu : bool, optional
+        True computes on the GPU, False on the CPU; by default where the volume is.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of the same shape and dtype, where `vol` is.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`linumpy.gpu.gather.shift_along_depth`.
+    GpuUnavailableError
+        `use_gpu` is True and there is no CUDA device.
+    """
+    depth = curvature.depth()
+    shifts = depth if interpolate else np.floor(depth + 0.5).astype(np.int32)
+    on_device = is_device_array(vol)
+    there = on_device if use_gpu is None else use_gpu
+    here = vol if there == on_device else require_cuda().asarray(vol) if there else to_host(vol)
+    out = shift_along_depth(here, shifts, depth_axis=depth_axis, origin=origin, wrap=wrap, fill_value=fill_value)
+    if there == on_device:
+        return out
+    return to_host(out) if there else require_cuda().asarray(out)
+
+
+def _places(xp: ModuleType, n: int) -> Any:
+    """Places along an axis of a tile, from -1 to 1."""
+    return xp.arange(n, dtype=np.float64) / max(1, n - 1) * 2 - 1
+
+
+def _step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
+    """Which voxels of each tile count along both axes: every one, or less often where there are very many."""
+    total = grid[0] * grid[1] * tile_shape[0] * tile_shape[1]
+    return max(1, min(round((total / _SAMPLES) ** 0.5), min(tile_shape) // 8))
+
+
+def _terms(xp: ModuleType, height: int, width: int, step: int) -> Any:
+    """The terms of a quadratic at every step-th place, one a row: 1, v, u, v², v u, u²."""
+    v, u = xp.meshgrid(_places(xp, height)[::step], _places(xp, width)[::step], indexing="ij")
+    v, u = v.reshape(-1), u.reshape(-1)
+    return xp.stack([xp.ones_like(v), v, u, v * v, v * u, u * u])
+
+
+def _robust_fit(xp: ModuleType, terms: Any, values: Any, known: Any) -> Any:
+    """Fit all terms to each row of values; returns (rows, 6)."""
+    number = terms.shape[0]
+    products = (terms[:, None, :] * terms[None, :, :]).reshape(number * number, -1)
+    values = xp.where(known, values, 0)
+    weights = known.astype(np.float64)
+    # So little that it moves nothing, and enough that a row without voxels has a solution: 0.
+    ridge = 1e-9 * xp.eye(number)
+    for _ in range(_ROUNDS):
+        matrix = (weights @ products.T).reshape(-1, number, number) + ridge
+        fit = xp.linalg.solve(matrix, ((weights * values) @ terms.T)[:, :, None])[:, :, 0]
+        residual = xp.abs(values - fit @ terms)
+        scale = 1.4826 * _nanmedian(xp, xp.where(known, residual, np.nan), axis=1)[:, None]
+        limit = _HUBER * xp.maximum(xp.nan_to_num(scale), 1e-6)
+        weights = known * (limit / xp.maximum(residual, limit))
+    return fit
+
+
+def _share_of_tissue(xp: ModuleType, slopes: Any, tile_shape: tuple[int, int]) -> Any:
+    """Curvature of the tissue within a tile (v², v u, u²), from how slopes (rows, columns, 2) change tile by tile."""
+    step_v, step_u = (2 * n / (n - 1) for n in tile_shape)  # from tile to tile, in v and u
+    zero = xp.zeros(1)
+    along_v, along_u = xp.diff(slopes, axis=0).reshape(-1, 2), xp.diff(slopes, axis=1).reshape(-1, 2)
+    vv = along_v[:, 0] / (2 * step_v)
+    uu = along_u[:, 1] / (2 * step_u)
+    vu = xp.concatenate([along_v[:, 1] / step_v, along_u[:, 0] / step_u])
+    # A median of nothing is nothing.
+    return xp.stack([xp.nan_to_num(_nanmedian(xp, one if one.size else zero, axis=0)) for one in (vv, vu, uu)])
+
+
+def _nanmedian(xp: ModuleType, values: Any, axis: int) -> Any:
+    """The median of what is not NaN; NaN where nothing else is. As NumPy's, without its warning."""
+    ordered = xp.sort(values, axis=axis)  # NaN goes last
+    count = (~xp.isnan(ordered)).sum(axis=axis, keepdims=True)
+    size = ordered.shape[axis]
+    low, high = (xp.clip(place, 0, size - 1) for place in ((count - 1) // 2, count // 2))
+    middle = (xp.take_along_axis(ordered, low, axis) + xp.take_along_axis(ordered, high, axis)) / 2
+    return xp.where(count > 0, middle, np.nan).squeeze(axis)

@@ -1,0 +1,237 @@
+"""Shapes fitted to a tissue surface: plane, quadratic, Gaussian, sphere.
+
+In: a map of depths, and which of them count. Out: an :class:`InterfaceFit`; the fitted map lies where the input was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array, require_cuda, to_host
+
+_STEPS = 60  # of Levenberg and Marquardt's method
+
+
+@dataclass(frozen=True)
+class InterfaceFit:
+    """A shape fitted to a surface.
+
+    Attributes
+    ----------
+    model : str
+        ``"plane"``, ``"quadratic"``, ``"gaussian"`` or ``"spherical"``.
+    surface : numpy.ndarray or cupy.ndarray of float64, (height, width)
+        The fitted depth in voxels; NaN where a sphere has no surface.
+    parameters : dict of str to float
+        In voxels, with y and x from the first voxel. ``plane``: offset, y, x (depth = offset + y Y + x X).
+        ``quadratic``: also yy, yx, xx. ``gaussian``: offset, height, centre_y, centre_x, sigma_y, sigma_x (depth =
+        offset + height exp(-((Y - centre_y) / sigma_y)² / 2 - ...)). ``spherical``: centre_z, centre_y, centre_x in
+        voxels, and radius in units of the spacing.
+    rms : float
+        Of the residuals of those voxels that counted.
+    """
+
+    model: str
+    surface: Any
+    parameters: dict[str, float]
+    rms: float
+
+
+def fit_interface(
+    surface: Any,
+    model: str = "quadratic",
+    *,
+    mask: Any = None,
+    spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    use_gpu: bool | None = None,
+) -> InterfaceFit:
+    """Fit a shape to a surface, by least squares along depth.
+
+    Parameters
+    ----------
+    surface : numpy.ndarray or cupy.ndarray, (height, width)
+        Depth in voxels. Negative and not finite values are unknown and take no part.
+    model : {"plane", "quadratic", "gaussian", "spherical"}
+        The shape.
+    mask : numpy.ndarray or cupy.ndarray of bool, optional
+        Voxels that take part.
+    spacing : (float, float, float)
+        Voxel spacing (Z, Y, X), for the sphere: in voxels of unlike sides it is none.
+    use_gpu : bool, optional
+        True computes on the GPU, False on the CPU; by default where the surface is.
+
+    Returns
+    -------
+    InterfaceFit
+        Its surface where the input is.
+
+    Raises
+    ------
+    ValueError
+        Another model; not a map; fewer voxels that take part than the shape has parameters, or all in one line.
+
+    Notes
+    -----
+    Gaussian and sphere are found by Levenberg and Marquardt's method (Marquardt, J. SIAM 11, 1963), the sphere from the
+    algebraic fit of Kåsa (IEEE Trans. Instrum. Meas. 25, 1976). Parameters come back to the host: on a device this
+    waits for it.
+    """
+    if model not in _MODELS:
+        raise ValueError(f"model={model!r}: choose one of {', '.join(_MODELS)}")
+    if surface.ndim != 2 or surface.dtype.kind not in "iuf":
+        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
+    if mask is not None and mask.shape != surface.shape:
+        raise ValueError(f"a mask of {mask.shape} does not fit a surface of {surface.shape}")
+    if len(spacing) != 3 or not all(0 < step < np.inf for step in spacing):
+        raise ValueError(f"spacing={spacing}: three positive steps are needed")
+    on_device = is_device_array(surface)
+    there = on_device if use_gpu is None else bool(use_gpu)
+    bring = require_cuda().asarray if there else to_host
+    z = bring(surface).astype(np.float64)
+    xp = array_module(z)
+    known = xp.isfinite(z) & (z >= 0)
+    if mask is not None:
+        known &= bring(mask).astype(bool)
+    y, x = xp.meshgrid(*(xp.arange(n, dtype=np.float64) for n in surface.shape), indexing="ij")
+    fitted, parameters = _MODELS[model](xp, y, x, z, known, spacing)
+    left = xp.where(known & xp.isfinite(fitted), z - fitted, 0)
+    rms = float(xp.sqrt((left**2).sum() / xp.maximum(known.sum(), 1)))
+    if there != on_device:
+        fitted = to_host(fitted) if there else require_cuda().asarray(fitted)
+    return InterfaceFit(model, fitted, parameters, rms)
+
+
+def _polynomial(
+    xp: ModuleType, y: Any, x: Any, z: Any, known: Any, names: tuple[str, ...], powers: tuple[tuple[int, int], ...]
+) -> tuple[Any, dict[str, float]]:
+    # From the middle and in halves of the map, or the sums of high powers drown those of low ones.
+    scale = [(n - 1) / 2 or 1.0 for n in z.shape]
+    v, u = y / scale[0] - 1, x / scale[1] - 1
+    found = _solve(xp, [v**p * u**q for p, q in powers], z, known)
+    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(found, powers, strict=True))
+    # (y / s - 1)^p (x / t - 1)^q, put out in powers of y and x.
+    full = np.zeros((3, 3))
+    for c, (p, q) in zip(found, powers, strict=True):
+        left, right = (np.polynomial.polynomial.polypow([-1, 1 / s], k) for s, k in zip(scale, (p, q), strict=True))
+        full[: p + 1, : q + 1] += c * np.outer(left, right)
+    return fitted, {name: float(full[p, q]) for name, (p, q) in zip(names, powers, strict=True)}
+
+
+def _solve(xp: ModuleType, columns: list[Any], z: Any, known: Any) -> np.ndarray:
+    """Solve for the coefficients of columns, by normal equations; these alone come to the host."""
+    rows = xp.stack([xp.where(known, one, 0).reshape(-1) for one in columns])
+    target = xp.where(known, z, 0).reshape(-1)
+    matrix, right = to_host(rows @ rows.T), to_host(rows @ target)
+    count = int(to_host(known.sum()))
+    if count < len(columns) or np.linalg.matrix_rank(matrix, hermitian=True) < len(columns):
+        raise ValueError(f"{count} voxels of the surface are known, too few or in one line: no shape fits them")
+    return np.linalg.solve(matrix, right)
+
+
+def _plane(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
+    return _polynomial(xp, y, x, z, known, ("offset", "y", "x"), ((0, 0), (1, 0), (0, 1)))
+
+
+def _quadratic(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
+    powers = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))
+    return _polynomial(xp, y, x, z, known, ("offset", "y", "x", "yy", "yx", "xx"), powers)
+
+
+def _gaussian(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
+    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
+        offset, height, cy, cx, sy, sx = (float(one) for one in p)
+        v, u = (y - cy) / sy, (x - cx) / sx
+        bell = xp.exp(-(v**2 + u**2) / 2)
+        slopes = [height * bell * one for one in (v / sy, u / sx, v**2 / sy, u**2 / sx)]
+        return offset + height * bell, [xp.ones_like(bell), bell, *slopes]
+
+    _solve(xp, [xp.ones_like(z), y / y.size, x / x.size], z, known)  # raises where nothing can be fitted
+    low, high, middle = (float(to_host(f(z[known]))) for f in (xp.min, xp.max, xp.median))
+    sizes = [n / 4 + 1 for n in z.shape]
+    best: tuple[float, np.ndarray] | None = None
+    # A hill or a hollow: the better of both.
+    for offset, height in ((middle, high - middle), (middle, low - middle)):
+        at = z - middle if height > 0 else middle - z
+        weight = xp.where(known, xp.maximum(at - abs(height) / 2, 0), 0)
+        total = xp.maximum(weight.sum(), 1e-12)
+        centre = [float(to_host((weight * one).sum() / total)) for one in (y, x)]
+        start = np.array([offset, height or 1.0, *centre, *sizes])
+        error, found = _levenberg(xp, shape, start, z, known)
+        if best is None or error < best[0]:
+            best = error, found
+    assert best is not None
+    names = ("offset", "height", "centre_y", "centre_x", "sigma_y", "sigma_x")
+    found = best[1].copy()
+    found[4:] = np.abs(found[4:])
+    return shape(found)[0], dict(zip(names, map(float, found), strict=True))
+
+
+def _spherical(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
+    # In units of the spacing, about the middle of the map, and in parts of its size.
+    unit = max(n * s for n, s in zip(z.shape, spacing[1:], strict=True))
+    place = [(n - 1) / 2 for n in z.shape]
+    b, a = ((one - middle) * s / unit for one, middle, s in zip((y, x), place, spacing[1:], strict=True))
+    depth = float(to_host(xp.where(known, z, 0).sum() / xp.maximum(known.sum(), 1)))
+    c = (z - depth) * spacing[0] / unit
+    square = a**2 + b**2 + c**2
+    # |p - m|² = r² is linear in m and r² - |m|².
+    mx, my, mz, rest = _solve(xp, [2 * a, 2 * b, 2 * c, xp.ones_like(a)], square, known)
+    radius = np.sqrt(max(rest + mx**2 + my**2 + mz**2, 1e-12))
+    side = -1.0 if mz > 0 else 1.0  # the surface lies above the centre, or below it
+
+    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
+        pz, py, px, r = (float(one) for one in p)
+        root = xp.sqrt(xp.maximum(r**2 - (b - py) ** 2 - (a - px) ** 2, 1e-9))
+        return pz + side * root, [xp.ones_like(root), side * (b - py) / root, side * (a - px) / root, side * r / root]
+
+    _, found = _levenberg(xp, shape, np.array([mz, my, mx, radius]), c, known)
+    pz, py, px, r = (float(one) for one in found)
+    fitted = shape(found)[0] * unit / spacing[0] + depth
+    fitted = xp.where((b - py) ** 2 + (a - px) ** 2 <= r**2, fitted, np.nan)
+    centre = {
+        "centre_z": pz * unit / spacing[0] + depth,
+        "centre_y": py * unit / spacing[1] + place[0],
+        "centre_x": px * unit / spacing[2] + place[1],
+    }
+    return fitted, {**centre, "radius": abs(r) * unit}
+
+
+def _levenberg(
+    xp: ModuleType,
+    shape: Callable[[np.ndarray], tuple[Any, list[Any]]],
+    start: np.ndarray,
+    z: Any,
+    known: Any,
+) -> tuple[float, np.ndarray]:
+    """Fit a shape that gives its values and their derivatives; returns the sum of squares and the parameters."""
+
+    def at(p: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        values, slopes = shape(p)
+        rows = xp.stack([xp.where(known, one, 0).reshape(-1) for one in slopes])
+        left = xp.where(known, z - values, 0).reshape(-1)
+        sums = to_host(xp.concatenate([rows, left[None]]) @ xp.concatenate([rows, left[None]]).T)
+        return float(sums[-1, -1]), sums[:-1, :-1], sums[:-1, -1]
+
+    p, damping = start.astype(np.float64), 1e-3
+    error, matrix, right = at(p)
+    for _ in range(_STEPS):
+        step = np.linalg.lstsq(matrix + damping * np.diag(np.diag(matrix) + 1e-12), right, rcond=None)[0]
+        trial = at(p + step)
+        if np.isfinite(trial[0]) and trial[0] <= error:
+            done = error - trial[0] <= 1e-12 * error
+            p, (error, matrix, right), damping = p + step, trial, damping / 5
+            if done:
+                break
+        else:
+            damping *= 4
+            if damping > 1e12:
+                break
+    return error, p
+
+
+_MODELS = {"plane": _plane, "quadratic": _quadratic, "gaussian": _gaussian, "spherical": _spherical}

@@ -1,0 +1,177 @@
+"""Make one block of an affinely transformed image from the box of the image that it needs.
+
+In: the box, and the :class:`~linumpy.plan.resample.Block` that says where box and block lie in the whole. Out: the
+block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: places are computed from a
+voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image.
+CuPy in, CuPy out; NumPy in, NumPy out.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.plan.resample import CLIPPED_MODES, AffineGrid, Block
+
+#: Output voxels whose places are held at a time.
+_STRIP = 2**18
+#: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
+_MAP_NORESERVE = 0x4000
+#: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
+_SPLINE_PAD = 12
+
+
+def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
+    """Make one block of the output.
+
+    Parameters
+    ----------
+    source : numpy.ndarray or cupy.ndarray
+        The voxels ``block.source_box`` of the image.
+    grid : AffineGrid
+        The map, the order and the mode.
+    block : Block
+        Where box and block lie.
+    cval : float
+        Value outside of the image, for the constant modes.
+    out : numpy.ndarray or cupy.ndarray
+        Where to put it: of the block's shape, C-contiguous, of the source's dtype and where the source is.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        `out`.
+
+    Notes
+    -----
+    Orders above 1 filter the box, which holds enough voxels around the block that the filter forgets where it was cut:
+    the result differs from that of the whole image by rounding only.
+    """
+    if source.size == 0:
+        return _fill(out, cval)
+    if out.dtype == np.float16:  # which SciPy does not know
+        wide = array_module(out).empty(out.shape, np.float32)
+        with np.errstate(over="ignore"):  # beyond float16 lies infinity
+            out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
+        return out
+    if is_device_array(source) and source.dtype.kind == "b":  # which CuPy does not know
+        bytes_ = array_module(out).empty(out.shape, np.uint8)
+        out[...] = affine_box(source.view(np.uint8), grid, block, cval, bytes_) != 0
+        return out
+    if is_device_array(source) and source.dtype.kind in "iu" and source.dtype.itemsize > 2:
+        source = source.astype(np.float64)  # CuPy would take float32, which does not hold them
+    source, origin = _laid_out(source, grid, block)
+    source, origin = _filtered(source, origin, grid)
+    options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
+    for strip, places in _places(grid, block, origin, array_module(out)):
+        _ndimage(out).map_coordinates(source, places, output=out[strip], **options)
+    return out
+
+
+def _fill(out: Any, cval: float) -> Any:
+    """Fill a block that lies outside, with `cval` in the dtype as SciPy casts it."""
+    nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
+    import scipy.ndimage as ndimage
+
+    value = ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)
+    with np.errstate(over="ignore"):  # beyond float16 lies infinity
+        out.fill(value.astype(out.dtype)[0])
+    return out
+
+
+def _laid_out(source: Any, grid: AffineGrid, block: Block) -> tuple[Any, tuple[int, ...]]:
+    """Lay the box out so that SciPy continues it at its edges as it would continue the whole image.
+
+    A box cut at the image's edges does so by itself in the clipped modes, or where no place comes near an edge. Else
+    SciPy must see the whole axis.
+
+    Returns
+    -------
+    source : array
+        What to interpolate in.
+    origin : tuple of int
+        Place of its first voxel in the whole image.
+    """
+    if grid.mode in CLIPPED_MODES:
+        return source, block.source_start
+    bounds = enumerate(grid.places(block.start, block.stop))
+    whole = [not grid.stays_inside(axis, low, high) for axis, (low, high) in bounds]
+    if not any(whole):
+        return source, block.source_start
+    origin = tuple(0 if one else a for one, a in zip(whole, block.source_start, strict=True))
+    shape = tuple(n if one else m for one, n, m in zip(whole, grid.source_shape, block.source_shape, strict=True))
+    if shape == source.shape:
+        return source, origin
+    if is_device_array(source):
+        raise NotImplementedError(f"mode={grid.mode!r} block by block on a device needs linumpy's own kernels")
+    image = _address_space(shape, source.dtype)
+    pairs = zip(whole, block.source_start, block.source_stop, strict=True)
+    image[tuple(slice(a, b) if one else slice(None) for one, a, b in pairs)] = source
+    return image, origin
+
+
+def _address_space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Make an array of zeros that takes memory, page by page, only where it is written to."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+
+
+def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[Any, tuple[int, ...]]:
+    """Turn voxels into the coefficients of the spline, as SciPy's ``map_coordinates`` does."""
+    if grid.order < 2:
+        return source, origin
+    if grid.mode == "nearest":
+        source = array_module(source).pad(source, _SPLINE_PAD, mode="edge")
+        origin = tuple(a - _SPLINE_PAD for a in origin)
+    return _ndimage(source).spline_filter(source, grid.order, output=np.float64, mode=grid.mode), origin
+
+
+def _places(
+    grid: AffineGrid, block: Block, origin: tuple[int, ...], xp: ModuleType
+) -> Iterator[tuple[tuple[slice, ...], Any]]:
+    """Compute where the voxels of a block lie, relative to `origin`, strip by strip.
+
+    Sums are taken in SciPy's order: the offset first, then axis after axis. To subtract the whole number `origin` from
+    a place at or above it is exact, so that the fraction that voxels are weighted by stays the same to the bit.
+    """
+    for strip in _strips(block.shape):
+        voxels = []
+        for axis, (one, start) in enumerate(zip(strip, block.start, strict=True)):
+            line = xp.arange(start + one.start, start + one.stop, dtype=np.float64)
+            voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
+        places = xp.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
+        for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
+            sum_: Any = shift
+            for weight, line in zip(row, voxels, strict=True):
+                sum_ = sum_ + line * weight
+            places[axis] = sum_
+            places[axis] -= first
+        yield strip, places
+
+
+def _strips(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Cut a block into strips of about :data:`_STRIP` voxels, contiguous in it."""
+    rest = math.prod(shape[1:])
+    step = max(1, _STRIP // rest)
+    for begin in range(0, shape[0], step):
+        end = min(begin + step, shape[0])
+        if end - begin == 1 and len(shape) > 1 and rest > _STRIP:
+            for inner in _strips(shape[1:]):
+                yield slice(begin, end), *inner
+        else:
+            yield slice(begin, end), *(slice(0, n) for n in shape[1:])
+
+
+def _ndimage(array: Any) -> ModuleType:
+    if is_device_array(array):
+        import cupyx.scipy.ndimage as ndimage
+    else:
+        import scipy.ndimage as ndimage
+    return ndimage

@@ -1,0 +1,301 @@
+// Find the surface of tissue: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
+//
+// Compiled for SOURCE (type of a voxel), LOG (0, 1: logarithm first) and CUTTING (0, 1: the rule for cutting errors),
+// never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
+//
+// A mean of s voxels covers those from s / 2 before to s - 1 - s / 2 after. Eight neighbouring means are taken from
+// sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
+
+#include "number.cuh"
+
+constexpr int GROUP = 8;
+
+__device__ inline float intensity(SOURCE v) {
+    const float f = as_float(v);
+#if LOG
+    return f > 0.0f ? __logf(f) : 0.0f;  // zero, negative and NaN voxels take part as nothing
+#else
+    return f;
+#endif
+}
+
+// Sums of s values each, at GROUP neighbouring places; value(k) is the k-th of the s + GROUP - 1 values.
+template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
+    if (s < GROUP) {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) sum[j] = 0.0f;
+        for (int k = 0; k < s + GROUP - 1; ++k) {
+            const float v = value(k);
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j)
+                if (j <= k && k < j + s) sum[j] += v;
+        }
+        return;
+    }
+    // What all windows share, then what each has before and after it.
+    float before[GROUP - 1];
+#pragma unroll
+    for (int k = 0; k < GROUP - 1; ++k) before[k] = value(k);
+    float total = 0.0f;
+#pragma unroll 4
+    for (int k = GROUP - 1; k < s; ++k) total += value(k);
+#pragma unroll
+    for (int j = GROUP - 1; j >= 0; --j) {
+        if (j < GROUP - 1) total += before[j];
+        sum[j] = total;
+    }
+    total = 0.0f;
+#pragma unroll
+    for (int j = 1; j < GROUP; ++j) {
+        total += value(s - 1 + j);
+        sum[j] += total;
+    }
+}
+
+// Where b is the contiguous axis: the mean over s x s voxels, tile by tile, through shared memory.
+constexpr int TILE_A = 32, TILE_B = 64;
+constexpr int CHUNKS = 4;  // of 32 columns; a tile with its halo has no more
+
+extern "C" __global__ void __launch_bounds__(256)
+mean_tile(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
+          int size_a, int size_b, int first_a, int count_a, unsigned tiles_a, unsigned tiles_b, int s) {
+    extern __shared__ float shared[];
+    const int rows = TILE_A + s - 1, columns = TILE_B + s - 1, pitch = columns | 1;  // odd: no bank conflicts
+    float *const tile = shared, *const sums = shared + rows * pitch;
+    constexpr int SUMS_PITCH = TILE_B + 1;
+
+    unsigned rest = blockIdx.x;
+    const int b0 = static_cast<int>(rest % tiles_b) * TILE_B;
+    rest /= tiles_b;
+    const int a0 = static_cast<int>(rest % tiles_a) * TILE_A;
+    const int64 z = rest / tiles_a;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+
+    // A lane meets the same columns in every row; all of a row's voxels are fetched before the first is used.
+    int64 offset[CHUNKS];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) offset[c] = reflected(b0 - s / 2 + lane + 32 * c, size_b) * stride_b;
+    const SOURCE *const plane = vol + z * stride_z;
+#pragma unroll 2
+    for (int row = warp; row < rows; row += warps) {
+        const SOURCE *const line = plane + reflected(first_a + a0 - s / 2 + row, size_a) * stride_a;
+        SOURCE voxel[CHUNKS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+            if (lane + 32 * c < columns) voxel[c] = line[offset[c]];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+            if (lane + 32 * c < columns) tile[row * pitch + lane + 32 * c] = intensity(voxel[c]);
+    }
+    __syncthreads();
+
+    float sum[GROUP];
+    for (int item = threadIdx.x; item < rows * (TILE_B / GROUP); item += blockDim.x) {
+        const int group = item / rows, row = item - group * rows;
+        const float *const from = tile + row * pitch + group * GROUP;
+        window_sums([&](int k) { return from[k]; }, s, sum);
+        float *const to = sums + row * SUMS_PITCH + group * GROUP;
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) to[j] = sum[j];
+    }
+    __syncthreads();
+
+    const float scale = 1.0f / (static_cast<float>(s) * static_cast<float>(s));
+    for (int item = threadIdx.x; item < TILE_B * (TILE_A / GROUP); item += blockDim.x) {
+        const int column = item % TILE_B, a = item / TILE_B * GROUP;
+        const float *const from = sums + a * SUMS_PITCH + column;
+        window_sums([&](int k) { return from[k * SUMS_PITCH]; }, s, sum);
+        if (b0 + column >= size_b) continue;
+        float *const to = mean + (z * count_a + a0 + a) * size_b + b0 + column;
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j)
+            if (a0 + a + j < count_a) to[static_cast<int64>(j) * size_b] = sum[j] * scale;
+    }
+}
+
+// The mean over s voxels along one axis (m); neighbouring threads take neighbours along the axis i, then groups of m.
+extern "C" __global__ void __launch_bounds__(256)
+mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_m, int64 stride_i, int64 stride_o,
+           int64 to_m, int64 to_i, int64 to_o, int size_m, int first_m, int count_m, int size_i, unsigned lanes,
+           unsigned blocks_i, unsigned blocks_m, int s) {
+    const int groups = blockDim.x / lanes;
+    unsigned rest = blockIdx.x;
+    const int m_block = static_cast<int>(rest % blocks_m);
+    rest /= blocks_m;
+    const int i = static_cast<int>(rest % blocks_i * lanes + threadIdx.x % lanes);
+    const int64 o = rest / blocks_i;
+    const int m0 = (m_block * groups + static_cast<int>(threadIdx.x / lanes)) * GROUP;
+    if (i >= size_i || m0 >= count_m) return;
+
+    const SOURCE *const line = vol + o * stride_o + i * stride_i;
+    const int begin = first_m + m0 - s / 2;
+    float sum[GROUP];
+    if (begin >= 0 && begin + s + GROUP - 1 <= size_m) {
+        const SOURCE *const from = line + begin * stride_m;
+        window_sums([&](int k) { return intensity(from[k * stride_m]); }, s, sum);
+    } else {
+        window_sums([&](int k) { return intensity(line[reflected(begin + k, size_m) * stride_m]); }, s, sum);
+    }
+    const float scale = 1.0f / static_cast<float>(s);
+    float *const to = mean + o * to_o + i * to_i + m0 * to_m;
+#pragma unroll
+    for (int j = 0; j < GROUP; ++j)
+        if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
+}
+
+// The first voxel of the largest profile, and of the largest in size.
+struct Steepest {
+    float rise, change;
+    int at_rise, at_change;
+    __device__ Steepest() : rise(-infinity()), change(-infinity()), at_rise(0), at_change(0) {}
+    __device__ void meet(float profile, int z) {
+        if (profile > rise) rise = profile, at_rise = z;
+#if CUTTING
+        if (fabsf(profile) > change) change = fabsf(profile), at_change = z;
+#endif
+    }
+    __device__ int surface(double half_s_z, int depth) const {
+        int at = at_rise;
+#if CUTTING
+        if (at_change < at) at = at_change;
+#endif
+        const double below = ceil(at + half_s_z);
+        return below < depth - 1 ? static_cast<int>(below) : depth - 1;
+    }
+};
+
+// The profile at N neighbouring places from z on, of the smoothed line value(z). Weights are symmetric or, for a
+// derivative of odd order, antisymmetric: pairs are taken together, so that a constant line gives exactly nothing.
+template <int N, class Value>
+__device__ inline void profiles(Value value, const float *weights, int radius, bool odd, int z, float (&out)[N]) {
+    float after[N], before[N];
+    const float centre = weights[0];
+#pragma unroll
+    for (int d = 0; d < N; ++d) {
+        after[d] = before[d] = value(z + d);
+        out[d] = centre * after[d];
+    }
+    const float sign = odd ? -1.0f : 1.0f;
+    int k0 = 1;
+    // Both windows move on by one voxel with each k: their values stay in registers, in turning order.
+    for (; k0 + N - 1 <= radius; k0 += N) {
+        float next[N], last[N];  // fetched before the first is used
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            next[j] = value(z + N - 1 + k0 + j);
+            last[j] = value(z - k0 - j);
+        }
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            after[j] = next[j];
+            before[N - 1 - j] = last[j];
+            const float weight = weights[k0 + j];
+#pragma unroll
+            for (int d = 0; d < N; ++d)
+                out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < N - 1; ++j) {
+        if (k0 + j > radius) break;
+        after[j] = value(z + N - 1 + k0 + j);
+        before[N - 1 - j] = value(z - k0 - j);
+        const float weight = weights[k0 + j];
+#pragma unroll
+        for (int d = 0; d < N; ++d)
+            out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
+    }
+}
+
+// A thread per A-line, for smoothed volumes in which a lateral axis is contiguous (or any, at some loss).
+constexpr int STEP = 8;
+
+extern "C" __global__ void __launch_bounds__(256)
+steepest_columns(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ weights,
+                 int radius, int odd, double half_s_z, int64 stride_a, int64 stride_b, int64 stride_z, int count_a,
+                 int size_b, int depth, int64 to_a, int64 to_b) {
+    extern __shared__ float shared[];
+    for (int k = threadIdx.x; k <= radius; k += blockDim.x) shared[k] = weights[k];
+    __syncthreads();
+    const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (line >= static_cast<int64>(count_a) * size_b) return;
+    const int64 a = line / size_b, b = line - a * size_b;
+    const float *const from = mean + a * stride_a + b * stride_b;
+    Steepest steepest;
+    float profile[STEP];
+    for (int z = 0; z < depth; z += STEP) {
+        if (z >= radius && z + STEP + radius <= depth)
+            profiles<STEP>([&](int k) { return from[k * stride_z]; }, shared, radius, odd, z, profile);
+        else
+            profiles<STEP>([&](int k) { return from[reflected(k, depth) * stride_z]; }, shared, radius, odd, z, profile);
+#pragma unroll
+        for (int d = 0; d < STEP; ++d)
+            if (z + d < depth) steepest.meet(profile[d], z + d);
+    }
+    surface[a * to_a + b * to_b] = steepest.surface(half_s_z, depth);
+}
+
+// Where depth is contiguous: GROUP A-lines of one a a block. Their mean along b and the profile in one go; a warp
+// takes a line. A value of each 8 is left out of use, so that lanes 8 voxels apart meet different banks.
+__device__ inline int spread(int i) { return i + (i >> 3); }
+
+extern "C" __global__ void __launch_bounds__(128)
+steepest_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ weights,
+               int radius, int odd, double half_s_z, int size_b, int depth, unsigned groups, int64 to_a, int64 to_b,
+               int s) {
+    extern __shared__ float shared[];
+    const int padded = (depth + STEP - 1) / STEP * STEP + 2 * radius, pitch = spread(padded) + 1;
+    float *const lines = shared + radius + 1;
+    for (int k = threadIdx.x; k <= radius; k += blockDim.x) shared[k] = weights[k];
+
+    const int64 a = blockIdx.x / groups;
+    const int b0 = static_cast<int>(blockIdx.x % groups) * GROUP;
+    const float *const from = mean + a * size_b * depth;
+    const float scale = 1.0f / static_cast<float>(s);
+    const int begin = b0 - s / 2;
+    const bool inside = begin >= 0 && begin + s + GROUP - 1 <= size_b;
+    float sum[GROUP];
+    for (int z = threadIdx.x; z < depth; z += blockDim.x) {
+        const float *const here = from + z;
+        const float *const there = here + static_cast<int64>(begin) * depth;
+        if (inside)
+            window_sums([&](int k) { return there[static_cast<int64>(k) * depth]; }, s, sum);
+        else
+            window_sums([&](int k) { return here[static_cast<int64>(reflected(begin + k, size_b)) * depth]; }, s, sum);
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) lines[j * pitch + spread(radius + z)] = sum[j] * scale;
+    }
+    __syncthreads();
+    const int outside = padded - depth;
+    for (int item = threadIdx.x; item < outside * GROUP; item += blockDim.x) {
+        const int j = item / outside, k = item - j * outside, place = k < radius ? k : depth + k;
+        lines[j * pitch + spread(place)] = lines[j * pitch + spread(radius + reflected(place - radius, depth))];
+    }
+    __syncthreads();
+
+    const int lane = threadIdx.x & 31;
+    for (int j = threadIdx.x >> 5; j < GROUP && b0 + j < size_b; j += blockDim.x >> 5) {
+        const float *const line = lines + j * pitch;
+        Steepest steepest;
+        float profile[STEP];
+        for (int z = lane * STEP; z < depth; z += 32 * STEP) {
+            profiles<STEP>([&](int k) { return line[spread(radius + k)]; }, shared, radius, odd, z, profile);
+#pragma unroll
+            for (int d = 0; d < STEP; ++d)
+                if (z + d < depth) steepest.meet(profile[d], z + d);
+        }
+        for (int step = 16; step > 0; step /= 2) {
+            const float rise = __shfl_xor_sync(0xffffffffu, steepest.rise, step);
+            const int at_rise = __shfl_xor_sync(0xffffffffu, steepest.at_rise, step);
+            if (rise > steepest.rise || (rise == steepest.rise && at_rise < steepest.at_rise))
+                steepest.rise = rise, steepest.at_rise = at_rise;
+#if CUTTING
+            const float change = __shfl_xor_sync(0xffffffffu, steepest.change, step);
+            const int at_change = __shfl_xor_sync(0xffffffffu, steepest.at_change, step);
+            if (change > steepest.change || (change == steepest.change && at_change < steepest.at_change))
+                steepest.change = change, steepest.at_change = at_change;
+#endif
+        }
+        if (lane == 0) surface[a * to_a + (b0 + j) * to_b] = steepest.surface(half_s_z, depth);
+    }
+}

@@ -1,0 +1,26 @@
+// Numbers of stored types as the floats that are computed with. Included by name: see linumpy.gpu.kernels.
+typedef long long int64;
+
+struct half_bits { unsigned short bits; };
+
+__device__ inline float as_float(half_bits h) {
+    float f;
+#ifdef __CUDA_ARCH__
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
+#else  // a host compiler, in tests
+    f = static_cast<float>(reinterpret_cast<const _Float16 &>(h));
+#endif
+    return f;
+}
+template <class T> __device__ inline float as_float(T v) { return static_cast<float>(v); }
+
+__device__ inline float infinity() { return __int_as_float(0x7f800000); }
+
+// SciPy's mode "reflect", ... b a | a b ... y z | z y ..., for any distance from the axis.
+__device__ inline int reflected(int i, int n) {
+    if (static_cast<unsigned>(i) < static_cast<unsigned>(n)) return i;
+    const int period = 2 * n;
+    i %= period;
+    if (i < 0) i += period;
+    return i < n ? i : period - 1 - i;
+}

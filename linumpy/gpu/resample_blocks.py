@@ -1,0 +1,287 @@
+"""Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
+
+In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
+in the arrays of the target, each written whole. Here the next block's read and the last block's write go on in a thread
+each, on a device also on a stream each, while a block is made; there are two buffers of each kind and no more.
+:func:`make_block` makes a single one, on a worker of dask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from linumpy.device import require_cuda, resolve
+from linumpy.gpu.affine_box import affine_box
+from linumpy.gpu.zarr_gpu import host_zarr_context
+from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.source import Source, open_source
+from linumpy.plan.resample import Block, ResamplePlan
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """What every block of a volume is made from.
+
+    Attributes
+    ----------
+    source : Source
+        The array to read; a path or a URL where other processes are to open it.
+    target : str
+        Path of the array to write.
+    plan : ResamplePlan
+        The blocks.
+    cval : float
+        Value outside of the source.
+    device : {"cuda", "cpu"}
+        Where blocks are made.
+    scratch_bytes : int or None
+        Device memory that a read may use beyond its result.
+    """
+
+    source: Source
+    target: str
+    plan: ResamplePlan
+    cval: float
+    device: str
+    scratch_bytes: int | None
+
+    def open(self) -> tuple[zarr.Array, zarr.Array]:
+        """Open source and target."""
+        # Without it a block of zeros would not be written, and a resumed run leave what was there before.
+        target = zarr.open_array(self.target, mode="r+").with_config({"write_empty_chunks": True})
+        return open_source(self.source), target
+
+
+def make_block(job: BlockJob, number: int) -> int:
+    """Make one block from beginning to end; returns its number.
+
+    To make it twice does no harm: the same bytes are written to the same chunks.
+    """
+    block = job.plan.block(number)
+    with closing(open_stage(job, slots=1)) as stage:
+        stage.write(block, stage.transform(block, stage.read(block)))
+    return number
+
+
+def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    """Make blocks one after another; reading, making and writing overlap.
+
+    Parameters
+    ----------
+    job : BlockJob
+        What to make.
+    blocks : iterable of Block
+        Those of its plan that are wanted.
+    done : callable
+        Called with each block when it is written, in this thread.
+    """
+    queue = deque(blocks)
+    if not queue:
+        return
+    writes: deque[tuple[Block, Future]] = deque()
+
+    def settle(at_most: int) -> None:
+        while len(writes) > at_most:
+            block, write = writes.popleft()
+            write.result()
+            done(block)
+
+    with (
+        closing(open_stage(job, slots=2)) as stage,
+        ThreadPoolExecutor(1, "linumpy-read") as reader,
+        ThreadPoolExecutor(1, "linumpy-write") as writer,
+    ):
+        read: Future = reader.submit(stage.read, queue[0])
+        while queue:
+            block, source = queue.popleft(), read.result()
+            if queue:
+                read = reader.submit(stage.read, queue[0])
+            settle(at_most=1)  # the buffer that this block goes to must have been written out
+            writes.append((block, writer.submit(stage.write, block, stage.transform(block, source))))
+        settle(at_most=0)
+
+
+class Stage(Protocol):
+    """Where blocks are made. Each method takes its turn with the buffers, block after block."""
+
+    def read(self, block: Block) -> Any:
+        """Read the box of the source that a block needs."""
+
+    def transform(self, block: Block, source: Any) -> Any:
+        """Make the block; on a device, start to."""
+
+    def write(self, block: Block, result: Any) -> None:
+        """Write the block, and return when all of it is written."""
+
+    def close(self) -> None:
+        """Wait until no buffer is in use any more."""
+
+
+def open_stage(job: BlockJob, *, slots: int) -> Stage:
+    """Choose by the job's device."""
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job)
+
+
+class HostStage:
+    """Blocks are made in host memory, by SciPy."""
+
+    def __init__(self, job: BlockJob) -> None:
+        self._job = job
+        self._source, self._target = job.open()
+
+    def read(self, block: Block) -> np.ndarray:
+        """Read by zarr, into this machine's byte order."""
+        native = self._source.dtype.newbyteorder("=")
+        if not math.prod(block.source_shape):
+            return np.empty(block.source_shape, native)
+        return np.ascontiguousarray(self._source[block.source_box], native)
+
+    def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
+        """Make the block."""
+        out = np.empty(block.shape, self._target.dtype)
+        return affine_box(source, self._job.plan.grid, block, self._job.cval, out)
+
+    def write(self, block: Block, result: np.ndarray) -> None:
+        """Write by zarr."""
+        write_block(self._target, block, result)
+
+    def close(self) -> None:
+        """Nothing to wait for."""
+
+
+class CudaStage:
+    """Blocks are made on a device. Buffers are made once, for the largest block."""
+
+    def __init__(self, job: BlockJob, *, slots: int) -> None:
+        cupy = require_cuda()
+        self._job, self._slots = job, slots
+        self._source, self._target = job.open()
+        self._index = cupy.cuda.Device().id  # new threads start on device 0
+        self._reading, self._working, self._writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        source, output = job.plan.largest
+        itemsize = self._target.dtype.itemsize
+        self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
+        self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
+        self._hosts = [cupy.cuda.alloc_pinned_memory(output * itemsize) for _ in range(slots)]
+        cupy.cuda.get_current_stream().synchronize()  # what the memory was before is over and done with
+        self._free: list[Any] = [None] * slots
+        self._turns = {"read": 0, "transform": 0, "write": 0}
+
+    def _device(self) -> Any:
+        return require_cuda().cuda.Device(self._index)
+
+    def _turn(self, kind: str) -> int:
+        slot = self._turns[kind] % self._slots
+        self._turns[kind] += 1
+        return slot
+
+    def read(self, block: Block) -> Any:
+        """Read into the next buffer, once the block made from it before is done."""
+        slot = self._turn("read")
+        with self._device(), self._reading:
+            if self._free[slot] is not None:
+                self._reading.wait_event(self._free[slot])
+            box = _view(self._boxes[slot], block.source_shape, self._target.dtype)
+            if box.size:
+                read_zarr_to_gpu(self._source, region=block.source_box, out=box, scratch_bytes=self._job.scratch_bytes)
+            return box, self._reading.record()
+
+    def transform(self, block: Block, source: Any) -> Any:
+        """Start to make the block."""
+        slot, (box, ready) = self._turn("transform"), source
+        with self._device(), self._working:
+            self._working.wait_event(ready)
+            out = _view(self._blocks[slot], block.shape, self._target.dtype)
+            affine_box(box, self._job.plan.grid, block, self._job.cval, out)
+            self._free[slot] = self._working.record()
+            return out, self._free[slot]
+
+    def write(self, block: Block, result: Any) -> None:
+        """Copy the block to pinned memory, which waits until it is made, and write it by zarr."""
+        slot, (out, made) = self._turn("write"), result
+        with self._device(), self._writing:
+            self._writing.wait_event(made)
+            host = np.frombuffer(self._hosts[slot], out.dtype, out.size).reshape(out.shape)
+            out.get(stream=self._writing, out=host, blocking=False)
+            self._writing.synchronize()
+        with host_zarr_context():  # where zarr reads the source, it does so in its GPU mode, in another thread
+            write_block(self._target, block, host)
+
+    def close(self) -> None:
+        """Wait for all streams: after an error the last kernel may still be at work."""
+        for stream in (self._reading, self._working, self._writing):
+            stream.synchronize()
+
+
+def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Look at the beginning of a buffer as an array."""
+    return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def write_block(target: zarr.Array, block: Block, data: np.ndarray) -> None:
+    """Write a block to the last byte; whole chunks, each under a temporary name first, as zarr does in folders."""
+    target[block.box] = data
+
+
+def device_of_workers(client: Any, device: str) -> str:
+    """Settle one device for all workers of a dask cluster: the GPU only where each of them has one.
+
+    Raises
+    ------
+    GpuUnavailableError
+        ``"cuda"`` was asked for and a worker has none.
+    """
+    client.wait_for_workers(1)
+    kinds = set(client.run(_kind, device).values())
+    return kinds.pop() if len(kinds) == 1 else "cpu"
+
+
+def _kind(device: str) -> str:
+    return resolve(device).kind
+
+
+def make_blocks_on(client: Any, job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    """Make blocks on the workers of a dask cluster; a block whose worker is lost is made again by another.
+
+    A few blocks for each thread of each worker are under way, so that the graph stays small however large the volume.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of a cluster whose workers see the paths of source and target.
+    job, blocks, done
+        As for :func:`make_blocks`.
+    """
+    from distributed import as_completed
+
+    queue = deque(blocks)
+    threads = sum(client.nthreads().values())
+    under_way = as_completed()
+    pending: dict[Any, Block] = {}
+
+    def submit() -> None:
+        block = queue.popleft()
+        # Not pure: its worth is what it writes, so a result kept from another run must not stand in for it.
+        future = client.submit(make_block, job, block.number, pure=False)
+        pending[future] = block
+        under_way.add(future)
+
+    try:
+        while queue and len(pending) < max(4, 4 * threads):
+            submit()
+        for future in under_way:
+            future.result()
+            done(pending.pop(future))
+            if queue:
+                submit()
+    finally:
+        client.cancel(list(pending))

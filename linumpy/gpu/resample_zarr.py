@@ -1,0 +1,309 @@
+"""Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
+
+In: an image, and a spacing or an affine map. Out: an image, complete or not there at all. A run that is stopped leaves
+its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in ``linumpy.plan.resample``, the
+transform of a block in ``linumpy.gpu.affine_box``, the way of the blocks in ``linumpy.gpu.resample_blocks``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zarr
+
+from linumpy.cli import bytes_progress
+from linumpy.device import resolve
+from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
+from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
+from linumpy.io.ome import open_image
+from linumpy.io.resumable import Request, Resumable, resumable_folder
+from linumpy.io.source import Source, describe_source, local_path, open_node, written
+from linumpy.io.writer import NewImage, Progress, blocks, drop_partial_files, halved, plan_image
+from linumpy.plan.regrid import Regrid, plan_regrid
+from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
+
+#: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
+_SHARE, _HOST_MOST = 0.8, 8 * 2**30
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """The volume to resample, with what its metadata says."""
+
+    array: zarr.Array
+    axes: str
+    spacing: tuple[float, ...]
+    origin: tuple[float, ...]
+
+
+def resample_zarr(
+    source: Source,
+    target: str | Path,
+    transform_or_spacing: Any,
+    *,
+    output_shape: Sequence[int] | None = None,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    levels: int = 1,
+    level: int = 0,
+    source_spacing: Sequence[float] | None = None,
+    device: str = "auto",
+    device_memory: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    distributed: Any = None,
+) -> Path:
+    """Resample an OME-Zarr volume of any size into another.
+
+    Each block of the output, of whole chunks or shards, reads only the box of the source that it needs. The next
+    block's read and the last block's write overlap it. With orders 0 and 1 the result is the same, bit for bit, as that
+    of ``affine_transform`` on the whole array in memory; with higher orders it differs by rounding. There is no
+    smoothing: to halve the resolution, order 1 takes the mean of 2 × 2 × 2 voxels; to go further in one step, take a
+    coarser `level`.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes, all of space; or an array, with `source_spacing`.
+    target : str or Path
+        Folder of the OME-Zarr image (NGFF 0.5) to make.
+    transform_or_spacing : float, sequence of float, or matrix
+        The wanted spacing in µm, one number or one for each axis: centres of voxels keep their place in µm. Or an
+        affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that takes voxels of the output
+        to places in the source, both counted in voxels, in the order of the axes (Z, Y, X).
+    output_shape : sequence of int, optional
+        Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
+        and the spacing is adapted to fill it; for a matrix, the shape of the source.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 take the modes ``"constant"`` and ``"nearest"``.
+    mode : str
+        How the source is continued beyond its edges, as SciPy names it.
+    cval : float
+        Value outside, for the constant modes.
+    chunks, shards, compressors, levels
+        Of the target, as for :func:`linumpy.io.writer.write_omezarr`.
+    level : int
+        Resolution level of the source; 0 is the finest.
+    source_spacing : sequence of float, optional
+        Voxel spacing of the source in µm (of its level 0), where it is not in its metadata or wrong there.
+    device : {"auto", "cuda", "cpu"}
+        Where blocks are made. With `distributed` this is asked of the workers.
+    device_memory : int, optional
+        Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
+        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB.
+    overwrite : bool
+        Whether to replace a Zarr folder that is there.
+    progress : callable, optional
+        Called with the number of bytes done since the last call; by default a bar, on a terminal.
+    distributed : distributed.Client, optional
+        Makes the blocks on its workers, which must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or
+        CPUs. Blocks of a lost worker are made again by the others.
+
+    Returns
+    -------
+    Path
+        `target`.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        There is no such source; it is no image; its spacing is not known, or its axes are not all of space.
+    ValueError, TypeError
+        A transform, shape, order, mode, chunks, shards or dtype that does not fit.
+    FileExistsError, ResumeError
+        The target is there; another run is writing it, or one with another request has begun to.
+    ChunkError
+        Broken data in the source.
+    DeviceMemoryError
+        Not even a block of one chunk (or shard) fits `device_memory`.
+    GpuUnavailableError
+        ``device="cuda"`` and there is none.
+
+    Notes
+    -----
+    What NGFF 0.5 cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
+    the offset and the name of the source.
+
+    Examples
+    --------
+    >>> from linumpy.gpu.resample_zarr import resample_zarr
+    >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0, mode="nearest")  # doctest: +SKIP
+    """
+    target = Path(target)
+    volume = _open_volume(source, level, source_spacing)
+    _check_dtype(volume.array, order)
+    regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
+    grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode)
+    image = plan_image(
+        regrid.shape,
+        volume.array.dtype.newbyteorder("="),
+        regrid.spacing,
+        name=target.name,
+        axes=volume.axes,
+        chunks=chunks,
+        shards=shards,
+        compressors=compressors,
+        origin=regrid.origin,
+        levels=levels,
+    )
+    place = local_path(volume.array) if distributed is not None else volume.array
+    kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
+    stored = image.shards or tuple(map(min, image.chunks, regrid.shape))
+    plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
+    request = _request(volume, grid, image, stored, kind, cval)
+    with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:
+        job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
+        with _shown(progress, image) as report:
+            _fill(job, state, stored, report, distributed)
+        _finish(state.folder, image)
+    return target
+
+
+def _open_volume(source: Source, level: int, spacing: Sequence[float] | None) -> _Volume:
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        name = describe_source(node)
+        if level != 0:
+            raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
+        if spacing is None:
+            raise MetadataError(
+                f"{name} is a single array, whose voxel spacing nobody knows: pass source_spacing= in µm"
+            )
+        if node.ndim not in (2, 3):
+            raise ValueError(f"{name} has shape {node.shape}: volumes of two or three axes are resampled")
+        if len(spacing) != node.ndim:
+            raise ValueError(f"source_spacing={tuple(spacing)}: {name} has {node.ndim} axes")
+        return _Volume(node, "zyx"[-node.ndim :], tuple(map(float, spacing)), (0.0,) * node.ndim)
+    image = open_image(node, spacing=spacing)
+    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < len(image.levels):
+        raise SourceError(f"{image.name} has no resolution level {level!r}: it has {len(image.levels)}, from 0 on")
+    names = "".join(axis.name.lower() for axis in image.axes)
+    if len(image.spatial_axes) != len(image.axes):
+        raise MetadataError(f"{image.name} has the axes {', '.join(names)}: only volumes whose axes are all of space")
+    return _Volume(image.levels[level], names, image.spacing[level], image.origin[level])
+
+
+def _check_dtype(array: zarr.Array, order: int) -> None:
+    kinds = "biuf" if order == 0 else "iuf"
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+        raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
+
+
+def _plan(
+    grid: AffineGrid, stored: tuple[int, ...], itemsize: int, kind: str, limit: int | None, *, shared: bool
+) -> tuple[ResamplePlan, int | None]:
+    """Choose the blocks, and what a read may use besides them."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"device_memory={limit}: a number of bytes is needed")
+    # For orders above 1 the coefficients of the box, and a copy of them while they are filtered, in float64; else at
+    # most the box in float64, of those dtypes that a device does not interpolate in as they are.
+    cost = BlockBytes(itemsize, itemsize, work=16 if grid.order > 1 else 8 if kind == "cuda" else 0)
+    if kind == "cpu":
+        budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
+        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget)), None
+    budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
+    scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch)), scratch
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _request(
+    volume: _Volume, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
+) -> Request:
+    """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
+    array = volume.array
+    settings = {
+        "source": describe_source(array),
+        "source metadata": _digest(array.metadata.to_dict()),
+        "source written": written(array),
+        "source shape": grid.source_shape,
+        "dtype": image.dtype.str,
+        "transform": (grid.matrix, grid.offset),
+        "order": grid.order,
+        "mode": grid.mode,
+        "cval": float(cval),
+        "device": kind,
+        "output shapes": image.shapes,
+        "chunks": image.chunks,
+        "shards": image.shards,
+        "compressors": image.compressors,
+        "metadata": _digest(image.metadata),
+    }
+    counts = tuple(-(-n // s) for n, s in zip(grid.output_shape, stored, strict=True))
+    return Request("resample_zarr", counts, tuple((key, str(value)) for key, value in settings.items()))
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _creator(image: NewImage, regrid: Regrid, volume: _Volume) -> Callable[[Path], object]:
+    """Return what makes the empty target."""
+
+    def create(folder: Path) -> None:
+        image.create(folder)
+        matrix = [list(row) for row in regrid.matrix]
+        origin: Any = {"source": describe_source(volume.array), "matrix": matrix, "offset": list(regrid.offset)}
+        zarr.open_group(folder, mode="r+").attrs["linumpy"] = {"resampled": origin}
+
+    return create
+
+
+def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager[Progress]:
+    if progress is not None:
+        return nullcontext(progress)
+    return bytes_progress("resample", image.dtype.itemsize * math.prod(image.shapes[0]))
+
+
+def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any) -> None:
+    """Make the blocks that are not there."""
+
+    def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
+        return start, tuple(-(-b // s) for b, s in zip(block.stop, stored, strict=True))
+
+    def nbytes(block: Block) -> int:
+        return math.prod(block.shape) * itemsize
+
+    def done(block: Block) -> None:
+        state.add(*corners(block))
+        report(nbytes(block))
+
+    itemsize = job.open()[1].dtype.itemsize
+    wanted = []
+    for block in job.plan:
+        if state.holds(*corners(block)):
+            report(nbytes(block))
+        else:
+            wanted.append(block)
+    if client is None:
+        make_blocks(job, wanted, done)
+    else:
+        make_blocks_on(client, job, wanted, done)
+
+
+def _finish(folder: Path, image: NewImage) -> None:
+    """Make the coarser resolutions, and drop what killed processes left behind."""
+    arrays = [zarr.open_array(folder / str(level), mode="r+") for level in range(len(image.shapes))]
+    for finer, coarser in itertools.pairwise(arrays):
+        coarser = coarser.with_config({"write_empty_chunks": True})
+        for box in blocks(coarser):
+            coarser[box] = halved(finer, box)
+    drop_partial_files(folder)

@@ -1,0 +1,130 @@
+"""A Zarr array as a dask array, whose blocks are read where they are needed.
+
+In: what names an array, and how to read a region to the device. Out: a dask array; its graph holds the path of the
+array and the corners of blocks, never data and never an open store. dask is imported here, inside functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import resolve
+from linumpy.io.layout import read_layout
+from linumpy.io.source import Source, local_path, open_source, written
+from linumpy.plan.layout import ArrayLayout
+
+#: Without a wish of the caller's, blocks grow to at most so many bytes, as dask's own do.
+_BLOCK_NBYTES = 128 * 2**20
+
+Reader = Callable[..., Any]
+"""Reads ``region=`` of the array at a path to the device: :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu`."""
+
+
+@dataclass(frozen=True)
+class BlockReader:
+    """Reads blocks of one array; small, and the same in every process.
+
+    Attributes
+    ----------
+    path : str
+        Of the array.
+    reader : callable or None
+        Reads to the device; None to read into host memory by zarr.
+    """
+
+    path: str
+    reader: Reader | None
+
+    def __call__(self, block_info: Any = None) -> Any:
+        """Read the block that dask asks for."""
+        region = tuple(slice(int(a), int(b)) for a, b in block_info[None]["array-location"])
+        if self.reader is not None:
+            return self.reader(self.path, region=region)
+        array = open_source(self.path)
+        return np.ascontiguousarray(array[region], array.dtype.newbyteorder("="))
+
+
+def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:
+    """Make the dask array; see :func:`linumpy.gpu.zarr_io.zarr_to_dask`."""
+    da = _dask_array()
+    from dask.base import tokenize
+
+    array = open_source(source, level)
+    layout = read_layout(array)
+    blocks = block_shape(layout, chunks)
+    where = resolve(device)
+    task = BlockReader(local_path(array), reader if where.is_cuda else None)
+    token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
+    return da.map_blocks(
+        task,
+        chunks=tuple(_lengths(n, b) for n, b in zip(layout.shape, blocks, strict=True)),
+        dtype=layout.dtype,
+        meta=where.xp.empty((0,) * layout.rank, layout.dtype),
+        name=f"zarr-{token}",
+    )
+
+
+def _dask_array() -> Any:
+    try:
+        import dask.array as da
+    except ImportError as error:
+        raise ImportError(f'dask is not installed ({error}): pip install "linumpy[dask]"') from error
+    return da
+
+
+def _version(array: Any) -> tuple[str, str]:
+    """Tell arrays apart that were written to one path after another: by their metadata, and when it was written."""
+    return repr(array.metadata.to_dict()), written(array)
+
+
+def _lengths(length: int, block: int) -> tuple[int, ...]:
+    whole, rest = divmod(length, block)
+    return (block,) * whole + ((rest,) if rest else ()) or (0,)
+
+
+def block_shape(layout: ArrayLayout, chunks: Any) -> tuple[int, ...]:
+    """Settle the shape of blocks.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        How the array is stored.
+    chunks : None, int, or sequence of int
+        Wanted; -1 for a whole axis, one number for all axes. By default whole stored objects of at most 128 MiB, as
+        cubic as they come.
+
+    Raises
+    ------
+    ValueError
+        Blocks that would cut a stored object, so that two workers would read it.
+    """
+    stored, shape = layout.object_shape, layout.shape
+    if chunks is None:
+        return _grown(stored, shape, layout.dtype.itemsize)
+    sizes = (chunks,) * layout.rank if isinstance(chunks, int) else tuple(chunks)
+    if len(sizes) != layout.rank or not all(isinstance(n, (int, np.integer)) and (n > 0 or n == -1) for n in sizes):
+        raise ValueError(f"chunks={chunks!r}: {layout.name} has {layout.rank} axes, each needs a size from 1 on, or -1")
+    wanted = tuple(max(1, n) if c == -1 else int(c) for c, n in zip(sizes, shape, strict=True))
+    if any(c % s and c < n for c, s, n in zip(wanted, stored, shape, strict=True)):
+        whole = tuple(max(1, round(c / s)) * s for c, s in zip(wanted, stored, strict=True))
+        raise ValueError(f"chunks={tuple(wanted)} cut what is stored in pieces of {stored}: choose {whole}")
+    return wanted
+
+
+def _grown(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    block = list(stored)
+    open_axes = {axis for axis, n in enumerate(shape) if block[axis] < n}
+    while open_axes:
+        axis = min(open_axes, key=lambda axis: (block[axis], -axis))
+        longer = [*block[:axis], 2 * block[axis], *block[axis + 1 :]]
+        if math.prod(map(min, longer, shape)) * itemsize > _BLOCK_NBYTES:
+            open_axes.discard(axis)
+        else:
+            block = longer
+            open_axes = {axis for axis in open_axes if block[axis] < shape[axis]}
+    return tuple(block)

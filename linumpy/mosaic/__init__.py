@@ -1,0 +1,1 @@
+"""What makes one volume of many: slices of tissue, one below the other."""

@@ -1,0 +1,136 @@
+"""From what a caller says of a new grid, a spacing or an affine matrix, to the grid: its map, shape, spacing and place.
+
+In: numbers. Out: :class:`Regrid`. Spacing and places are in µm, everything else in voxels. Errors: ``ValueError``
+naming the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Regrid:
+    """A new grid for a volume.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the output.
+    matrix : tuple of tuple of float
+        ``place in the source = matrix @ voxel of the output + offset``, in voxels.
+    offset : tuple of float
+        See `matrix`.
+    spacing : tuple of float
+        Of the output, µm.
+    origin : tuple of float
+        Where the centre of the output's first voxel lies, in the µm of the source.
+    """
+
+    shape: tuple[int, ...]
+    matrix: tuple[tuple[float, ...], ...]
+    offset: tuple[float, ...]
+    spacing: tuple[float, ...]
+    origin: tuple[float, ...]
+
+
+def plan_regrid(
+    transform_or_spacing: Any,
+    shape: Sequence[int],
+    spacing: Sequence[float],
+    origin: Sequence[float],
+    output_shape: Sequence[int] | None = None,
+) -> Regrid:
+    """Settle the grid of an output.
+
+    Parameters
+    ----------
+    transform_or_spacing : float, sequence of float, or matrix
+        One number, or one for each axis: the wanted spacing in µm. A matrix of (rank, rank), (rank, rank + 1) or
+        (rank + 1, rank + 1): takes voxels of the output to places in the source, both in voxels.
+    shape, spacing, origin : sequence
+        Of the source: voxels, µm between them, and where the centre of the first lies in µm.
+    output_shape : sequence of int, optional
+        By default, for a spacing, the nearest whole number of voxels that fill the extent of the source, whose
+        spacing is then adapted to fill it exactly; for a matrix that of the source. With an `output_shape` the spacing
+        is taken as it is, and output and source begin at the same edge.
+
+    Notes
+    -----
+    The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins, so for a new spacing f times
+    as wide voxel i lies at (i + 1/2) f - 1/2 in the source. The spacing under a matrix is the length in µm of a step
+    of one voxel along each axis of the output. Turned axes cannot be told by a scale and a translation; the place of
+    the first voxel is right nonetheless.
+    """
+    rank = len(shape)
+    if output_shape is not None:
+        output_shape = _shape(output_shape, rank)
+    values = np.asarray(transform_or_spacing, np.float64)
+    if values.ndim < 2:
+        return _by_spacing(values, transform_or_spacing, tuple(shape), spacing, origin, output_shape)
+    matrix, offset = _affine(values, rank)
+    steps = np.linalg.norm(np.diag(spacing) @ matrix, axis=0)
+    places = [o + s * shift for o, s, shift in zip(origin, spacing, offset.tolist(), strict=True)]
+    return Regrid(
+        shape=tuple(shape) if output_shape is None else output_shape,
+        matrix=tuple(map(tuple, matrix.tolist())),
+        offset=tuple(offset.tolist()),
+        spacing=tuple(steps.tolist()),
+        origin=tuple(places),
+    )
+
+
+def _by_spacing(
+    values: np.ndarray,
+    given: Any,
+    shape: tuple[int, ...],
+    spacing: Sequence[float],
+    origin: Sequence[float],
+    output_shape: tuple[int, ...] | None,
+) -> Regrid:
+    rank = len(shape)
+    wanted = [float(values)] * rank if values.ndim == 0 else values.tolist()
+    if len(wanted) != rank or not all(math.isfinite(one) and one > 0 for one in wanted):
+        raise ValueError(f"spacing {given!r}: a volume of {rank} axes needs a positive number of µm for each")
+    if output_shape is None:
+        output_shape = tuple(max(1, round(n * s / w)) for n, s, w in zip(shape, spacing, wanted, strict=True))
+        factors = [n / m for n, m in zip(shape, output_shape, strict=True)]
+    else:
+        factors = [w / s for w, s in zip(wanted, spacing, strict=True)]
+    offset = [(factor - 1) / 2 for factor in factors]
+    return Regrid(
+        shape=output_shape,
+        matrix=tuple(tuple(map(float, row)) for row in np.diag(factors)),
+        offset=tuple(offset),
+        spacing=tuple(s * f for s, f in zip(spacing, factors, strict=True)),
+        origin=tuple(o + s * shift for o, s, shift in zip(origin, spacing, offset, strict=True)),
+    )
+
+
+def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split a matrix into its linear part and the offset."""
+    forms = ((rank, rank), (rank, rank + 1), (rank + 1, rank + 1))
+    if values.shape not in forms:
+        raise ValueError(
+            f"a transform of shape {values.shape}: a volume of {rank} axes needs one of {', '.join(map(str, forms))}"
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"the transform {values.tolist()} holds NaN or infinity")
+    if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
+        raise ValueError(f"the last row of the transform is {values[-1].tolist()}: an affine one ends in 0 … 0 1")
+    linear = values[:rank, :rank]
+    if np.linalg.matrix_rank(linear) < rank:
+        raise ValueError(f"the matrix {linear.tolist()} is singular: it maps the output onto a plane, line or point")
+    return linear, values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
+
+
+def _shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    sizes = tuple(output_shape)
+    if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
+        raise ValueError(f"output_shape={sizes}: {rank} sizes from 1 on are needed")
+    return tuple(int(n) for n in sizes)

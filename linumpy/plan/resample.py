@@ -1,0 +1,321 @@
+"""The plan of a resampling, block by block: which box of the source each block of the output needs, and how large.
+
+In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
+:class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is a pair of corners, the upper one
+excluded. Errors: ``ValueError`` for maps, shapes, orders and modes that make no sense,
+:class:`~linumpy.errors.DeviceMemoryError` where not even the smallest block fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from linumpy.errors import DeviceMemoryError
+
+#: How SciPy continues an image beyond its edges.
+MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
+#: Of these a box that is cut at the edges of the image is continued as the image is.
+CLIPPED_MODES = ("constant", "nearest")
+#: Voxels around a box within which the spline's prefilter of each order forgets where the box was cut: the largest
+#: pole of the filter, to this power, is below 1e-12.
+_FORGET = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
+#: Blocks larger than this gain nothing: reading one takes far longer than starting to.
+_LARGE_NBYTES = 2**30
+#: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class AffineGrid:
+    """An output grid laid over a source by an affine map.
+
+    Attributes
+    ----------
+    source_shape, output_shape : tuple of int
+        Voxels along each axis.
+    matrix : tuple of tuple of float
+        ``place in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
+    offset : tuple of float
+        See `matrix`.
+    order : int
+        Of the spline, 0 to 5.
+    mode : str
+        One of :data:`MODES`.
+    """
+
+    source_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    matrix: tuple[tuple[float, ...], ...]
+    offset: tuple[float, ...]
+    order: int
+    mode: str
+
+    def __post_init__(self) -> None:
+        rank = len(self.source_shape)
+        if isinstance(self.order, bool) or self.order not in range(6):
+            raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
+        if self.order > 1 and self.mode not in CLIPPED_MODES:
+            raise ValueError(
+                f"order={self.order} with mode={self.mode!r} is not made block by block: "
+                f"choose mode {' or '.join(map(repr, CLIPPED_MODES))}, or order 0 or 1"
+            )
+        for label, shape in (("source", self.source_shape), ("output", self.output_shape)):
+            if len(shape) != rank or min(shape, default=0) < 1:
+                raise ValueError(f"{label} shape {shape}: {rank} sizes from 1 on are needed")
+        matrix = np.array(self.matrix, np.float64)
+        if matrix.shape != (rank, rank) or len(self.offset) != rank:
+            raise ValueError(f"a matrix of shape {matrix.shape} does not map a grid of {rank} axes")
+        if not (np.isfinite(matrix).all() and np.isfinite(self.offset).all()):
+            raise ValueError(f"the transform holds NaN or infinity: {self.matrix}, offset {self.offset}")
+        if np.linalg.matrix_rank(matrix) < rank:
+            raise ValueError(f"the matrix {self.matrix} is singular: it maps the output onto a plane, line or point")
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.source_shape)
+
+    def places(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
+        """Return, for each axis of the source, between which places a box of the output falls."""
+        bounds = []
+        for row, shift in zip(self.matrix, self.offset, strict=True):
+            ends = [(m * a, m * (b - 1)) for m, a, b in zip(row, start, stop, strict=True)]
+            bounds.append((shift + sum(map(min, ends)), shift + sum(map(max, ends))))
+        return tuple(bounds)
+
+    def stays_inside(self, axis: int, low: float, high: float) -> bool:
+        """Say whether linear interpolation between two places needs no voxel beyond the edges of the source."""
+        return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
+
+    @property
+    def support(self) -> tuple[int, int]:
+        """Voxels to read below and above the voxel at or below a place, with one for rounding on either side."""
+        reach = 0 if self.order < 2 else self.order // 2 + _FORGET[self.order]
+        return 1 + reach, 2 + reach
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of the output, and the box of the source that it is made from.
+
+    Attributes
+    ----------
+    number : int
+        Of the block, from 0, the last axis fastest.
+    start, stop : tuple of int
+        Corners in the output.
+    source_start, source_stop : tuple of int
+        Corners in the source, within its shape; equal where the block lies wholly outside and nothing is read.
+    """
+
+    number: int
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    source_start: tuple[int, ...]
+    source_stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels of the block along each axis."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Voxels of the source's box along each axis."""
+        return tuple(b - a for a, b in zip(self.source_start, self.source_stop, strict=True))
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """The block as an index into the output."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def source_box(self) -> tuple[slice, ...]:
+        """The box as an index into the source."""
+        return tuple(slice(a, b) for a, b in zip(self.source_start, self.source_stop, strict=True))
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """What a block costs in memory.
+
+    Attributes
+    ----------
+    source, output : int
+        Bytes of a voxel of either.
+    work : int
+        Bytes that the transform needs besides for each voxel of the source's box.
+    """
+
+    source: int
+    output: int
+    work: int = 0
+
+    def of(self, source_voxels: int, output_voxels: int) -> int:
+        """Bytes at the peak: two blocks are under way, one being read or written while the other is made."""
+        return 2 * (source_voxels * self.source + output_voxels * self.output) + source_voxels * self.work
+
+
+@dataclass(frozen=True)
+class ResamplePlan:
+    """How an output is made, block by block.
+
+    Attributes
+    ----------
+    grid : AffineGrid
+        What is made.
+    block_shape : tuple of int
+        Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
+    """
+
+    grid: AffineGrid
+    block_shape: tuple[int, ...]
+    counts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.grid.output_shape, self.block_shape, strict=True)
+        object.__setattr__(self, "counts", tuple(-(-n // b) for n, b in pairs))
+
+    def __len__(self) -> int:
+        return math.prod(self.counts)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(self.block, range(len(self)))
+
+    def block(self, number: int) -> Block:
+        """Make the record of one block."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"block {number}: this plan has {len(self)}")
+        corner = np.unravel_index(number, self.counts)
+        start = tuple(int(c) * b for c, b in zip(corner, self.block_shape, strict=True))
+        pairs = zip(start, self.block_shape, self.grid.output_shape, strict=True)
+        stop = tuple(min(a + b, n) for a, b, n in pairs)
+        return Block(number, start, stop, *source_box(self.grid, start, stop))
+
+    @cached_property
+    def largest(self) -> tuple[int, int]:
+        """Voxels of the largest box of the source, and of the largest block."""
+        return max(math.prod(one.source_shape) for one in self), math.prod(self.block_shape)
+
+
+def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find the box of the source that a box of the output is made from.
+
+    It holds every voxel whose value has a say in the result, and one more on each side where the source has one, so
+    that rounding of coordinates cannot reach beyond it.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        The map, the order and the mode.
+    start, stop : sequence of int
+        Corners of the box in the output.
+
+    Returns
+    -------
+    start, stop : tuple of int
+        Corners in the source; all zeros where the output lies outside of it.
+    """
+    axes = []
+    for axis, (low, high) in enumerate(grid.places(start, stop)):
+        one = _axis_box(grid, axis, low, high)
+        if one is None:
+            return (0,) * grid.rank, (0,) * grid.rank
+        axes.append(one)
+    return tuple(a for a, _ in axes), tuple(b for _, b in axes)
+
+
+def _axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
+    """Find the voxels needed along one axis; None for none."""
+    n, (before, after) = grid.source_shape[axis], grid.support
+    if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
+        return None
+    if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
+        # Beyond the edges there is one value, or that of the last voxel: no need to look further.
+        low, high = (min(max(place, 0.0), n - 1.0) for place in (low, high))
+        return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
+    if n == 1 or high - low >= 2 * n:
+        return 0, n
+    # Whole turns are taken off first: they change nothing, and keep the numbers small.
+    turn = 2 * _period(n, grid.mode)
+    shift = math.floor(low / turn) * turn
+    voxels = np.arange(math.floor(low - shift) - before, math.floor(high - shift) + after + 1)
+    folded = _fold(voxels, n, grid.mode)
+    return max(int(folded.min()) - 1, 0), min(int(folded.max()) + 2, n)
+
+
+def _period(n: int, mode: str) -> int:
+    """After how many voxels the continued image repeats itself."""
+    return {"reflect": 2 * n, "mirror": 2 * n - 2, "wrap": n - 1, "grid-wrap": n}[mode]
+
+
+def _fold(voxels: np.ndarray, n: int, mode: str) -> np.ndarray:
+    """Take numbers of voxels back into the source, as the mode continues it."""
+    period = _period(n, mode)
+    inside = voxels % period
+    if mode == "reflect":
+        return np.where(inside < n, inside, 2 * n - 1 - inside)
+    return np.where(inside < n, inside, period - inside) if mode == "mirror" else inside
+
+
+def source_bound(grid: AffineGrid, block_shape: Sequence[int]) -> int:
+    """Bound the voxels of the box that any block of a shape needs, wherever it lies."""
+    before, after = grid.support
+    lengths = []
+    whole = grid.places((0,) * grid.rank, grid.output_shape)
+    for axis, n in enumerate(grid.source_shape):
+        span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
+        # A block across the seam of a wrapped image needs both of its ends.
+        torn = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
+        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 4))
+    return math.prod(lengths)
+
+
+def choose_block_shape(grid: AffineGrid, stored_shape: Sequence[int], cost: BlockBytes, budget: int) -> tuple[int, ...]:
+    """Choose blocks of whole stored objects: as cubic as these allow, and as large as is useful and fits.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        What is made.
+    stored_shape : sequence of int
+        Shape of a chunk of the output, or of a shard where it has them.
+    cost : BlockBytes
+        Bytes of a voxel.
+    budget : int
+        Bytes that all blocks under way may take together.
+
+    Raises
+    ------
+    DeviceMemoryError
+        Not even one stored object fits.
+    """
+    block = [min(s, n) for s, n in zip(stored_shape, grid.output_shape, strict=True)]
+
+    def needs(shape: Sequence[int]) -> int:
+        return cost.of(source_bound(grid, shape), math.prod(shape))
+
+    if needs(block) > budget:
+        raise DeviceMemoryError(
+            f"blocks of one stored object, {tuple(block)} voxels, need {needs(block)} bytes, but {budget} may be used: "
+            f"choose smaller chunks= (or shards=), or more device_memory="
+        )
+    open_axes = set(range(grid.rank))
+    while open_axes := {axis for axis in open_axes if block[axis] < grid.output_shape[axis]}:
+        # The shortest side grows; of equal ones the last, along which voxels are contiguous.
+        axis = min(open_axes, key=lambda axis: (block[axis], -axis))
+        stored, length = stored_shape[axis], grid.output_shape[axis]
+        longer = [*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :]]
+        if needs(longer) > min(budget, _LARGE_NBYTES):
+            open_axes.discard(axis)
+        else:
+            block = longer
+    # A block that is cut by the output's end is still one of whole stored objects.
+    return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))

@@ -1,0 +1,148 @@
+"""The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
+
+import numpy as np
+import pytest
+from emulator import COMPILER, emulated
+from nvrtc import compile_kernel
+from scipy import ndimage
+
+from linumpy.gpu import interface
+from linumpy.gpu.interface_filters import interface_by_filters
+from linumpy.gpu.kernels import CUDA_TYPES, source_text
+
+DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+def volume(shape, dtype, rng):
+    """Make gamma-distributed voxels, some zero, in a random memory order and sometimes with steps backwards."""
+    values = rng.gamma(2.0, 40.0, shape)
+    values[rng.random(shape) < 0.05] = 0
+    values = (values > 80) if dtype == "b1" else values.astype(dtype)
+    order = rng.permutation(3)
+    values = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
+    return values[::-1, :, ::-1] if rng.random() < 0.3 else values
+
+
+def arguments(rng):
+    s_xy, s_z = int(rng.choice([1, 2, 3, 7, 8, 9, 15, 16, 31])), float(rng.choice([0.5, 1, 2, 2.5, 6]))
+    return s_xy, s_z, bool(rng.random() < 0.7), int(rng.integers(0, 3)), bool(rng.random() < 0.5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(24))
+def test_same_as_the_filters(monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(interface, "load", emulated)
+    monkeypatch.setattr(interface, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
+    monkeypatch.setattr(interface, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
+    vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
+    options = (*arguments(rng), int(rng.integers(-3, 3)))
+    got, expected = interface.interface_by_kernels(vol, *options), interface_by_filters(vol, *options)
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= 1
+    assert (got != expected).sum() <= max(1, 0.001 * got.size)
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 1, 2])
+def test_a_line_without_any_change_has_its_surface_at_the_top(monkeypatch, depth_axis):
+    """Sums of equal values must cancel to nothing, or rounding would choose the surface."""
+    monkeypatch.setattr(interface, "load", emulated)
+    plane = np.random.default_rng(0).gamma(2.0, 40.0, (30, 41)).astype("f4")
+    vol = np.repeat(np.expand_dims(plane, depth_axis), 50, depth_axis)
+    got = interface.interface_by_kernels(vol, 15, 2, True, 1, True, depth_axis)
+    assert (got == 1).all()
+
+
+@needs_compiler
+def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
+    monkeypatch.setattr(interface, "load", emulated)
+    vol = np.random.default_rng(0).gamma(2.0, 40.0, (60, 40, 200)).astype("f4")
+    clean = interface.interface_by_kernels(vol, 5, 2, False, 1, False, 0)
+    vol[30, 20, 10] = 1e30
+    dirty = interface.interface_by_kernels(vol, 5, 2, False, 1, False, 0)
+    far = np.ones(clean.shape, bool)
+    far[18:23, 8:13] = False
+    assert np.array_equal(clean[far], dirty[far])
+    assert (dirty[~far] != clean[~far]).any()
+
+
+@pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
+def test_weights(s_z, order):
+    half = interface.gaussian_weights(s_z, order)
+    radius = len(half) - 1
+    impulse = np.zeros(2 * radius + 1)
+    impulse[radius] = 1
+    kernel = ndimage.gaussian_filter1d(np.pad(impulse, radius), s_z, order=order)[radius : -radius or None]
+    assert np.allclose(half, kernel[: radius + 1][::-1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "depth_axis", "expected"),
+    [
+        ((200, 64, 32), (8192, 128, 4), 0, (1, 2, 0, False, "tiles")),
+        ((64, 32, 200), (25600, 800, 4), -1, (0, 1, 2, True, "lines")),
+        ((64, 32, 200), (128, 4, 8192), 2, (0, 1, 2, False, "tiles")),  # a view of the first
+        ((64, 200, 32), (25600, 128, 4), 1, (0, 2, 1, False, "tiles")),
+        ((64, 32, 5000), (640000, 20000, 4), 2, (0, 1, 2, True, "any")),
+        ((1, 1, 9), (36, 36, 4), 0, (1, 2, 0, False, "tiles")),
+    ],
+)
+def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
+    assert interface.choose_layout(shape, strides, depth_axis, 15, 8) == interface.InterfaceLayout(*expected)
+
+
+def test_headers_stand_in_place_of_their_names():
+    text = source_text("interface")
+    assert "#include" not in text
+    assert "inline int reflected(" in text
+
+
+KERNELS = [
+    ("mean_tile", "1", "0"),
+    ("mean_along", "0", "0"),
+    ("steepest_columns", "0", "0"),
+    ("steepest_lines", "0", "1"),
+]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", CUDA_TYPES)
+def test_interface_compiles(dtype, architecture):
+    for name, log, cutting in KERNELS:
+        spec = interface.kernel_spec(name, np.dtype(dtype), log, cutting)
+        assert name.encode() in compile_kernel(spec, architecture)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_same_on_a_device(cupy, monkeypatch, seed):
+    rng = np.random.default_rng(1000 + seed)
+    monkeypatch.setattr(interface, "SCRATCH_BYTES", int(rng.choice([2**29, 400_000])))
+    host = volume(rng.integers(1, [90, 200, 150] if seed % 4 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
+    vol = cupy.asarray(host)
+    if rng.random() < 0.5:
+        vol = cupy.ascontiguousarray(vol.transpose(2, 0, 1)).transpose(1, 2, 0)
+    options = (*arguments(rng), int(rng.integers(-3, 3)))
+    got, expected = interface.find_tissue_interface(vol, *options), interface_by_filters(host, *options)
+    difference = np.abs(cupy.asnumpy(got) - expected)
+    assert got.dtype == np.int32
+    assert (difference > 0).sum() <= max(1, 0.001 * difference.size)
+    # Where speckle alone decides, two distant voxels may be next to equal: once in thousands of A-lines.
+    assert (difference > 1).sum() <= max(1, 0.0002 * difference.size)
+
+
+@pytest.mark.gpu
+def test_slabs_and_deep_lines_on_a_device(cupy, monkeypatch):
+    rng = np.random.default_rng(5)
+    vol = rng.gamma(2.0, 40.0, (70, 90, 120)).astype("f4")
+    for s_xy, depth_axis in [(15, 0), (15, 2), (61, 0), (61, 1), (61, 2)]:
+        expected = interface_by_filters(vol, s_xy, depth_axis=depth_axis)
+        for scratch, shared in [(2**29, 48 * 1024), (2**18, 48 * 1024), (2**18, 100)]:
+            monkeypatch.setattr(interface, "SCRATCH_BYTES", scratch)
+            monkeypatch.setattr(interface, "_SHARED_BYTES", shared)
+            got = interface.find_tissue_interface(cupy.asarray(vol), s_xy, depth_axis=depth_axis)
+            assert (cupy.asnumpy(got) != expected).mean() <= 0.001

@@ -1,0 +1,547 @@
+"""From Zarr to Zarr block by block: the same as in memory, in bounded memory, and through a kill."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import ndimage
+from test_affine_box import DTYPES, random_image, turned
+
+from linumpy.errors import (
+    ChunkError,
+    DeviceMemoryError,
+    GpuUnavailableError,
+    MetadataError,
+    ResumeError,
+    SourceError,
+)
+from linumpy.gpu import resample_blocks
+from linumpy.gpu import resample_zarr as room
+from linumpy.gpu.resample_zarr import resample_zarr
+from linumpy.io.ome import open_image
+from linumpy.io.writer import halved, write_omezarr
+from linumpy.plan.resample import MODES
+
+ROOT = Path(__file__).parents[2]
+HERE = {"device": "cpu"}
+
+
+def volume(shape=(30, 41, 52), dtype="u2", seed=0):
+    return np.random.default_rng(seed).integers(0, 60000, shape).astype(dtype)
+
+
+def write(folder, image, spacing=None, **options):
+    """An image whose last chunks along each axis are cut by its end."""
+    options = {"chunks": tuple(min(n, 11) for n in image.shape)} | options
+    write_omezarr(folder, image, spacing or (10.0, 6.0, 5.0)[-image.ndim :], **options)
+    return folder
+
+
+def in_memory(image, matrix, offset, shape, **options):
+    return ndimage.affine_transform(image, matrix, offset, tuple(shape), **({"order": 1} | options))
+
+
+def result(folder, level=0):
+    return open_image(folder).levels[level][...]
+
+
+def same(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("spacing", [(20.0, 12.0, 10.0), (7.0, 9.0, 3.3), 4.0, (10.0, 6.0, 5.0)])
+@pytest.mark.parametrize("mode", ["constant", "nearest"])
+def test_a_new_spacing(tmp_path, spacing, mode):
+    image = volume()
+    write(tmp_path / "a", image, origin=(3.0, 2.0, 1.0))
+    options = {"chunks": (8, 8, 8), "device_memory": 80_000, "mode": mode, **HERE}
+    assert resample_zarr(tmp_path / "a", tmp_path / "b", spacing, **options) == tmp_path / "b"
+    got = open_image(tmp_path / "b")
+    factors = np.divide(image.shape, got.levels[0].shape)
+    expected = in_memory(image, np.diag(factors), (factors - 1) / 2, got.levels[0].shape, mode=mode)
+    assert same(result(tmp_path / "b"), expected)
+    assert got.levels[0].chunks == (8, 8, 8)
+    assert np.allclose(got.spacing[0], factors * (10.0, 6.0, 5.0))
+    assert np.allclose(got.spacing[0], spacing, rtol=0.06)
+    assert np.allclose(np.array(got.origin[0]) - np.array(got.spacing[0]) / 2, np.subtract((3, 2, 1), (5, 3, 2.5)))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_any_transform_is_that_in_memory(tmp_path_factory, data, seed):
+    """Ragged shapes, axes of one voxel, turned and flipped grids, every mode, shards, missing chunks, NaN."""
+    folder, rng = tmp_path_factory.mktemp("any"), np.random.default_rng(seed)
+    rank = data.draw(st.integers(2, 3))
+    shape, output = (tuple(rng.choice([1, 2, 5, 13, 24], rank).tolist()) for _ in range(2))
+    image = random_image(rng, shape, data.draw(st.sampled_from(DTYPES)))
+    write(folder / "a", image, chunks=tuple(int(rng.integers(1, n + 1)) for n in shape))
+    matrix, offset = turned(rng, rank), np.round(rng.normal(size=rank) * 5, int(rng.integers(0, 8)))
+    options = {"order": data.draw(st.integers(0, 1)), "mode": data.draw(st.sampled_from(MODES)), "cval": 2.5}
+    chunks = tuple(int(rng.integers(1, n + 1)) for n in output)
+    shards = tuple(c * int(rng.integers(1, 3)) for c in chunks) if data.draw(st.booleans()) else None
+    resample_zarr(
+        folder / "a",
+        folder / "b",
+        np.column_stack([matrix, offset]),
+        output_shape=output,
+        chunks=chunks,
+        shards=shards,
+        device_memory=data.draw(st.sampled_from([300_000, 3_000_000])),
+        progress=int,
+        **options,
+        **HERE,
+    )
+    assert same(result(folder / "b"), in_memory(image, matrix, offset, output, **options))
+
+
+def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
+    image = volume((20, 20, 20), "i4")
+    array = zarr.create_array(
+        tmp_path / "a",
+        shape=image.shape,
+        chunks=(8, 8, 8),
+        dtype=">i4",
+        zarr_format=2,
+        compressors=None,
+        fill_value=7,
+    )
+    array[8:, :, 3:] = image[8:, :, 3:]
+    image[:8] = image[:, :, :3] = 7
+    (tmp_path / "a" / "1.1.1").unlink()
+    image[8:16, 8:16, 8:16] = 7
+    resample_zarr(
+        tmp_path / "a",
+        tmp_path / "b",
+        1.3,
+        source_spacing=(1.0, 2.0, 1.0),
+        chunks=(8, 8, 8),
+        **HERE | {"device_memory": 60_000},
+    )
+    shape = (15, 31, 15)
+    factors = np.divide(image.shape, shape)
+    assert same(result(tmp_path / "b"), in_memory(image, np.diag(factors), (factors - 1) / 2, shape))
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_splines_are_those_of_the_whole_but_for_rounding(tmp_path, order):
+    image = volume((24, 70, 71), "f4")
+    write(tmp_path / "a", image)
+    matrix = np.array([[0.9, 0.0, 0.1], [0.0, 0.8, 0.3], [0.1, -0.3, 0.8]])
+    options = {"order": order, "device_memory": 10_000_000}
+    resample_zarr(tmp_path / "a", tmp_path / "b", matrix, chunks=(8, 8, 8), **options, **HERE)
+    expected = in_memory(image, matrix, 0.0, image.shape, order=order)
+    assert np.abs(result(tmp_path / "b") - expected).max() < 0.05
+
+
+def test_masks_by_their_nearest_voxel(tmp_path):
+    image = volume((9, 10), "u1") > 90
+    write(tmp_path / "a", image)
+    resample_zarr(tmp_path / "a", tmp_path / "b", (3.0, 4.0), order=0, mode="nearest", **HERE)
+    got = result(tmp_path / "b")
+    factors = np.divide(image.shape, got.shape)
+    assert same(got, in_memory(image, np.diag(factors), (factors - 1) / 2, got.shape, order=0, mode="nearest"))
+
+
+def test_levels_of_source_and_target(tmp_path):
+    write(tmp_path / "a", volume(), levels=2)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 15.0, level=1, levels=2, chunks=(5, 5, 5), **HERE)
+    finer, coarser = result(tmp_path / "b"), result(tmp_path / "b", 1)
+    source = open_image(tmp_path / "a")
+    expected = np.multiply(source.levels[1].shape, source.spacing[1]) / open_image(tmp_path / "b").spacing[0]
+    assert np.allclose(finer.shape, expected)
+    assert same(coarser, halved(finer, tuple(slice(0, n) for n in coarser.shape)))
+    centre = np.add(open_image(tmp_path / "b").origin[0], np.array(open_image(tmp_path / "b").spacing[0]) / 2)
+    assert np.allclose(open_image(tmp_path / "b").origin[1], centre)
+
+
+def test_the_transform_is_kept_beside_the_metadata(tmp_path):
+    write(tmp_path / "a", volume())
+    turn = [[0, 0, 1.0, 4], [0, 1.0, 0, 0], [1.0, 0, 0, 0]]
+    resample_zarr(tmp_path / "a", tmp_path / "b", turn, **HERE)
+    kept = zarr.open_group(tmp_path / "b").attrs["linumpy"]["resampled"]
+    assert kept["matrix"] == [row[:3] for row in turn]
+    assert kept["offset"] == [4, 0, 0]
+    assert kept["source"].endswith("a/0")
+    assert open_image(tmp_path / "b").spacing == ((5.0, 6.0, 10.0),)
+    assert open_image(tmp_path / "b").origin == ((40.0, 0.0, 0.0),)
+
+
+def test_progress_is_the_bytes_of_the_output(tmp_path):
+    write(tmp_path / "a", volume())
+    seen = []
+    resample_zarr(
+        tmp_path / "a", tmp_path / "b", 9.0, device_memory=60_000, chunks=(8,) * 3, progress=seen.append, **HERE
+    )
+    assert len(seen) > 5
+    assert sum(seen) == result(tmp_path / "b").nbytes
+
+
+def test_reading_making_and_writing_overlap_within_two_buffers(tmp_path, monkeypatch):
+    """While a block is made, the next one is read and the last one written; nothing runs further ahead."""
+    under_way, most, together, lock = {}, {"read": 0, "made": 0}, set(), threading.Lock()
+
+    class Slow(resample_blocks.HostStage):
+        def count(self, name, block, seconds=0.01):
+            with lock:
+                under_way[name] = block.number
+                together.add(frozenset(under_way))
+            time.sleep(seconds)
+            with lock:
+                del under_way[name]
+
+        def read(self, block):
+            self.count("read", block)
+            most["read"] = max(most["read"], block.number - done[0])
+            return super().read(block)
+
+        def transform(self, block, source):
+            self.count("make", block, 0.03)
+            return super().transform(block, source)
+
+        def write(self, block, result):
+            self.count("write", block, 0.02)
+            super().write(block, result)
+
+    done = [0]
+
+    def note(_):
+        done[0] += 1
+
+    monkeypatch.setattr(resample_blocks, "HostStage", Slow)
+    write(tmp_path / "a", volume())
+    options = {"device_memory": 60_000, "chunks": (8, 8, 8), "progress": note, **HERE}
+    resample_zarr(tmp_path / "a", tmp_path / "b", 15.0, **options)
+    assert frozenset(["read", "make"]) in together
+    assert frozenset(["make", "write"]) in together
+    assert most["read"] <= 3
+
+
+def test_blocks_read_only_their_boxes(tmp_path, monkeypatch):
+    """Each voxel of the source is read few times, and no read is larger than the memory allows."""
+    shapes = []
+    read = resample_blocks.HostStage.read
+
+    def note(stage, block):
+        shapes.append(block.source_shape)
+        return read(stage, block)
+
+    monkeypatch.setattr(resample_blocks.HostStage, "read", note)
+    image = volume((60, 60, 60))
+    write(tmp_path / "a", image, spacing=(5.0, 5.0, 5.0))
+    resample_zarr(tmp_path / "a", tmp_path / "b", 10.0, chunks=(10,) * 3, device_memory=100_000, **HERE)
+    sizes = np.prod(shapes, axis=1)
+    assert len(sizes) == 27
+    assert sizes.max() * 2 * 2 < 100_000
+    assert sizes.sum() < 2 * image.size
+
+
+RUN = """
+import os, signal, sys, time
+from linumpy.gpu import resample_blocks, resample_zarr as room
+written, voxels, stop = [0], [0], int(sys.argv[3])
+real = resample_blocks.write_block
+def write(target, block, data):
+    if written[0] == stop:
+        target[tuple(slice(s.start, s.start + 1) for s in block.box)] = 1  # half of it, and then the end
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(target, block, data)
+    written[0] += 1
+    voxels[0] += data.size
+resample_blocks.write_block = write
+room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), device_memory=int(sys.argv[4]), device="cpu")
+print(voxels[0])
+"""
+
+
+def run_until_killed(tmp_path, stop, memory=60_000):
+    return subprocess.run(
+        [sys.executable, "-c", RUN, tmp_path / "a", tmp_path / "b", str(stop), str(memory)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_killed_run_goes_on_from_its_complete_blocks(tmp_path):
+    """Killed twice in the middle of a block, the second time with other blocks: the result is that of one run."""
+    image = volume()
+    write(tmp_path / "a", image)
+    assert run_until_killed(tmp_path, 20).returncode == -signal.SIGKILL
+    assert not (tmp_path / "b").exists()
+    assert run_until_killed(tmp_path, 25, 100_000).returncode == -signal.SIGKILL
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".b.unfinished", "a"]
+    head, *lines = (tmp_path / ".b.unfinished" / "journal.jsonl").read_text().splitlines()
+    there = np.zeros(json.loads(head)["grid"], bool)
+    for line in lines:
+        corners = [int(word) for word in line.split()]
+        there[tuple(map(slice, corners[:3], corners[3:]))] = True
+    assert 0.2 < there.mean() < 0.9
+    (tmp_path / ".b.unfinished" / "image" / "0" / "c" / "0" / "0" / "0.1.partial").touch()
+    last = run_until_killed(tmp_path, -1)
+    assert last.returncode == 0, last.stderr
+    resample_zarr(tmp_path / "a", tmp_path / "whole", 4.0, chunks=(8, 8, 8), **HERE)
+    shape = result(tmp_path / "b").shape
+    # Blocks that the second run, with larger ones, had but a part of are made again.
+    assert 0 < int(last.stdout) < (1.1 - there.mean()) * np.prod(shape)
+    assert same(result(tmp_path / "b"), result(tmp_path / "whole"))
+    factors = np.divide(image.shape, shape)
+    assert same(result(tmp_path / "b"), in_memory(image, np.diag(factors), (factors - 1) / 2, shape))
+    assert not list((tmp_path / "b").rglob("*.partial"))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "whole"]
+
+
+class StopError(Exception):
+    pass
+
+
+def begin(tmp_path, **options):
+    """Start a run and let it fail after some blocks."""
+    seen = itertools.count()
+
+    def stop(_):
+        if next(seen) == 6:
+            raise StopError
+
+    write(tmp_path / "a", volume())
+    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE, **options}
+    with pytest.raises(StopError):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, progress=stop, **options)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"order": 0}, "differs in order"),
+        ({"mode": "nearest"}, "differs in mode"),
+        ({"cval": 3.0}, "differs in cval"),
+        ({"chunks": (8, 8, 4)}, "differs in chunks, grid"),
+        ({"shards": (16, 16, 16)}, "differs in grid, shards"),
+        ({"levels": 2}, "differs in metadata, output shapes"),
+        ({"output_shape": (9, 9, 9)}, "differs in grid, metadata, output shapes, transform"),
+    ],
+)
+def test_an_unfinished_run_of_another_request_is_in_the_way(tmp_path, change, message):
+    options = begin(tmp_path)
+    with pytest.raises(ResumeError, match=message):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options | change)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+
+
+def test_a_source_that_was_written_anew_is_another(tmp_path):
+    options = begin(tmp_path)
+    write(tmp_path / "a", volume(seed=1), overwrite=True)
+    with pytest.raises(ResumeError, match="differs in source written"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+
+
+def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monkeypatch):
+    write(tmp_path / "a", volume())
+    options = {"chunks": (8, 8, 8), "device_memory": 60_000, "levels": 2, **HERE}
+
+    def stop(*_):
+        raise StopError
+
+    def no_block(*_):
+        raise AssertionError("a block is made again")
+
+    monkeypatch.setattr(room, "halved", stop)
+    with pytest.raises(StopError):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    assert not (tmp_path / "b").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(resample_blocks, "open_stage", no_block)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    coarser = result(tmp_path / "b", 1)
+    assert same(coarser, halved(result(tmp_path / "b"), tuple(slice(0, n) for n in coarser.shape)))
+
+
+def test_an_existing_target(tmp_path):
+    write(tmp_path / "a", volume())
+    write(tmp_path / "b", volume((3, 3, 3)))
+    with pytest.raises(FileExistsError, match="exists"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 20.0, **HERE)
+    assert result(tmp_path / "b").shape == (3, 3, 3)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 20.0, overwrite=True, **HERE)
+    assert result(tmp_path / "b").shape == (15, 12, 13)
+
+
+def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
+    write(tmp_path / "a", volume(), compressors="auto")
+    chunk = tmp_path / "a" / "0" / "c" / "2" / "3" / "4"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
+    with pytest.raises(Exception):  # noqa: B017, PT011  zarr's own, whatever its codec raises
+        resample_zarr(tmp_path / "a", tmp_path / "b", 6.0, **options)
+    assert not (tmp_path / "b").exists()
+    chunk.write_bytes(whole)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 6.0, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "c", 6.0, **options)
+    assert same(result(tmp_path / "b"), result(tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"transform_or_spacing": np.zeros((3, 3))}, ValueError, "singular"),
+        ({"transform_or_spacing": np.eye(2)}, ValueError, r"a transform of shape \(2, 2\)"),
+        ({"transform_or_spacing": -1.0}, ValueError, "positive number of µm"),
+        ({"output_shape": (0, 1, 1)}, ValueError, "output_shape"),
+        ({"order": 7}, ValueError, "order=7"),
+        ({"mode": "edge"}, ValueError, "mode='edge' is unknown"),
+        ({"order": 3, "mode": "mirror"}, ValueError, "not made block by block"),
+        ({"chunks": (4, 4)}, ValueError, "chunks="),
+        ({"shards": (8, 8, 8)}, ValueError, "need chunks="),
+        ({"levels": 40}, ValueError, "levels=40"),
+        ({"level": 3}, SourceError, "no resolution level 3"),
+        ({"source": "nothing"}, FileNotFoundError, "nothing"),
+        ({"source_spacing": (1.0,)}, ValueError, "spacing="),
+        ({"device_memory": 0}, ValueError, "device_memory=0"),
+        ({"device_memory": 100}, DeviceMemoryError, "need .* bytes, but 100 may be used: choose smaller chunks"),
+        ({"device": "tpu"}, ValueError, "tpu"),
+    ],
+)
+def test_bad_input(tmp_path, options, error, message):
+    write(tmp_path / "a", volume((9, 9, 9)))
+    arguments = {"source": tmp_path / "a", "transform_or_spacing": 5.0, **HERE} | options
+    if arguments["source"] == "nothing":
+        arguments["source"] = tmp_path / "nothing"
+    with pytest.raises(error, match=message):
+        resample_zarr(target=tmp_path / "b", **arguments)
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_bad_sources(tmp_path):
+    plain = zarr.create_array(tmp_path / "p", shape=(4, 4, 4), dtype="u2")
+    with pytest.raises(MetadataError, match="pass source_spacing="):
+        resample_zarr(plain, tmp_path / "b", 2.0, **HERE)
+    with pytest.raises(ValueError, match="level=1"):
+        resample_zarr(plain, tmp_path / "b", 2.0, level=1, source_spacing=(1, 1, 1), **HERE)
+    with pytest.raises(ValueError, match="has 3 axes"):
+        resample_zarr(plain, tmp_path / "b", 2.0, source_spacing=(1, 1), **HERE)
+    line = zarr.create_array(tmp_path / "l", shape=(4,), dtype="u2")
+    with pytest.raises(ValueError, match="two or three axes"):
+        resample_zarr(line, tmp_path / "b", 2.0, source_spacing=(1,), **HERE)
+    spectrum = zarr.create_array(tmp_path / "s", shape=(4, 4), dtype="c8")
+    with pytest.raises(TypeError, match="complex64 cannot be resampled"):
+        resample_zarr(spectrum, tmp_path / "b", 2.0, source_spacing=(1, 1), **HERE)
+    write(tmp_path / "m", volume((4, 4, 4)) > 5)
+    with pytest.raises(TypeError, match="bool cannot be resampled with order=1"):
+        resample_zarr(tmp_path / "m", tmp_path / "b", 2.0, **HERE)
+    write(tmp_path / "c", volume((4, 4, 4)))
+    metadata = tmp_path / "c" / "zarr.json"
+    document = json.loads(metadata.read_text())
+    document["attributes"]["ome"]["multiscales"][0]["axes"][0] = {"name": "c", "type": "channel"}
+    metadata.write_text(json.dumps(document))
+    with pytest.raises(MetadataError, match="all of space"):
+        resample_zarr(tmp_path / "c", tmp_path / "b", 2.0, **HERE)
+    assert not (tmp_path / "b").exists()
+    assert not (tmp_path / ".b.unfinished").exists()
+
+
+def test_the_bar_is_there_without_progress(tmp_path, monkeypatch):
+    shown = []
+
+    def bar(label, total):
+        shown.append((label, total))
+        return room.nullcontext(shown.append)
+
+    monkeypatch.setattr(room, "bytes_progress", bar)
+    write(tmp_path / "a", volume((9, 9, 9)))
+    resample_zarr(tmp_path / "a", tmp_path / "b", 5.0, **HERE)
+    size = result(tmp_path / "b").nbytes
+    assert shown == [("resample", size), size]
+
+
+def test_the_device_is_asked_for_by_name(tmp_path):
+    if room.resolve("auto").is_cuda:
+        pytest.skip("there is one")
+    write(tmp_path / "a", volume((9, 9, 9)))
+    with pytest.raises(GpuUnavailableError):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 5.0, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "f4", "f8"])
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_on_a_device_blocks_are_one_block(tmp_path, dtype, order, compressors):
+    """The same bits whatever the memory, and SciPy's values."""
+    image = volume((70, 81, 93), dtype) if dtype[0] == "u" else volume((70, 81, 93), "u2").astype(dtype)
+    write(tmp_path / "a", image, chunks=(16, 20, 24), compressors=compressors)
+    # No round numbers: half-way between two voxels rounding may go either way.
+    matrix = np.eye(3, 4) + np.random.default_rng(5).normal(scale=0.15, size=(3, 4)) + [0, 0, 0, 2]
+    options = {"output_shape": (60, 70, 75), "order": order, "mode": "nearest", "device": "cuda", "chunks": (16,) * 3}
+    resample_zarr(tmp_path / "a", tmp_path / "whole", matrix, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "parts", matrix, device_memory=3 * 2**20, **options)
+    assert same(result(tmp_path / "parts"), result(tmp_path / "whole"))
+    expected = in_memory(image.astype("f8"), matrix[:, :3], matrix[:, 3], (60, 70, 75), order=order, mode="nearest")
+    difference = np.abs(result(tmp_path / "parts").astype("f8") - expected)
+    if order == 1:
+        assert difference.max() <= 1e-5 * 60000 + (0.5 if dtype[0] in "ui" else 0)
+    else:
+        assert (difference > 0).mean() < 1e-4
+
+
+@pytest.mark.gpu
+def test_a_device_reads_through_kvikio_and_keeps_its_memory(tmp_path, cupy):
+    image = volume((128, 128, 128))
+    write(tmp_path / "a", image, chunks=(32, 32, 32))
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    before, limit = pool.used_bytes(), 16 * 2**20
+    seen = []
+    resample_zarr(
+        tmp_path / "a",
+        tmp_path / "b",
+        10.0,
+        mode="nearest",
+        chunks=(16, 16, 16),
+        device="cuda",
+        device_memory=limit,
+        progress=lambda _: seen.append(pool.total_bytes()),
+    )
+    assert max(seen) - before < 2 * limit
+    got = result(tmp_path / "b")
+    factors = np.divide(image.shape, got.shape)
+    expected = in_memory(image, np.diag(factors), (factors - 1) / 2, got.shape, mode="nearest")
+    assert np.abs(got.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bool", "f2", "i4", "u8"])
+def test_dtypes_that_a_device_interpolates_in_another(tmp_path, dtype):
+    image = volume((20, 30, 40)) > 30000 if dtype == "bool" else (volume((20, 30, 40)) % 2000).astype(dtype)
+    if dtype == "i4":
+        image += 2**25  # beyond what float32 holds to the last digit
+    write(tmp_path / "a", image)
+    options = {"order": 0 if dtype == "bool" else 1, "mode": "nearest", "chunks": (8,) * 3}
+    resample_zarr(tmp_path / "a", tmp_path / "gpu", 7.3, device="cuda", device_memory=3 * 2**20, **options)
+    resample_zarr(tmp_path / "a", tmp_path / "cpu", 7.3, device="cpu", **options)
+    got, expected = result(tmp_path / "gpu"), result(tmp_path / "cpu")
+    assert got.dtype == expected.dtype == image.dtype
+    assert np.abs(got.astype("f8") - expected.astype("f8")).max() <= 1
+
+
+@pytest.mark.gpu
+def test_a_broken_chunk_on_a_device(tmp_path):
+    write(tmp_path / "a", volume())
+    (tmp_path / "a" / "0" / "c" / "1" / "1" / "1").write_bytes(b"short")
+    with pytest.raises(ChunkError, match=r"chunk \(1, 1, 1\)"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 6.0, device="cuda", chunks=(8,) * 3)
+    assert not (tmp_path / "b").exists()
