@@ -11,8 +11,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
+from linumpy import device as devices
 from linumpy.errors import LinumpyError
 
 #: Errors of the input or the machine, not of the program.
@@ -36,6 +38,65 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every script takes."""
     parser.add_argument("-v", "--verbose", action="count", default=0, help="Say more; twice, with tracebacks.")
     parser.add_argument("--overwrite", action="store_true", help="Replace an output that is there.")
+
+
+def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--use_gpu`` and ``--no-use_gpu``; with neither, the GPU is used if there is one."""
+    parser.add_argument(
+        "--use_gpu",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Work on the GPU, or on the CPU. [the GPU if there is one; LINUMPY_DEVICE=cpu or cuda chooses too]",
+    )
+
+
+def choose_device(parsed: argparse.Namespace) -> bool:
+    """Choose the device by the arguments of :func:`add_gpu_arguments`.
+
+    Returns
+    -------
+    bool
+        Whether to work on the GPU.
+
+    Raises
+    ------
+    GpuUnavailableError
+        A GPU is asked for and there is none; the message says why.
+    ValueError
+        ``LINUMPY_DEVICE`` names no device.
+    """
+    wish = {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
+    return devices.resolve(wish).is_cuda
+
+
+def closing_line(
+    input: str | Path | Sequence[str | Path], output: str | Path, device: bool | str, seconds: float, nbytes: int
+) -> str:
+    """Spell the line that a script prints last.
+
+    Parameters
+    ----------
+    input : str or Path, or sequence of them
+        What was read; of several, the first and how many more.
+    output : str or Path
+        What was written.
+    device : bool or str
+        Whether the GPU was used, as :func:`choose_device` says, or the name of a device.
+    seconds : float
+        How long it took.
+    nbytes : int
+        Bytes read, decoded.
+
+    Returns
+    -------
+    str
+        Without a line break.
+    """
+    sources = [input] if isinstance(input, str | Path) else list(input)
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    where = device if isinstance(device, str) else "GPU" if device else "CPU"
+    rate = nbytes / 2**30 / max(seconds, 1e-9)
+    return f"{sources[0]}{more} -> {output} on {where}: {nbytes / 2**30:.3g} GiB, {seconds:.2f} s, {rate:.3g} GiB/s"
 
 
 def run(
