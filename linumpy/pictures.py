@@ -77,13 +77,82 @@ def draw_depth_map(path: str | Path, depth_um: np.ndarray, spacing: tuple[float,
     _save(figure, path)
 
 
+def draw_surface(
+    path: str | Path,
+    section: np.ndarray,
+    found: np.ndarray,
+    depth_um: np.ndarray,
+    spacing: tuple[float, float, float],
+    place_um: float,
+    names: tuple[str, str] = ("Y", "X"),
+) -> None:
+    """Draw a section of a mosaic with the surface on it, and the map of depths below.
+
+    Parameters
+    ----------
+    path : str or Path
+        The PNG to write.
+    section : numpy.ndarray, (Z, X)
+        Intensity; drawn as its logarithm.
+    found : numpy.ndarray, (X,)
+        Surface in voxels along Z.
+    depth_um : numpy.ndarray, (Y, X)
+        Depth of the surface in µm.
+    spacing : (float, float, float)
+        Voxel spacing (Z, Y, X) of what is given, in µm.
+    place_um : float
+        Where along Y the section lies, in µm.
+    names : (str, str)
+        Of the lateral axes.
+    """
+    depth, (height, width) = section.shape[0] * spacing[0], _extent(depth_um.shape, spacing[1:])
+    heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]
+    figure, (above, below) = _figures(9, sum(heights) + 1.6, 2, height_ratios=heights)
+    shown = _logarithm(section)
+    low, high = np.percentile(shown, (1, 99.8))
+    image = above.imshow(shown, cmap="gray", extent=(0, width, depth, 0), aspect="auto", vmin=low, vmax=high)
+    x = (np.arange(section.shape[1]) + 0.5) * spacing[2]
+    above.plot(x, (found + 0.5) * spacing[0], color=_FOUND, lw=1.1, label="surface found")
+    title = f"{names[1]}Z section at {names[0]} = {place_um:g} µm"
+    above.set(xlabel=f"{names[1]} (µm)", ylabel="depth Z (µm)", title=title, xlim=(0, width), ylim=(depth, 0))
+    above.legend(loc="upper right", fontsize=8, framealpha=0.85)
+    figure.colorbar(image, ax=above, label="log₁₀ intensity", fraction=0.05, pad=0.02)
+    low, high = np.percentile(depth_um, (0.5, 99.5))
+    extent = (0, width, height, 0)
+    image = below.imshow(depth_um, cmap="viridis", extent=extent, aspect="auto", vmin=low, vmax=high)
+    below.axhline(place_um, color="white", lw=0.8, ls="--")
+    title = "Depth of the tissue surface (dashed: the section above)"
+    below.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)", title=title)
+    figure.colorbar(image, ax=below, label="depth (µm)", fraction=0.05, pad=0.02)
+    for axes in (above, below):
+        _scale_bar(axes, width)
+    _save(figure, path)
+
+
+def _extent(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(n * s for n, s in zip(shape, spacing, strict=True))
+
+
+def _logarithm(section: np.ndarray) -> np.ndarray:
+    """Logarithm of intensities to look at; what is not positive is as dark as the darkest."""
+    finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
+    positive = finite[finite > 0]
+    floor = np.percentile(positive, 1) if positive.size else 1.0
+    return np.log10(np.maximum(finite, floor))
+
+
 def _figure(width: float, height: float) -> tuple[Any, Any]:
+    figure, axes = _figures(width, height, 1)
+    return figure, axes[0]
+
+
+def _figures(width: float, height: float, rows: int, columns: int = 1, **options: Any) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)  # no window system, whatever the caller's matplotlib is set to
-    return figure, figure.add_subplot()
+    return figure, list(figure.subplots(rows, columns, squeeze=False, gridspec_kw=options).ravel())
 
 
 def scale_bar_um(width_um: float) -> float:

@@ -1,0 +1,45 @@
+"""Cut a volume into columns of whole depth that fit into memory, and read them where they are worked on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import zarr
+
+#: Voxels of a column take about so many bytes, unless one column of chunks takes more.
+TILE_BYTES = 256 * 2**20
+
+Box = tuple[slice, ...]
+
+
+def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int = TILE_BYTES) -> tuple[int, ...]:
+    """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
+    step = list(array.shards or array.chunks)
+    size = [min(s, n) for s, n in zip(step, array.shape, strict=True)]
+    size[depth_axis] = array.shape[depth_axis]
+    while growing := [k for k, n in enumerate(array.shape) if size[k] < n]:
+        axis = min(growing, key=lambda k: (size[k], -k))
+        longer = [*size[:axis], min(size[axis] + step[axis], array.shape[axis]), *size[axis + 1 :]]
+        if math.prod(longer) * array.dtype.itemsize > tile_bytes:
+            break
+        size = longer
+    return tuple(size)
+
+
+def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
+    """Walk a shape in boxes of a size, the last ones ragged."""
+    for corner in itertools.product(*(range(0, n, s) for n, s in zip(shape, size, strict=True))):
+        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
+
+
+def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
+    """Read a box to the device or the host."""
+    if not use_gpu:
+        return np.asarray(array[box])
+    from linumpy.gpu.zarr_io import read_zarr_to_gpu
+
+    return read_zarr_to_gpu(array, region=box)
