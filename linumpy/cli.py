@@ -53,7 +53,9 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
 def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how the surface of the tissue is looked for."""
     group = parser.add_argument_group("how the surface is found")
-    group.add_argument("--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]")
+    group.add_argument(
+        "--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]"
+    )
     group.add_argument(
         "--s_z", type=float, default=2.0, metavar="S", help="Standard deviation of the Gaussian along z, voxels. [2]"
     )

@@ -129,6 +129,58 @@ def draw_surface(
     _save(figure, path)
 
 
+def draw_focal_curvature(
+    path: str | Path,
+    mean_um: np.ndarray,
+    focal_um: np.ndarray,
+    tissue_um: np.ndarray,
+    spacing: tuple[float, float],
+    title: str,
+    names: tuple[str, str] = ("Y", "X"),
+) -> None:
+    """Draw the surface of the mean tile, the focal curvature fitted to it, and both along the middle of the tile.
+
+    Parameters
+    ----------
+    path : str or Path
+        The PNG to write.
+    mean_um : numpy.ndarray, (height, width)
+        Surface of the mean tile without its plane, in µm; NaN where unknown.
+    focal_um, tissue_um : numpy.ndarray, (height, width)
+        What is fitted: the objective's share and the tissue's, in µm.
+    spacing : (float, float)
+        Lateral voxel spacing in µm.
+    title : str
+        Of the map of the mean tile.
+    names : (str, str)
+        Of the lateral axes.
+    """
+    whole = focal_um + tissue_um
+    shown = mean_um - np.nanmedian(mean_um - whole)  # where the mean tile lies along depth means nothing
+    height, width = _extent(mean_um.shape, spacing)
+    figure, panels = _figures(14, min(9.0, max(3.4, 4.0 * height / width + 0.9)), 1, 3, width_ratios=(1, 1, 1.15))
+    limits = [np.nanpercentile(shown, 0.5), np.nanpercentile(shown, 99.5), focal_um.min(), focal_um.max()]
+    for axes, values, label in zip(panels, (shown, focal_um), (title, "focal curvature, taken out"), strict=False):
+        extent = (0, width, height, 0)
+        image = axes.imshow(values, cmap="viridis", extent=extent, vmin=min(limits), vmax=max(limits))
+        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
+        axes.set_title(label, fontsize=9)
+        figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.046, pad=0.03)
+        _scale_bar(axes, width)
+    middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
+    for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
+        place = (np.arange(mean_um.shape[axis]) + 0.5) * step
+        along = [np.take(values, middle[1 - axis], axis=1 - axis) for values in (shown, whole, focal_um)]
+        panels[2].plot(place, along[0], ".", color=color, ms=2.5, alpha=0.5, label=f"mean tile along {name}")
+        panels[2].plot(place, along[1], "-", color=color, lw=1.6, label=f"fit along {name}: focal and tissue")
+        panels[2].plot(place, along[2], "--", color=color, lw=1.2, label=f"focal alone along {name}")
+    panels[2].invert_yaxis()
+    panels[2].set(xlabel="place in the tile (µm)", ylabel="deeper than the middle (µm)")
+    panels[2].set_title("through the middle of the tile", fontsize=9)
+    panels[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    _save(figure, path)
+
+
 def _extent(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(n * s for n, s in zip(shape, spacing, strict=True))
 

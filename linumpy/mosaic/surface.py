@@ -22,7 +22,7 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import check_file, replacing
 from linumpy.io.writer import Progress, check_place, create_omezarr
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.walk import TILE_BYTES, Box, boxes, column_shape, read_box
+from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
 
 #: A picture shows at most so many voxels along an axis.
 _PICTURE_VOXELS = 2048
@@ -131,7 +131,7 @@ def find_mosaic_surface(
             if sketch is not None:
                 sketch.add(place, column, inside, surface)
             if progress is not None:
-                progress(_nbytes(image, box))
+                progress(box_nbytes(image.array, box))
         if sketch is not None and overlay is not None:
             sketch.draw(overlay, overwrite)
     return MosaicSurface(shape, image.nbytes)
@@ -152,13 +152,6 @@ def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
     return find_tissue_interface(
         column, method.s_xy, method.s_z, method.use_log, 1, method.detect_cutting_errors, depth_axis
     )
-
-
-def _nbytes(image: MosaicImage, box: Box) -> int:
-    voxels = 1
-    for one in box:
-        voxels *= one.stop - one.start
-    return voxels * image.array.dtype.itemsize
 
 
 class _Sketch:

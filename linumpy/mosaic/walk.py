@@ -30,6 +30,11 @@ def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int = TILE_BYTE
     return tuple(size)
 
 
+def box_nbytes(array: zarr.Array, box: Box) -> int:
+    """Bytes of the voxels of a box, decoded."""
+    return math.prod(one.stop - one.start for one in box) * array.dtype.itemsize
+
+
 def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
     """Walk a shape in boxes of a size, the last ones ragged."""
     for corner in itertools.product(*(range(0, n, s) for n, s in zip(shape, size, strict=True))):
