@@ -1,7 +1,7 @@
 """Write a single file, complete or not at all.
 
 In: a place. Out: a temporary place beside it, renamed when its block ends well. Errors: ``FileExistsError`` for a place
-that is taken, ``FileNotFoundError`` for a folder that is not there.
+that is taken.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a place for a file that is taken, or whose folder is not there.
+    """Refuse a place for a file that is taken.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError
+    FileExistsError
         Naming the place. A folder is never replaced by a file.
     """
     path = Path(path)
@@ -26,8 +26,6 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is a folder, not a place for a file")
     if (path.exists() or path.is_symlink()) and not overwrite:
         raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} for {path.name}")
 
 
 @contextmanager
@@ -37,17 +35,18 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Parameters
     ----------
     path : str or Path
-        The file to make.
+        The file to make, and the folders above it.
     overwrite : bool
         Whether to replace a file that is there.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError
+    FileExistsError
         As :func:`check_file`.
     """
     path = Path(path)
     check_file(path, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield temporary
