@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,14 +126,15 @@ def run(
     Returns
     -------
     int
-        Exit code: 0, 2 for bad input, 130 after an interrupt.
+        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after a polite end (SIGTERM).
     """
     parsed = parser.parse_args(arguments)
     verbose = getattr(parsed, "verbose", 0)
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        body(parsed)
+        with _terminable():
+            body(parsed)
     except EXPECTED as error:
         if verbose > 1:
             raise
@@ -140,7 +143,31 @@ def run(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+    except _TerminatedError:
+        print(f"{parser.prog}: terminated", file=sys.stderr)
+        return 143
     return 0
+
+
+class _TerminatedError(BaseException):
+    """Somebody, such as a batch system, wants this process to end."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the program, so that half-written outputs are removed; it would end it on the spot."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there can a signal be handled
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -78,3 +78,33 @@ def test_the_closing_line():
     line = cli.closing_line(["a", "b", "c"], "d", False, 0.0, 0)
     assert line == "a and 2 more -> d on CPU: 0 GiB, 0.00 s, 0 GiB/s"
     assert " on cuda:1: " in cli.closing_line("a", "b", "cuda:1", 1, 1)
+
+
+def test_a_script_that_is_told_to_end_cleans_up_first(capsys):
+    import os
+    import signal
+    import time
+
+    cleaned, before = [], signal.getsignal(signal.SIGTERM)
+
+    def body(parsed):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    assert cli.run(cli.Parser("linum-test"), body, []) == 143
+    assert capsys.readouterr().err == "linum-test: terminated\n"
+    assert cleaned == [True]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_script_may_run_in_a_thread():
+    from threading import Thread
+
+    codes = []
+    thread = Thread(target=lambda: codes.append(cli.run(cli.Parser("linum-test"), lambda parsed: None, [])))
+    thread.start()
+    thread.join()
+    assert codes == [0]

@@ -131,9 +131,11 @@ def stack_mosaics(
     Parameters
     ----------
     folder : str or Path
-        Where the slices are, as :func:`linumpy.mosaic.slice_table.find_slices` finds them: axes z, y, x, one dtype, one spacing.
+        Where the slices are, as :func:`linumpy.mosaic.slice_table.find_slices` finds them: axes z, y, x, one dtype,
+        one spacing.
     shifts : str or Path
-        Table of lateral shifts, as :func:`linumpy.mosaic.slice_table.read_shifts` reads it: a row for each pair of neighbouring slices.
+        Table of lateral shifts, as :func:`linumpy.mosaic.slice_table.read_shifts` reads it: a row for each pair of
+        neighbouring slices.
     output : str or Path
         The OME-Zarr image to write. Its voxels lie in µm as those of the first slice do.
     search : ZSearch
@@ -196,8 +198,8 @@ def open_slices(folder: str | Path) -> dict[int, MosaicImage]:
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; less than two slices, axes that are not
-        z, y, x, slices of different dtype or spacing.
+        As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; less than two
+        slices, axes that are not z, y, x, slices of different dtype or spacing.
     """
     slices = {number: open_mosaic(path) for number, path in find_slices(folder).items()}
     first = next(iter(slices.values()))
