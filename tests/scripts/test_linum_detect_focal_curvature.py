@@ -37,7 +37,16 @@ def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
     assert "Find the focal curvature of an OCT mosaic, and take it out." in done.stdout
-    for word in "--tile_shape --report --interpolate --wrap --fill_value --n_levels --use_gpu --overwrite".split():
+    for word in [
+        "--tile_shape",
+        "--report",
+        "--interpolate",
+        "--wrap",
+        "--fill_value",
+        "--n_levels",
+        "--use_gpu",
+        "--overwrite",
+    ]:
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
 

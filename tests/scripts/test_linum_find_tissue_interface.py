@@ -29,7 +29,17 @@ def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
     assert "Find the surface of the tissue in an OCT mosaic." in done.stdout
-    for word in "--overlay --level --s_xy --s_z --no_log --use_gpu --no-use_gpu --overwrite --verbose".split():
+    for word in [
+        "--overlay",
+        "--level",
+        "--s_xy",
+        "--s_z",
+        "--no_log",
+        "--use_gpu",
+        "--no-use_gpu",
+        "--overwrite",
+        "--verbose",
+    ]:
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
 

@@ -56,7 +56,14 @@ def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
     assert "Stack OCT slices into one volume" in done.stdout
-    for word in "--slicing_interval_mm --search_range_mm --min_correlation --decisions --n_levels --use_gpu".split():
+    for word in [
+        "--slicing_interval_mm",
+        "--search_range_mm",
+        "--min_correlation",
+        "--decisions",
+        "--n_levels",
+        "--use_gpu",
+    ]:
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
 
