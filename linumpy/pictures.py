@@ -51,7 +51,7 @@ def draw_section(
     axes.set(xlabel="X (µm)", ylabel="depth Z (µm)", title=f"XZ section at Y = {place_um:g} µm", xlim=extent[:2])
     axes.legend(loc="upper right", fontsize=8, framealpha=0.85)
     figure.colorbar(image, ax=axes, label="log₁₀ intensity", fraction=0.05, pad=0.02)
-    _scale_bar(axes, extent[1])
+    add_scale_bar(axes, extent[1])
     _save(figure, path)
 
 
@@ -73,7 +73,7 @@ def draw_depth_map(path: str | Path, depth_um: np.ndarray, spacing: tuple[float,
     image = axes.imshow(depth_um, cmap="viridis", extent=(0, width, height, 0), vmin=low, vmax=high)
     axes.set(xlabel="X (µm)", ylabel="Y (µm)", title="Depth of the tissue surface")
     figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.046, pad=0.03)
-    _scale_bar(axes, width)
+    add_scale_bar(axes, width)
     _save(figure, path)
 
 
@@ -125,7 +125,7 @@ def draw_surface(
     below.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)", title=title)
     figure.colorbar(image, ax=below, label="depth (µm)", fraction=0.05, pad=0.02)
     for axes in (above, below):
-        _scale_bar(axes, width)
+        add_scale_bar(axes, width)
     _save(figure, path)
 
 
@@ -166,7 +166,7 @@ def draw_focal_curvature(
         axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
         axes.set_title(label, fontsize=9)
         figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.046, pad=0.03)
-        _scale_bar(axes, width)
+        add_scale_bar(axes, width)
     middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
     for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
         place = (np.arange(mean_um.shape[axis]) + 0.5) * step
@@ -214,7 +214,16 @@ def scale_bar_um(width_um: float) -> float:
     return float(max(step * power for step in (1, 2, 5) if step * power <= wanted))
 
 
-def _scale_bar(axes: Any, width_um: float) -> None:
+def add_scale_bar(axes: Any, width_um: float) -> None:
+    """Draw a scale bar at the lower right of axes whose x is in µm.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        What to draw on.
+    width_um : float
+        Width of the picture in µm.
+    """
     from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 
     length = scale_bar_um(width_um)
