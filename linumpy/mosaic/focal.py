@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, hal
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
 from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+
+log = logging.getLogger(__name__)
 
 #: Of the surface of a larger mosaic only the tiles in the middle are looked at: so many voxels, 512 MiB.
 MAP_VOXELS = 2**27
@@ -105,6 +108,7 @@ def correct_mosaic(
     _check_tiles(image, tile_shape)
     surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
     curvature = detect_focal_curvature(surface, tile_shape)
+    log.info("%s: %s", image.name, curvature)
     depth_axis, array = image.depth_axis, image.array
     with create_omezarr(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=n_levels,

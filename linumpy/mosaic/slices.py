@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import logging
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,7 +31,9 @@ from linumpy.mosaic.stacking import (
     enforce_z_consistency,
     plan_stack,
 )
-from linumpy.mosaic.walk import TILE_BYTES, boxes, read_box
+from linumpy.mosaic.walk import TILE_BYTES, boxes, read_box, stored, tile_shape
+
+log = logging.getLogger(__name__)
 
 #: Voxels of each slice that are correlated take at most so many bytes.
 SEARCH_BYTES = 128 * 2**20
@@ -188,6 +191,12 @@ def stack_mosaics(
             moves, found, changed, used, plan.places[1:], strict=True
         )
     )  # fmt: skip
+    for row in rows:
+        log.info(
+            "slices %d and %d: %d planes shared (%.1f expected, %d found with a correlation of %.3f)%s",
+            row.fixed_id, row.moving_id, row.overlap, row.expected_overlap, row.found_overlap, row.correlation,
+            ", mended" if row.mended else "",
+        )  # fmt: skip
     _write_stack(output, images, plan, n_levels, use_gpu, overwrite, progress, tile_bytes, rows, decisions)
     return Stack(plan, rows, sum(one.nbytes for one in images))
 
@@ -299,31 +308,16 @@ def _write_stack(
 
     with create_omezarr(
         output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=n_levels,
-        chunks=_chunks(first, plan.shape), overwrite=overwrite,
+        chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite,
     ) as targets:  # fmt: skip
-        for box in boxes(plan.shape, _box_shape(plan.shape, targets[0].chunks, dtype.itemsize, tile_bytes)):
+        size = tile_shape(plan.shape, stored(targets[0]), dtype.itemsize, tile_bytes)
+        for box in boxes(plan.shape, size):
             targets[0][box] = to_host(compose(plan, box, read, xp, dtype))
         for finer, coarser in itertools.pairwise(targets):
             for box in blocks(coarser):
                 coarser[box] = halved(finer, box)
         if decisions is not None:
             _write_decisions(decisions, rows, overwrite)
-
-
-def _chunks(image: MosaicImage, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(min(c, n) for c, n in zip(image.array.chunks, shape, strict=True))
-
-
-def _box_shape(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int, tile_bytes: int) -> tuple[int, ...]:
-    """Whole chunks, about as many along each axis."""
-    size = list(chunks)
-    while growing := [k for k, n in enumerate(shape) if size[k] < n]:
-        axis = min(growing, key=lambda k: (size[k], -k))
-        longer = [*size[:axis], min(size[axis] + chunks[axis], shape[axis]), *size[axis + 1 :]]
-        if math.prod(longer) * itemsize > tile_bytes:
-            break
-        size = longer
-    return tuple(size)
 
 
 def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite: bool) -> None:

@@ -10,6 +10,7 @@ of the mosaic. Divided by the spacing along depth and rounded they are the voxel
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,8 @@ from linumpy.io.files import check_file, replacing
 from linumpy.io.writer import Progress, check_place, create_omezarr
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+
+log = logging.getLogger(__name__)
 
 #: A picture shows at most so many voxels along an axis.
 _PICTURE_VOXELS = 2048
@@ -117,6 +120,7 @@ def find_mosaic_surface(
     xp = require_cuda() if use_gpu else np
     sketch = _Sketch(xp, image, shape) if overlay is not None else None
     size = column_shape(image.array, image.depth_axis, tile_bytes)
+    log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
     with create_omezarr(

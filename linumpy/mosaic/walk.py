@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,25 @@ Box = tuple[slice, ...]
 
 def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int = TILE_BYTES) -> tuple[int, ...]:
     """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
-    step = list(array.shards or array.chunks)
-    size = [min(s, n) for s, n in zip(step, array.shape, strict=True)]
-    size[depth_axis] = array.shape[depth_axis]
-    while growing := [k for k, n in enumerate(array.shape) if size[k] < n]:
+    step = [n if k == depth_axis else s for k, (s, n) in enumerate(zip(stored(array), array.shape, strict=True))]
+    return tile_shape(array.shape, step, array.dtype.itemsize, tile_bytes)
+
+
+def stored(array: zarr.Array) -> tuple[int, ...]:
+    """What is whole in storage: shards where an array has them, else chunks."""
+    return array.shards or array.chunks
+
+
+def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_bytes: int) -> tuple[int, ...]:
+    """Choose tiles of whole steps, about as long along each axis, of at most `tile_bytes`, but of one step at least."""
+    size = tuple(min(s, n) for s, n in zip(step, shape, strict=True))
+    while growing := [k for k, n in enumerate(shape) if size[k] < n]:
         axis = min(growing, key=lambda k: (size[k], -k))
-        longer = [*size[:axis], min(size[axis] + step[axis], array.shape[axis]), *size[axis + 1 :]]
-        if math.prod(longer) * array.dtype.itemsize > tile_bytes:
+        longer = (*size[:axis], min(size[axis] + step[axis], shape[axis]), *size[axis + 1 :])
+        if math.prod(longer) * itemsize > tile_bytes:
             break
         size = longer
-    return tuple(size)
+    return size
 
 
 def box_nbytes(array: zarr.Array, box: Box) -> int:
