@@ -181,7 +181,8 @@ class _Sketch:
         if place[0].start <= self.row < place[0].stop:
             row = self.row - place[0].start
             self.line[shown[1]] = surface[row, begin[1] :: self.steps[1]]
-            voxels = column.take(inside[0].start + row, axis=self.image.lateral_axes[0])
+            line = inside[0].start + row
+            voxels = column[tuple(line if k == self.image.lateral_axes[0] else slice(None) for k in range(3))]
             voxels = voxels if self.image.depth_axis < self.image.lateral_axes[1] else voxels.T
             self.section[:, shown[1]] = voxels[:, inside[1]][:, begin[1] :: self.steps[1]]
 
