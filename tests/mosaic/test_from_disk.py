@@ -296,3 +296,37 @@ def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
         array = zarr.open_group(tmp_path / name, mode="r")["0"]
         assert (array.chunks, array.shards) == ((16, 16, 16), (64, 32, 64))
         assert array.dtype.newbyteorder("=") == voxels.dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 1, 7), (1, 9, 9), (7, 3, 1)])
+@pytest.mark.parametrize("fill", ["random", "zeros", "nan"])
+def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
+    voxels = np.random.default_rng(0).random(shape, np.float32)
+    voxels *= {"random": 1, "zeros": 0, "nan": np.nan}[fill]
+    source = write_omezarr(tmp_path / "m.zarr", voxels, (5, 10, 12))
+    find_mosaic_surface(source, tmp_path / "s.zarr", overlay=tmp_path / "s.png", tile_bytes=1)
+    np.testing.assert_array_equal(values(tmp_path / "s.zarr") / 5.0, find_tissue_interface(voxels, depth_axis=0))
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr("linumpy.mosaic.surface._PICTURE_VOXELS", 20)
+    drawn = []
+
+    def draw(path, section, found, depth_um, spacing, place_um, names):
+        drawn.append((section.copy(), found.copy(), depth_um.copy(), spacing, place_um, names))
+        path.write_bytes(b"picture")
+
+    monkeypatch.setattr("linumpy.pictures.draw_surface", draw)
+    write_mosaic(tmp_path / "m.zarr", SPEC, chunks=(16, 20, 34))
+    for tile_bytes in TILE_BYTES:
+        out = tmp_path / f"{tile_bytes}.zarr"
+        find_mosaic_surface(tmp_path / "m.zarr", out, overlay=tmp_path / f"{tile_bytes}.png", tile_bytes=tile_bytes)
+    surface = find_tissue_interface(volume(), depth_axis=0)
+    # 90 × 102 voxels, at most 20 of which are shown: every fifth, every sixth.
+    for section, found, depth_um, spacing, place_um, names in drawn:
+        np.testing.assert_array_equal(section, volume()[:, 45, ::6])
+        np.testing.assert_array_equal(found, surface[45, ::6])
+        np.testing.assert_array_equal(depth_um, surface[::5, ::6] * 5.0)
+        assert (spacing, place_um, names) == ((5.0, 40.0, 72.0), 45 * 8.0, ("Y", "X"))
+    assert len(drawn) == len(TILE_BYTES)
