@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
+from linumpy import device as devices
 from linumpy.errors import LinumpyError
 
 #: Errors of the input or the machine, not of the program.
@@ -38,6 +42,82 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="Replace an output that is there.")
 
 
+def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--use_gpu`` and ``--no-use_gpu``; with neither, the GPU is used if there is one."""
+    parser.add_argument(
+        "--use_gpu",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="Work on the GPU, or on the CPU. [the GPU if there is one; LINUMPY_DEVICE=cpu or cuda chooses too]",
+    )
+
+
+def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how the surface of the tissue is looked for."""
+    group = parser.add_argument_group("how the surface is found")
+    group.add_argument(
+        "--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]"
+    )
+    group.add_argument(
+        "--s_z", type=float, default=2.0, metavar="S", help="Standard deviation of the Gaussian along z, voxels. [2]"
+    )
+    group.add_argument("--no_log", action="store_true", help="Take intensity itself, not its logarithm.")
+    group.add_argument(
+        "--detect_cutting_errors",
+        action="store_true",
+        help="Where intensity changes most, up or down, above the surface, take that for it.",
+    )
+
+
+def choose_device(parsed: argparse.Namespace) -> bool:
+    """Choose the device by the arguments of :func:`add_gpu_arguments`.
+
+    Returns
+    -------
+    bool
+        Whether to work on the GPU.
+
+    Raises
+    ------
+    GpuUnavailableError
+        A GPU is asked for and there is none; the message says why.
+    ValueError
+        ``LINUMPY_DEVICE`` names no device.
+    """
+    wish = {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
+    return devices.resolve(wish).is_cuda
+
+
+def closing_line(
+    input: str | Path | Sequence[str | Path], output: str | Path, device: bool | str, seconds: float, nbytes: int
+) -> str:
+    """Spell the line that a script prints last.
+
+    Parameters
+    ----------
+    input : str or Path, or sequence of them
+        What was read; of several, the first and how many more.
+    output : str or Path
+        What was written.
+    device : bool or str
+        Whether the GPU was used, as :func:`choose_device` says, or the name of a device.
+    seconds : float
+        How long it took.
+    nbytes : int
+        Bytes read, decoded.
+
+    Returns
+    -------
+    str
+        Without a line break.
+    """
+    sources = [input] if isinstance(input, str | Path) else list(input)
+    more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+    where = device if isinstance(device, str) else "GPU" if device else "CPU"
+    rate = nbytes / 2**30 / max(seconds, 1e-9)
+    return f"{sources[0]}{more} -> {output} on {where}: {nbytes / 2**30:.3g} GiB, {seconds:.2f} s, {rate:.3g} GiB/s"
+
+
 def run(
     parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None
 ) -> int:
@@ -46,14 +126,15 @@ def run(
     Returns
     -------
     int
-        Exit code: 0, 2 for bad input, 130 after an interrupt.
+        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after a polite end (SIGTERM).
     """
     parsed = parser.parse_args(arguments)
     verbose = getattr(parsed, "verbose", 0)
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        body(parsed)
+        with _terminable():
+            body(parsed)
     except EXPECTED as error:
         if verbose > 1:
             raise
@@ -62,7 +143,31 @@ def run(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
+    except _TerminatedError:
+        print(f"{parser.prog}: terminated", file=sys.stderr)
+        return 143
     return 0
+
+
+class _TerminatedError(BaseException):
+    """Somebody, such as a batch system, wants this process to end."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the program, so that half-written outputs are removed; it would end it on the spot."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only there can a signal be handled
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

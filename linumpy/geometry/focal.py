@@ -41,6 +41,8 @@ class FocalCurvature:
         What the fit leaves of the mean tile, in voxels.
     tiles : int
         Tiles that counted.
+    tissue : (float, float, float)
+        The same three numbers for the tissue, whose own curvature the mean tile shows too; it is not taken out.
     """
 
     tile_shape: tuple[int, int]
@@ -49,12 +51,20 @@ class FocalCurvature:
     uu: float
     rms: float
     tiles: int
+    tissue: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def depth(self) -> np.ndarray:
         """How much deeper the surface looks at each place in a tile: float64, (height, width), voxels along depth."""
+        return self._form(self.vv, self.vu, self.uu)
+
+    def tissue_depth(self) -> np.ndarray:
+        """How much deeper the tissue is at each place in the mean tile, as :meth:`depth`."""
+        return self._form(*self.tissue)
+
+    def _form(self, vv: float, vu: float, uu: float) -> np.ndarray:
         v, u = (_places(np, n) for n in self.tile_shape)
         v, u = v[:, None], u[None, :]
-        return self.vv * v**2 + self.vu * v * u + self.uu * u**2
+        return vv * v**2 + vu * v * u + uu * u**2
 
 
 def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCurvature:
@@ -83,7 +93,7 @@ def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCu
 
     Notes
     -----
-    Five numbers come back to the host: on a device this waits for it.
+    Eight numbers come back to the host: on a device this waits for it.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf":
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
@@ -108,13 +118,43 @@ def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCu
     left = xp.where(mean_known, mean - shared @ terms, 0)
     rms = xp.sqrt((left**2).sum() / xp.maximum(mean_known.sum(), 1))
     slopes = xp.where(counts[:, None], each[:, 1:3], np.nan).reshape(*grid, 2)
-    result = xp.concatenate(
-        [shared[3:] - _share_of_tissue(xp, slopes, (height, width)), xp.stack([rms, counts.sum().astype(np.float64)])]
-    )
-    vv, vu, uu, rms, tiles_counted = (float(one) for one in to_host(result))
+    tissue = _share_of_tissue(xp, slopes, (height, width))
+    result = xp.concatenate([shared[3:] - tissue, tissue, xp.stack([rms, counts.sum().astype(np.float64)])])
+    vv, vu, uu, *own, rms, tiles_counted = (float(one) for one in to_host(result))
     if not tiles_counted:
         raise ValueError(f"the surface is known in less than {_KNOWN:.0%} of every tile: nothing to fit")
-    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted))
+    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted), (own[0], own[1], own[2]))
+
+
+def mean_tile(surface: Any, tile_shape: tuple[int, int], *, most: int = 2**24) -> Any:
+    """What the tiles of a mosaic share, to look at: the median over tiles of the surface without its plane.
+
+    Parameters
+    ----------
+    surface, tile_shape
+        As for :func:`detect_focal_curvature`.
+    most : int
+        About so many voxels of the surface are looked at; of more tiles only every n-th.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of float64, (height, width)
+        In voxels along depth, 0 at the median; NaN where no tile is known. Where the surface is.
+    """
+    height, width = (int(n) for n in tile_shape)
+    grid = surface.shape[0] // height, surface.shape[1] // width
+    xp = array_module(surface)
+    whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
+    tiles = whole.transpose(0, 2, 1, 3).reshape(-1, height, width)
+    tiles = tiles[:: max(1, tiles.shape[0] * height * width // most)].astype(np.float64)
+    known = xp.isfinite(tiles) & (tiles >= 0)
+    tiles = tiles.reshape(tiles.shape[0], -1)
+    known = known.reshape(tiles.shape)
+    known &= known.mean(axis=1, keepdims=True) >= _KNOWN
+    terms = _terms(xp, height, width, 1)
+    each = _robust_fit(xp, terms, tiles, known)
+    mean = _nanmedian(xp, xp.where(known, tiles - each[:, :3] @ terms[:3], np.nan), axis=0)
+    return (mean - _nanmedian(xp, mean, axis=0)).reshape(height, width)
 
 
 def correct_focal_curvature(

@@ -9,8 +9,9 @@ In: volumes on the host or the device. Out: overlaps in voxels; one volume, wher
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,20 @@ def find_z_overlap(
     on_device = is_device_array(fixed_vol) if use_gpu is None else use_gpu
     fixed, moving = central_half(fixed_vol)[-overlaps[-1] :], central_half(moving_vol)[: overlaps[-1]]
     bring = require_cuda().asarray if on_device else to_host
-    correlations = to_host(overlap_correlations(bring(fixed), bring(moving), overlaps))
+    return best_overlap(bring(fixed), bring(moving), overlaps, expected)
+
+
+def best_overlap(fixed: Any, moving: Any, overlaps: Sequence[int], expected: float) -> tuple[int, float]:
+    """Take the overlap of the greatest correlation, of equals that nearest to the expected one.
+
+    Parameters
+    ----------
+    fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
+        The last planes of a slice and the first of the next, both in one memory.
+    overlaps, expected
+        As :func:`candidate_overlaps` lists them.
+    """
+    correlations = to_host(overlap_correlations(fixed, moving, overlaps))
     best = min(range(len(overlaps)), key=lambda i: (-correlations[i], abs(overlaps[i] - expected)))
     return overlaps[best], float(correlations[best])
 
@@ -172,7 +186,7 @@ def enforce_z_consistency(
     return ConsistentOverlaps(tuple(map(int, result)), tuple(map(bool, mended)), typical)
 
 
-def blend_overlap(fixed: Any, moving: Any) -> Any:
+def blend_overlap(fixed: Any, moving: Any, *, first: int = 0, planes: int | None = None) -> Any:
     """Blend planes that two slices share.
 
     Weights follow a Hann ramp: plane k of n takes ``sin²(π (k + 1/2) / (2 n))`` of the moving slice and the rest of the
@@ -183,6 +197,8 @@ def blend_overlap(fixed: Any, moving: Any) -> Any:
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
         The last planes of one slice, the first planes of the next; of one shape and dtype.
+    first, planes : int
+        The planes given are those from `first` on of an overlap of so many; by default all.
 
     Returns
     -------
@@ -201,8 +217,10 @@ def blend_overlap(fixed: Any, moving: Any) -> Any:
         )
     xp, dtype = array_module(fixed), fixed.dtype
     kind = np.float64 if dtype.itemsize > 4 or (dtype.kind in "iu" and dtype.itemsize > 2) else np.float32
-    count = fixed.shape[0]
-    ramp = np.sin(np.pi * (np.arange(count) + 0.5) / (2 * max(1, count))) ** 2
+    count = fixed.shape[0] if planes is None else planes
+    if not 0 <= first <= count - fixed.shape[0]:
+        raise ValueError(f"{fixed.shape[0]} planes from plane {first} on are not in an overlap of {count}")
+    ramp = np.sin(np.pi * (np.arange(first, first + fixed.shape[0]) + 0.5) / (2 * max(1, count))) ** 2
     ramp = xp.asarray(ramp.astype(kind))[:, None, None]
     left, right = xp.isfinite(fixed) & (fixed != 0), xp.isfinite(moving) & (moving != 0)
     weight = xp.where(left, xp.where(right, ramp, 0), 1)
@@ -234,6 +252,11 @@ class StackPlan:
         """The box of a slice in the stack."""
         z, y, x = (slice(p, p + n) for p, n in zip(self.places[number], self.shapes[number], strict=True))
         return z, y, x
+
+    def shared(self, number: int) -> int:
+        """How many of the first planes of a slice lie upon those of slices above."""
+        filled = max((self.box(above)[0].stop for above in range(number)), default=0)
+        return min(self.shapes[number][0], max(0, filled - self.places[number][0]))
 
 
 def plan_stack(
@@ -307,14 +330,42 @@ def stack_slices(
     if len({(one.dtype, is_device_array(one)) for one in slices}) > 1:
         raise ValueError("slices of one stack have one dtype and lie in one memory")
     xp = array_module(slices[0])
-    stack = xp.zeros(plan.shape, slices[0].dtype)
-    filled = 0  # planes of the stack that hold something
-    for number, one in enumerate(slices):
-        z, y, x = plan.box(number)
-        shared = min(one.shape[0], max(0, filled - z.start))
-        stack[z.start + shared : z.stop, y, x] = one[shared:]
-        if shared:
-            there = stack[z.start : z.start + shared, y, x]
-            there[...] = blend_overlap(there, one[:shared])
-        filled = max(filled, z.stop)
-    return stack
+    whole = tuple(slice(0, n) for n in plan.shape)
+    return compose(plan, whole, lambda number, box: slices[number][box], xp, slices[0].dtype)
+
+
+def compose(
+    plan: StackPlan,
+    box: tuple[slice, ...],
+    read: Callable[[int, tuple[slice, ...]], Any],
+    xp: ModuleType,
+    dtype: np.dtype,
+) -> Any:
+    """Make a box of a stack; the same voxels come out whichever way the stack is cut.
+
+    Parameters
+    ----------
+    plan : StackPlan
+        Where slices lie.
+    box : tuple of slice
+        Of the stack, with start and stop.
+    read : callable
+        Takes the number of a slice and a box of it, and returns its voxels: an array of `xp`.
+    xp : module
+        CuPy or NumPy.
+    dtype : dtype
+        Of all slices and the stack.
+    """
+    out = xp.zeros([one.stop - one.start for one in box], dtype)
+    for number, place in enumerate(plan.places):
+        there = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
+        if any(one.start >= one.stop for one in there):
+            continue
+        voxels = read(number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, place, strict=True)))
+        target = out[tuple(slice(t.start - b.start, t.stop - b.start) for t, b in zip(there, box, strict=True))]
+        first, planes = there[0].start - place[0], plan.shared(number)
+        blended = min(max(0, planes - first), voxels.shape[0])
+        target[blended:] = voxels[blended:]
+        if blended:
+            target[:blended] = blend_overlap(target[:blended], voxels[:blended], first=first, planes=planes)
+    return out

@@ -1,0 +1,249 @@
+"""Focal curvature of a mosaic of any size, found and taken out from disk to disk.
+
+In: an OME-Zarr mosaic and the size of its tiles. Out: the mosaic without focal curvature, as OME-Zarr with the same
+dtype, axes, chunks, spacing and place; a report as JSON and as a picture. The mosaic is read twice, in columns of whole
+depth: for its surface, and to be corrected.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy import __version__
+from linumpy.device import require_cuda, to_host
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
+from linumpy.io.files import check_file, replacing
+from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, halved
+from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
+from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+
+log = logging.getLogger(__name__)
+
+#: Of the surface of a larger mosaic only the tiles in the middle are looked at: so many voxels, 512 MiB.
+MAP_VOXELS = 2**27
+
+
+@dataclass(frozen=True)
+class FocalCorrection:
+    """How A-lines are shifted, as :func:`linumpy.geometry.focal.correct_focal_curvature` takes it.
+
+    Attributes
+    ----------
+    interpolate : bool
+        Whether to shift by fractions of voxels.
+    wrap : bool
+        Whether voxels that leave at one end come in at the other.
+    fill_value : float
+        What voxels become that would come from outside, without `wrap`.
+    """
+
+    interpolate: bool = False
+    wrap: bool = False
+    fill_value: float = 0.0
+
+
+def correct_mosaic(
+    source: str | Path,
+    output: str | Path,
+    tile_shape: tuple[int, int],
+    method: SurfaceMethod | None = None,
+    correction: FocalCorrection | None = None,
+    *,
+    n_levels: int = 1,
+    report: str | Path | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int = TILE_BYTES,
+) -> FocalCurvature:
+    """Find the focal curvature of an OME-Zarr mosaic, and write the mosaic without it.
+
+    Parameters
+    ----------
+    source : str or Path
+        The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
+    output : str or Path
+        The OME-Zarr image to write.
+    tile_shape : (int, int)
+        Voxels of a tile along the lateral axes, in the order of the array's axes.
+    method : SurfaceMethod, optional
+        How to look for the surface.
+    correction : FocalCorrection, optional
+        How to shift A-lines.
+    n_levels : int
+        Resolutions to write.
+    report : str or Path, optional
+        A PNG to write; beside it goes the fit as JSON, of the same name with the suffix ``.json``.
+    use_gpu : bool
+        Whether to read to the GPU and work there.
+    overwrite : bool
+        Whether to replace outputs that are there.
+    progress : callable, optional
+        Called with the number of bytes read since the last call; all of the mosaic's twice, unless it is so large that
+        the surface of its middle does.
+    tile_bytes : int
+        About how many bytes of voxels to have at once.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
+        A place that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
+        not found.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    method, correction, image = method or SurfaceMethod(), correction or FocalCorrection(), open_mosaic(source)
+    check_place(Path(output), overwrite=overwrite)
+    reports = () if report is None else report_places(report)
+    for place in reports:
+        check_file(place, overwrite=overwrite)
+    _check_tiles(image, tile_shape)
+    surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
+    curvature = detect_focal_curvature(surface, tile_shape)
+    log.info("%s: %s", image.name, curvature)
+    depth_axis, array = image.depth_axis, image.array
+    with create_omezarr(
+        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=n_levels,
+        chunks=array.chunks, shards=array.shards, overwrite=overwrite,
+    ) as targets:  # fmt: skip
+        for box in boxes(array.shape, column_shape(array, depth_axis, tile_bytes)):
+            first, second = (box[axis].start for axis in image.lateral_axes)
+            flat = correct_focal_curvature(
+                read_box(array, box, use_gpu), curvature, depth_axis=depth_axis, origin=(first, second),
+                interpolate=correction.interpolate, wrap=correction.wrap, fill_value=correction.fill_value,
+            )  # fmt: skip
+            targets[0][box] = to_host(flat)
+            if progress is not None:
+                progress(box_nbytes(array, box))
+        for finer, coarser in itertools.pairwise(targets):
+            for box in blocks(coarser):
+                coarser[box] = halved(finer, box)
+        if reports:
+            _report(reports, image, curvature, to_host(mean_tile(surface, tile_shape)), method, correction, overwrite)
+    return curvature
+
+
+def report_places(report: str | Path) -> tuple[Path, Path]:
+    """Where the picture and the JSON of a report go.
+
+    Raises
+    ------
+    ValueError
+        The picture's name does not end in ``.png``.
+    """
+    picture = Path(report)
+    if picture.suffix.lower() != ".png":
+        raise ValueError(f"the report {picture} is a picture: give it a name that ends in .png")
+    return picture, picture.with_suffix(".json")
+
+
+def _check_tiles(image: MosaicImage, tile_shape: tuple[int, int]) -> None:
+    for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
+        if not 3 <= size <= image.array.shape[axis]:
+            raise ValueError(
+                f"tile_shape={tuple(tile_shape)}: {image.name} has {image.array.shape[axis]} voxels along "
+                f"{image.axes[axis]}, so a tile has 3 to {image.array.shape[axis]} there"
+            )
+
+
+def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], most: int) -> tuple[slice, slice]:
+    """Choose the tiles whose surface is looked at: all complete ones, or those in the middle with `most` voxels."""
+    grid = [n // size for n, size in zip(shape, tile_shape, strict=True)]
+    count = list(grid)
+    while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > most:
+        count[count.index(max(count))] -= 1
+    first, second = (
+        slice((n - c) // 2 * size, ((n - c) // 2 + c) * size)
+        for n, c, size in zip(grid, count, tile_shape, strict=True)
+    )
+    return first, second
+
+
+def _surface_of_tiles(
+    image: MosaicImage,
+    tile_shape: tuple[int, int],
+    method: SurfaceMethod,
+    use_gpu: bool,
+    progress: Progress | None,
+    tile_bytes: int,
+) -> Any:
+    """Find the surface of whole tiles: int32 voxels, on the device if the work is done there."""
+    first, second = image.lateral_axes
+    bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
+    xp = require_cuda() if use_gpu else np
+    surface = xp.empty([one.stop - one.start for one in bounds], np.int32)
+    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    for box in boxes(image.array.shape, size):
+        part = _meet(image, box, bounds)
+        if part is not None:
+            column, inside = read_column(image, part, method.s_xy // 2, use_gpu)
+            place = tuple(
+                slice(part[axis].start - one.start, part[axis].stop - one.start)
+                for axis, one in zip((first, second), bounds, strict=True)
+            )
+            surface[place] = surface_of(column, method, image.depth_axis)[inside]
+            if progress is not None:
+                progress(box_nbytes(image.array, part))
+    return surface
+
+
+def _meet(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | None:
+    """The part of a box that lies within lateral bounds."""
+    part = list(box)
+    for axis, one in zip(image.lateral_axes, bounds, strict=True):
+        part[axis] = slice(max(box[axis].start, one.start), min(box[axis].stop, one.stop))
+        if part[axis].start >= part[axis].stop:
+            return None
+    return tuple(part)
+
+
+def _report(
+    places: tuple[Path, ...],
+    image: MosaicImage,
+    curvature: FocalCurvature,
+    mean: np.ndarray,
+    method: SurfaceMethod,
+    correction: FocalCorrection,
+    overwrite: bool,
+) -> None:
+    from linumpy.pictures import draw_focal_curvature
+
+    unit = image.spacing[image.depth_axis]
+    first, second = image.lateral_axes
+    names, spacing = (image.axes[first], image.axes[second]), (image.spacing[first], image.spacing[second])
+    content = {
+        "source": image.name,
+        "linumpy": __version__,
+        "axes": list(names),
+        "spacing_um": dict(zip(image.axes, image.spacing, strict=True)),
+        "tile_shape": list(curvature.tile_shape),
+        "tiles": curvature.tiles,
+        "formula": "deeper by vv v² + vu v u + uu u², v and u from -1 to 1 over a tile along the two axes",
+        "voxels": _numbers(curvature, 1.0),
+        "um": _numbers(curvature, unit),
+        "method": asdict(method),
+        "correction": asdict(correction),
+    }
+    with replacing(places[0], overwrite=overwrite) as picture, replacing(places[1], overwrite=overwrite) as text:
+        focal, tissue = curvature.depth() * unit, curvature.tissue_depth() * unit
+        title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
+        draw_focal_curvature(picture, mean * unit, focal, tissue, spacing, title, (names[0].upper(), names[1].upper()))
+        text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _numbers(curvature: FocalCurvature, unit: float) -> dict[str, Any]:
+    depth = curvature.depth()
+    return {
+        **{name: getattr(curvature, name) * unit for name in ("vv", "vu", "uu", "rms")},
+        "deepest": float(depth.max()) * unit,
+        "shallowest": float(depth.min()) * unit,
+        "tissue": dict(zip(("vv", "vu", "uu"), (one * unit for one in curvature.tissue), strict=True)),
+    }

@@ -1,0 +1,138 @@
+"""Which slices there are, and where the motor says that they lie.
+
+In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: their paths by number; a
+:class:`Shift` for each pair of neighbours. Errors name the file and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linumpy.errors import SourceError
+
+#: Columns of a table of shifts. Those in mm count: a shift in voxels means nothing at another resolution.
+SHIFT_COLUMNS = ("fixed_id", "moving_id", "x_shift", "y_shift", "x_shift_mm", "y_shift_mm")
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Where a slice lies relative to the one above: voxel p of the moving slice lies at p + shift of the fixed one.
+
+    Attributes
+    ----------
+    fixed_id, moving_id : int
+        Numbers of the slices.
+    y_mm, x_mm : float
+        In mm.
+    """
+
+    fixed_id: int
+    moving_id: int
+    y_mm: float
+    x_mm: float
+
+
+def read_shifts(path: str | Path) -> tuple[Shift, ...]:
+    """Read a table of shifts.
+
+    Parameters
+    ----------
+    path : str or Path
+        CSV with a head line that names at least :data:`SHIFT_COLUMNS`.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such file.
+    SourceError
+        Missing columns, fields that are no numbers, the same pair twice, no rows; naming the line.
+    """
+    path, shifts = Path(path), []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, skipinitialspace=True)
+            missing = [name for name in SHIFT_COLUMNS if name not in (table.fieldnames or ())]
+            if missing:
+                raise SourceError(f"{path} has no column {', '.join(missing)}: it needs {', '.join(SHIFT_COLUMNS)}")
+            for row in table:
+                shifts.append(_shift(row, f"{path}, line {table.line_num}"))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path} is no CSV table ({error})") from error
+    if not shifts:
+        raise SourceError(f"{path} names no pair of slices")
+    pairs = [(one.fixed_id, one.moving_id) for one in shifts]
+    for pair in pairs:
+        if pairs.count(pair) > 1:
+            raise SourceError(f"{path} names slices {pair[0]} and {pair[1]} more than once")
+    return tuple(shifts)
+
+
+def _shift(row: dict[str, Any], where: str) -> Shift:
+    try:
+        ids = [int(row[name]) for name in ("fixed_id", "moving_id")]
+        moves = [float(row[name]) for name in ("y_shift_mm", "x_shift_mm")]
+    except (TypeError, ValueError) as error:
+        raise SourceError(f"{where}: ids are whole numbers and shifts are numbers ({error})") from error
+    if not all(map(math.isfinite, moves)):
+        raise SourceError(f"{where}: shifts of {moves[0]} and {moves[1]} mm cannot be applied")
+    return Shift(ids[0], ids[1], *moves)
+
+
+def find_slices(folder: str | Path) -> dict[int, Path]:
+    """Find the slices in a folder: ``*.zarr``, numbered by the digits after a ``z``, else by the last digits.
+
+    Of ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` the number is 3.
+
+    Returns
+    -------
+    dict of int to Path
+        In the order of their numbers.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no such folder, or no slice in it.
+    SourceError
+        A name without a number, or two with the same.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("*.zarr")):
+        stem = re.sub(r"(\.ome)?\.zarr$", "", path.name)
+        digits = re.findall(r"(?:^|[^a-zA-Z])z(\d+)", stem) or re.findall(r"\d+", stem)
+        if path.name.startswith("."):
+            continue  # half-written by somebody
+        if not digits:
+            raise SourceError(f"{path} has no number in its name: slices are numbered, as in slice_z03.ome.zarr")
+        number = int(digits[-1])
+        if number in found:
+            raise SourceError(f"{found[number].name} and {path.name} in {folder} are both slice {number}")
+        found[number] = path
+    if not found:
+        raise FileNotFoundError(f"there are no slices (*.zarr) in {folder}")
+    return dict(sorted(found.items()))
+
+
+def chain_shifts(numbers: tuple[int, ...], shifts: Sequence[Shift], where: str) -> list[Shift]:
+    """Order shifts as the slices lie; every pair of neighbours has one, and none is left over."""
+    table = {(one.fixed_id, one.moving_id): one for one in shifts}
+    pairs = list(itertools.pairwise(numbers))
+    for pair in pairs:
+        if pair not in table:
+            raise SourceError(f"{where} has no row for slices {pair[0]} and {pair[1]}, which are neighbours")
+    for pair in table:
+        if pair not in pairs:
+            raise SourceError(
+                f"{where} has a row for slices {pair[0]} and {pair[1]}, which are not neighbours; there are "
+                f"{', '.join(map(str, numbers))}"
+            )
+    return [table[pair] for pair in pairs]

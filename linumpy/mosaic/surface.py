@@ -1,0 +1,204 @@
+"""The tissue surface of a mosaic of any size, from disk to disk.
+
+In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic passes in columns of whole
+depth, each with a rim as wide as the lateral mean reaches, so that the map does not show where it was cut.
+
+The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and place in µm, is written column by column,
+and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
+of the mosaic. Divided by the spacing along depth and rounded they are the voxels that were found, exactly.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import require_cuda, to_host
+from linumpy.geometry.interface import find_tissue_interface
+from linumpy.io.files import check_file, replacing
+from linumpy.io.writer import Progress, check_place, create_omezarr
+from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+
+log = logging.getLogger(__name__)
+
+#: A picture shows at most so many voxels along an axis.
+_PICTURE_VOXELS = 2048
+
+
+@dataclass(frozen=True)
+class SurfaceMethod:
+    """How the surface is looked for, as :func:`linumpy.geometry.interface.find_tissue_interface` takes it.
+
+    Attributes
+    ----------
+    s_xy : int
+        Voxels along each lateral axis over which the mean is taken.
+    s_z : float
+        Standard deviation of the Gaussian along depth, in voxels.
+    use_log : bool
+        Whether to take the logarithm first.
+    detect_cutting_errors : bool
+        Whether the strongest change above the surface is taken instead.
+    """
+
+    s_xy: int = 15
+    s_z: float = 2.0
+    use_log: bool = True
+    detect_cutting_errors: bool = False
+
+
+@dataclass(frozen=True)
+class MosaicSurface:
+    """What was found and written.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Voxels of the map.
+    nbytes : int
+        Bytes of the mosaic.
+    """
+
+    shape: tuple[int, int]
+    nbytes: int
+
+
+def find_mosaic_surface(
+    source: str | Path,
+    output: str | Path,
+    method: SurfaceMethod | None = None,
+    *,
+    level: int = 0,
+    overlay: str | Path | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int = TILE_BYTES,
+) -> MosaicSurface:
+    """Find the tissue surface of an OME-Zarr mosaic and write it as a map.
+
+    Parameters
+    ----------
+    source : str or Path
+        The mosaic: axes z, y and x in any order.
+    output : str or Path
+        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel.
+    method : SurfaceMethod, optional
+        How to look for the surface.
+    level : int
+        Resolution level of the mosaic.
+    overlay : str or Path, optional
+        A PNG to write: a section with the surface on it, and the map.
+    use_gpu : bool
+        Whether to read to the GPU and work there.
+    overwrite : bool
+        Whether to replace outputs that are there.
+    progress : callable, optional
+        Called with the number of bytes done since the last call.
+    tile_bytes : int
+        About how many bytes of voxels to have at once.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+        A place that is taken, a source that is no mosaic, a method that cannot be.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    method, image = method or SurfaceMethod(), open_mosaic(source, level)
+    check_place(Path(output), overwrite=overwrite)
+    if overlay is not None:
+        check_file(overlay, overwrite=overwrite)
+    first, second = image.lateral_axes
+    shape = image.array.shape[first], image.array.shape[second]
+    xp = require_cuda() if use_gpu else np
+    sketch = _Sketch(xp, image, shape) if overlay is not None else None
+    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
+    unit = np.float32(image.spacing[image.depth_axis])
+    lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
+    with create_omezarr(
+        output, shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral], overwrite=overwrite,
+        axes=image.axes.replace("z", ""), chunks=(size[first], size[second]),
+    ) as (target,):  # fmt: skip
+        for box in boxes(image.array.shape, size):
+            column, inside = read_column(image, box, method.s_xy // 2, use_gpu)
+            surface = surface_of(column, method, image.depth_axis)[inside]
+            place = box[first], box[second]
+            target[place] = to_host(surface.astype(np.float32) * unit)
+            if sketch is not None:
+                sketch.add(place, column, inside, surface)
+            if progress is not None:
+                progress(box_nbytes(image.array, box))
+        if sketch is not None and overlay is not None:
+            sketch.draw(overlay, overwrite)
+    return MosaicSurface(shape, image.nbytes)
+
+
+def read_column(image: MosaicImage, box: Box, rim: int, use_gpu: bool) -> tuple[Any, tuple[slice, slice]]:
+    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally."""
+    wide, inside = list(box), []
+    for axis in image.lateral_axes:
+        begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
+        wide[axis] = slice(begin, end)
+        inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
+    return read_box(image.array, tuple(wide), use_gpu), (inside[0], inside[1])
+
+
+def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
+    """Find the surface of a column, int32 voxels, where the column is."""
+    return find_tissue_interface(
+        column, method.s_xy, method.s_z, method.use_log, 1, method.detect_cutting_errors, depth_axis
+    )
+
+
+class _Sketch:
+    """What the picture shows, gathered where the work is done, thinned out to what a picture can show."""
+
+    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int]) -> None:
+        self.image = image
+        self.steps = [-(-n // _PICTURE_VOXELS) for n in shape]
+        self.row = shape[0] // 2
+        rows, columns = (-(-n // step) for n, step in zip(shape, self.steps, strict=True))
+        self.surface = xp.zeros((rows, columns), np.int32)
+        self.line = xp.zeros(columns, np.int32)
+        self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
+
+    def add(self, place: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
+        """Take what is shown from a column."""
+        # The first voxel of the column that is shown, and where it is shown.
+        begin = [-one.start % step for one, step in zip(place, self.steps, strict=True)]
+        shown = [
+            slice(-(-one.start // step), -(-one.stop // step)) for one, step in zip(place, self.steps, strict=True)
+        ]
+        self.surface[shown[0], shown[1]] = surface[begin[0] :: self.steps[0], begin[1] :: self.steps[1]]
+        if place[0].start <= self.row < place[0].stop:
+            row = self.row - place[0].start
+            self.line[shown[1]] = surface[row, begin[1] :: self.steps[1]]
+            line = inside[0].start + row
+            voxels = column[tuple(line if k == self.image.lateral_axes[0] else slice(None) for k in range(3))]
+            voxels = voxels if self.image.depth_axis < self.image.lateral_axes[1] else voxels.T
+            self.section[:, shown[1]] = voxels[:, inside[1]][:, begin[1] :: self.steps[1]]
+
+    def draw(self, path: str | Path, overwrite: bool) -> None:
+        """Draw the picture."""
+        from linumpy.pictures import draw_surface
+
+        (first, second), depth = self.image.lateral_axes, self.image.depth_axis
+        spacing = self.image.spacing
+        with replacing(path, overwrite=overwrite) as temporary:
+            draw_surface(
+                temporary,
+                to_host(self.section),
+                to_host(self.line),
+                to_host(self.surface) * spacing[depth],
+                (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
+                self.row * spacing[first],
+                (self.image.axes[first].upper(), self.image.axes[second].upper()),
+            )

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Find the surface of the tissue in an OCT mosaic.
+
+Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
+z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divided by the spacing
+along z it is the voxel), and with --overlay a picture: a section with the surface on it, and the map.
+
+For example:
+  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr
+  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s_xy 9 --use_gpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+from linumpy.mosaic.image import open_mosaic
+from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser(
+        "linum-find-tissue-interface", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("input", type=Path, metavar="MOSAIC", help="OME-Zarr volume.")
+    parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
+    parser.add_argument("--overlay", type=Path, metavar="PNG", help="Picture to write.")
+    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    cli.add_surface_arguments(parser)
+    cli.add_gpu_arguments(parser)
+    cli.add_common_arguments(parser)
+    return parser
+
+
+def _find(parsed: argparse.Namespace) -> None:
+    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    method = SurfaceMethod(parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors)
+    with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
+        found = find_mosaic_surface(
+            parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
+            overwrite=parsed.overwrite, progress=progress,
+        )  # fmt: skip
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, found.nbytes))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _find, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Stack OCT slices into one volume: laterally as the motor says, along z by what neighbouring slices share.
+
+FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
+(slice_z03.ome.zarr), else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
+y_shift, x_shift_mm, y_shift_mm, and a row for each pair of neighbouring slices: a voxel at p of the moving slice lies
+at p + shift of the fixed one. The columns in mm count, so the table goes with slices of any resolution.
+
+For each pair the overlap along z is searched around the expected one (planes of the slice less the slicing interval).
+Overlaps with too little correlation, or too far from the others, are replaced by the typical one. Slices are blended
+where they overlap; what was decided is written as a table.
+
+For example:
+  linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing_interval_mm 0.2
+  linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing_interval_mm 0.2 --search_range_mm 0.05 --use_gpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+from linumpy.mosaic.slices import ZSearch, open_slices, stack_mosaics
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser(
+        "linum-stack-slices-motor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("input", type=Path, metavar="FOLDER", help="Where the slices are.")
+    parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
+    parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
+    parser.add_argument(
+        "--slicing_interval_mm", type=float, required=True, metavar="MM", help="Thickness cut off between slices."
+    )
+    parser.add_argument(
+        "--search_range_mm", type=float, default=0.1, metavar="MM",
+        help="How far an overlap may be from the expected one, to each side. [%(default)s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min_correlation", type=float, default=0.2, metavar="R", help="Less is not trusted. [%(default)s]"
+    )
+    parser.add_argument(
+        "--max_deviation", type=float, default=3.0, metavar="D",
+        help="Robust standard deviations from the typical overlap; more is replaced by it. [%(default)s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"
+    )
+    parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_gpu_arguments(parser)
+    cli.add_common_arguments(parser)
+    return parser
+
+
+def _stack(parsed: argparse.Namespace) -> None:
+    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
+    stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
+    decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
+    with cli.bytes_progress("stack", sum(one.nbytes for one in open_slices(parsed.input).values())) as progress:
+        stack = stack_mosaics(
+            parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, n_levels=parsed.n_levels,
+            use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress,
+        )  # fmt: skip
+    mended = sum(row.mended for row in stack.decisions)
+    print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, stack.nbytes))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _stack, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Run scripts as people do: in a process of their own, or by their ``main``; and kill them half way."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+_HALF_WAY = """
+import contextlib, sys, time
+from linumpy import cli
+from linumpy.mosaic import focal, slices, surface
+for function in (surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics):
+    function.__kwdefaults__["tile_bytes"] = 1  # many small tiles
+calls = 0
+
+@contextlib.contextmanager
+def bar(label, total):
+    def progress(nbytes):
+        global calls
+        calls += 1
+        if calls == {after}:
+            print("half way", flush=True)
+            time.sleep(600)
+    yield progress
+
+cli.bytes_progress = bar
+from script_runs import load
+sys.exit(load({name!r}).main(sys.argv[1:]))
+"""
+
+
+def load(name):
+    """Import a script of the top-level folder as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def environment(**more):
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | more
+
+
+def run_script(name, *words, **more):
+    """Run a script; returns the finished process."""
+    return subprocess.run(
+        [sys.executable, ROOT / f"scripts/{name}.py", *map(str, words)],
+        capture_output=True, text=True, timeout=200, check=False, env=environment(**more),
+    )  # fmt: skip
+
+
+def kill_half_way(name, words, *, after, sent=signal.SIGKILL):
+    """Run a script until it has told of its progress `after` times, and kill it there; returns its exit status."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HALF_WAY.format(name=name, after=after), *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    ) as child:  # fmt: skip
+        said = child.stdout.readline()
+        assert said == "half way\n", said + child.stderr.read()
+        child.send_signal(sent)
+        return child.wait(timeout=60)
+
+
+def check_refused(capsys, main, words, program, message):
+    """Check that ``main`` ends with 2 and one line that says why, and no traceback."""
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as stop:  # what the parser refuses
+        code = stop.code
+    told = capsys.readouterr()
+    assert code == 2, told.err
+    assert message in told.err
+    assert told.err.startswith(f"{program}: error: ")
+    assert told.err.count("\n") == 1
+    assert told.out == ""

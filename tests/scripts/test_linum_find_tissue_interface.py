@@ -1,0 +1,175 @@
+"""The script that finds the surface: what it writes, what it refuses, what is left of it when it is killed."""
+
+import signal
+
+import numpy as np
+import pytest
+import zarr
+from script_runs import check_refused, kill_half_way, load, run_script
+
+from linumpy.io.ome import open_image, read_omezarr
+from linumpy.io.synthetic import MosaicSpec, surface_depth, write_mosaic
+from linumpy.io.writer import write_omezarr
+
+NAME, PROGRAM = "linum_find_tissue_interface", "linum-find-tissue-interface"
+SPEC = MosaicSpec(tiles=(2, 3), tile_shape=(80, 40, 48), spacing_um=(4.0, 9.0, 11.0), water_um=100.0, looks=8)
+
+
+@pytest.fixture
+def main():
+    return load(NAME).main
+
+
+@pytest.fixture
+def mosaic(tmp_path):
+    return write_mosaic(tmp_path / "mosaic.ome.zarr", SPEC, chunks=(32, 40, 48))
+
+
+def test_the_help_is_the_docstring():
+    done = run_script(NAME, "--help")
+    assert done.returncode == 0
+    assert "Find the surface of the tissue in an OCT mosaic." in done.stdout
+    for word in [
+        "--overlay",
+        "--level",
+        "--s_xy",
+        "--s_z",
+        "--no_log",
+        "--use_gpu",
+        "--no-use_gpu",
+        "--overwrite",
+        "--verbose",
+    ]:
+        assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_a_run(mosaic, tmp_path):
+    out, picture = tmp_path / "new" / "surface.ome.zarr", tmp_path / "pictures" / "surface.png"
+    done = run_script(NAME, mosaic, out, "--overlay", picture, "--s_xy", 9, "--no-use_gpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"{mosaic} -> {out} on CPU: ")
+    assert line.endswith(" GiB/s")
+    depth, spacing = read_omezarr(out)
+    image = open_image(out)
+    assert (depth.dtype, spacing) == (np.float32, (9.0, 11.0))
+    assert [(axis.name, axis.unit) for axis in image.axes] == [("y", "micrometer"), ("x", "micrometer")]
+    found = depth[...] / 4.0
+    np.testing.assert_array_equal(found, np.rint(found))
+    assert np.median(np.abs(found - surface_depth(SPEC))) <= 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mosaic.ome.zarr", "new", "pictures"]
+
+
+def test_options_reach_the_method(main, mosaic, tmp_path, capsys):
+    maps = []
+    for number, words in enumerate([[], ["--no_log"], ["--s_z", "6"], ["--s_xy", "3"], ["--detect_cutting_errors"]]):
+        assert main([str(mosaic), str(tmp_path / f"{number}.zarr"), "--no-use_gpu", *words]) == 0
+        maps.append(zarr.open_group(tmp_path / f"{number}.zarr", mode="r")["0"][...])
+    assert all(not np.array_equal(maps[0], one) for one in maps[1:4])
+
+
+def test_another_level(main, tmp_path, capsys):
+    volume = np.zeros((16, 8, 8), "f4")
+    volume[10:] = 100
+    source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 10), levels=2)
+    assert main([str(source), str(tmp_path / "s.zarr"), "--level", "1", "--no-use_gpu", "--s_xy", "1"]) == 0
+    depth, spacing = read_omezarr(tmp_path / "s.zarr")
+    assert (depth.shape, spacing) == ((4, 4), (20.0, 20.0))
+    assert open_image(tmp_path / "s.zarr").origin[0] == (5.0, 5.0)
+    assert (depth[...] == 10.0 * round(float(depth[0, 0]) / 10)).all()
+
+
+def test_an_output_is_kept_unless_it_may_go(main, mosaic, tmp_path, capsys):
+    out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
+    picture.write_text("mine")
+    words = [mosaic, out, "--overlay", picture, "--no-use_gpu"]
+    check_refused(capsys, main, words, PROGRAM, "s.png exists: choose another place, or overwrite it")
+    assert not out.exists()
+    assert picture.read_text() == "mine"
+    assert main([*map(str, words), "--overwrite"]) == 0
+    capsys.readouterr()
+    before = (out / "zarr.json").stat().st_mtime_ns
+    check_refused(capsys, main, words, PROGRAM, "s.zarr exists")
+    assert (out / "zarr.json").stat().st_mtime_ns == before
+    assert main([*map(str, words), "--overwrite"]) == 0
+    assert (out / "zarr.json").stat().st_mtime_ns > before
+
+
+def made(folder):
+    write_mosaic(folder / "mosaic.zarr", MosaicSpec(tiles=(1, 1), tile_shape=(24, 8, 8)))
+    write_omezarr(folder / "flat.zarr", np.zeros((4, 4)), (1, 1))
+    zarr.create_array(folder / "bare.zarr", shape=(4, 4, 4), dtype="f4")
+    (folder / "text").write_text("no image")
+    (folder / "taken").mkdir()
+    return folder
+
+
+BAD = {
+    "no arguments": ([], "required: MOSAIC, MAP"),
+    "no output": (["{}/mosaic.zarr"], "required: MAP"),
+    "unknown option": (["{}/mosaic.zarr", "{}/o", "--wool"], "--wool"),
+    "missing": (["{}/nowhere.zarr", "{}/o"], "nowhere.zarr"),
+    "no zarr": (["{}/text", "{}/o"], "text"),
+    "no image": (["{}/bare.zarr", "{}/o"], "not an OME-Zarr image"),
+    "two axes": (["{}/flat.zarr", "{}/o"], "axes y, x; z, y and x of space are needed"),
+    "no such level": (["{}/mosaic.zarr", "{}/o", "--level", "3"], "no resolution level 3"),
+    "no mean": (["{}/mosaic.zarr", "{}/o", "--s_xy", "0"], "s_xy=0"),
+    "negative mean": (["{}/mosaic.zarr", "{}/o", "--s_xy", "-3"], "s_xy=-3"),
+    "no Gaussian": (["{}/mosaic.zarr", "{}/o", "--s_z", "-1"], "s_z=-1.0"),
+    "no number": (["{}/mosaic.zarr", "{}/o", "--s_z", "wool"], "'wool'"),
+    "a folder that is no zarr": (["{}/mosaic.zarr", "{}/taken", "--overwrite"], "not a Zarr folder"),
+    "a picture that is a folder": (["{}/mosaic.zarr", "{}/o", "--overlay", "{}/taken", "--overwrite"], "is a folder"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_refused_is_refused_in_one_line(main, tmp_path, capsys, name):
+    words, message = BAD[name]
+    folder = made(tmp_path)
+    before = sorted(folder.rglob("*"))
+    check_refused(capsys, main, [word.format(folder) for word in words], PROGRAM, message)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
+    done = run_script(NAME, mosaic, tmp_path / "s.zarr", "--use_gpu", CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "CUDA finds no device" in done.stderr or "CuPy is not installed" in done.stderr
+    assert not (tmp_path / "s.zarr").exists()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, sent):
+    out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
+    words = [mosaic, out, "--overlay", picture, "--no-use_gpu"]
+    assert kill_half_way(NAME, words, after=3, sent=sent) != 0
+    assert not out.exists()
+    assert not picture.exists()
+    left = [file.name for file in tmp_path.iterdir() if file != mosaic]
+    assert all(name.startswith(".") and ".part-" in name for name in left)
+    if sent != signal.SIGKILL:
+        assert left == []
+    assert main([str(word) for word in words]) == 0  # what is left is in nobody's way
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_as_on_the_cpu(main, mosaic, tmp_path, cupy, monkeypatch, capsys):
+    crossed = []
+    asnumpy = cupy.asnumpy
+
+    def counted(array, *arguments, **options):
+        crossed.append(array.ndim)
+        return asnumpy(array, *arguments, **options)
+
+    monkeypatch.setattr(cupy, "asnumpy", counted)
+    assert main([str(mosaic), str(tmp_path / "g.zarr"), "--use_gpu", "--overlay", str(tmp_path / "g.png")]) == 0
+    assert " on GPU: " in capsys.readouterr().out
+    assert 3 not in crossed  # no volume came back to the host
+    assert main([str(mosaic), str(tmp_path / "c.zarr"), "--no-use_gpu"]) == 0
+    on_gpu, on_cpu = (zarr.open_group(tmp_path / name, mode="r")["0"][...] / 4.0 for name in ("g.zarr", "c.zarr"))
+    assert (on_gpu == on_cpu).mean() > 0.999
+    assert np.abs(on_gpu - on_cpu).max() <= 1

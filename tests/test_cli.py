@@ -1,0 +1,110 @@
+"""What scripts share: which device they choose, and what they say at the end."""
+
+import pytest
+
+from linumpy import cli
+from linumpy import device as devices
+from linumpy.errors import GpuUnavailableError
+
+
+def parse(*words):
+    parser = cli.Parser("linum-test")
+    cli.add_gpu_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Make a GPU look there, or not."""
+
+    def set_up(missing):
+        monkeypatch.delenv(devices.DEVICE_VARIABLE, raising=False)
+        monkeypatch.setattr(devices, "why_no_cuda", lambda device_id=None: missing)
+
+        class Cupy:
+            class cuda:  # noqa: N801
+                class Device:
+                    id = 0
+
+        monkeypatch.setattr(devices, "_import_cupy", lambda: Cupy)
+
+    return set_up
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], True), (["--use_gpu"], True), (["--no-use_gpu"], False)])
+def test_the_device_where_there_is_a_gpu(gpu, words, expected):
+    gpu(None)
+    assert cli.choose_device(parse(*words)) is expected
+
+
+def test_the_device_where_there_is_none(gpu):
+    gpu("no wool in this machine")
+    assert cli.choose_device(parse()) is False
+    assert cli.choose_device(parse("--no-use_gpu")) is False
+    with pytest.raises(GpuUnavailableError, match="no wool in this machine"):
+        cli.choose_device(parse("--use_gpu"))
+
+
+def test_the_environment_is_asked_where_the_arguments_say_nothing(gpu, monkeypatch):
+    gpu(None)
+    monkeypatch.setenv(devices.DEVICE_VARIABLE, "cpu")
+    assert cli.choose_device(parse()) is False
+    assert cli.choose_device(parse("--use_gpu")) is True
+
+
+def test_no_gpu_where_one_is_asked_for_ends_a_script_with_2_and_the_reason(gpu, capsys):
+    gpu("no wool\nin this machine")
+    parser = cli.Parser("linum-test")
+    cli.add_common_arguments(parser)
+    cli.add_gpu_arguments(parser)
+    assert cli.run(parser, lambda parsed: print(cli.choose_device(parsed)), ["--use_gpu"]) == 2
+    told = capsys.readouterr()
+    assert told.err == "linum-test: error: no wool in this machine\n"
+    assert told.out == ""
+
+
+def test_help_names_both_ways(capsys):
+    parser = cli.Parser("linum-test")
+    cli.add_gpu_arguments(parser)
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(["--help"])
+    assert stop.value.code == 0
+    assert "--use_gpu, --no-use_gpu" in capsys.readouterr().out
+
+
+def test_the_closing_line():
+    line = cli.closing_line("a.zarr", "b.png", True, 2.0, 3 * 2**30)
+    assert line == "a.zarr -> b.png on GPU: 3 GiB, 2.00 s, 1.5 GiB/s"
+    line = cli.closing_line(["a", "b", "c"], "d", False, 0.0, 0)
+    assert line == "a and 2 more -> d on CPU: 0 GiB, 0.00 s, 0 GiB/s"
+    assert " on cuda:1: " in cli.closing_line("a", "b", "cuda:1", 1, 1)
+
+
+def test_a_script_that_is_told_to_end_cleans_up_first(capsys):
+    import os
+    import signal
+    import time
+
+    cleaned, before = [], signal.getsignal(signal.SIGTERM)
+
+    def body(parsed):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    assert cli.run(cli.Parser("linum-test"), body, []) == 143
+    assert capsys.readouterr().err == "linum-test: terminated\n"
+    assert cleaned == [True]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_script_may_run_in_a_thread():
+    from threading import Thread
+
+    codes = []
+    thread = Thread(target=lambda: codes.append(cli.run(cli.Parser("linum-test"), lambda parsed: None, [])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
