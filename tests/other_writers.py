@@ -10,7 +10,9 @@ from stores import plain_values
 
 DATA = Path(__file__).with_name("data")
 #: What each needs that is not decoded on the device.
-LEFT_TO_ZARR = {"blosc-blosclz": "blosclz", "delta-zstd": "delta"}
+LEFT_TO_ZARR = {"blosc-blosclz": "blosclz"}
+#: What the host undoes.
+HOST_ONLY = ("delta-zstd",)
 
 
 def old_stores(folder):

@@ -7,6 +7,9 @@ are compared with what the chunk must have before a byte is decoded.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import google_crc32c
 import numcodecs
 import numpy as np
@@ -40,17 +43,30 @@ def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray
     """
     if chain.stored_checksum:
         stored = _without_checksum(stored, "stored bytes")
-    if not (chain.tail or chain.shuffle) and _fills(chain, stored, len(out)):
+    if not (chain.tail or chain.shuffle or chain.host_filter) and _fills(chain, stored, len(out)):
         decoded = _decompress(chain, stored, out)
         _check_size(len(decoded), len(out))
         return
     decoded = memoryview(_decompress(chain, stored, None)).cast("B")
-    _check_size(len(decoded), len(out) + chain.tail)
+    if not chain.host_filter:
+        _check_size(len(decoded), len(out) + chain.tail)
     if chain.tail:
         decoded = memoryview(_without_checksum(decoded, "decoded bytes"))
+    if chain.host_filter:
+        decoded = _without_filter(json.loads(chain.host_filter), decoded)
+        _check_size(len(decoded), len(out))
     if chain.shuffle:
         decoded = memoryview(numcodecs.Shuffle(chain.shuffle).decode(decoded)).cast("B")
     out[:] = np.frombuffer(decoded, np.uint8)
+
+
+def _without_filter(settings: dict[str, Any], data: memoryview) -> memoryview:
+    settings.pop("name", None)
+    try:
+        decoded = numcodecs.get_codec(settings).decode(data)
+    except Exception as error:  # a number of bytes that is no whole number of elements, for one
+        raise DecodeError(f"filter {settings['id']!r}: {error}") from error
+    return np.ascontiguousarray(decoded).view(np.uint8).reshape(-1).data
 
 
 def _check_size(found: int, expected: int) -> None:

@@ -6,6 +6,7 @@ Pure: it knows names and settings, no bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 #: Compressors inside Blosc that the device decodes, with what decodes them.
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
+#: Filters of numcodecs before a compressor that the host undoes: they are rare.
+HOST_FILTERS = ("delta", "fixedscaleoffset")
 #: Bytes of a CRC-32C.
 CHECKSUM_NBYTES = 4
 
@@ -34,6 +37,8 @@ class DecodeChain:
         Whether a CRC-32C of the chunk follows it inside the compressed bytes.
     shuffle : int
         Bytes of an element whose bytes numcodecs' shuffle filter has sorted before the compressor; 0 without.
+    host_filter : str
+        Settings, as JSON, of a filter before the compressor that only the host undoes; empty without.
     """
 
     compressor: str
@@ -41,6 +46,7 @@ class DecodeChain:
     stored_checksum: bool = False
     decoded_checksum: bool = False
     shuffle: int = 0
+    host_filter: str = ""
 
     @property
     def streams_by(self) -> str:
@@ -63,6 +69,7 @@ class DecodeChain:
         steps += [f"Blosc ({self.inner})" if self.inner else self.compressor] if self.compressor else []
         steps += ["CRC-32C"] if self.decoded_checksum else []
         steps += ["byte shuffle"] if self.shuffle else []
+        steps += [json.loads(self.host_filter)["id"]] if self.host_filter else []
         return " → ".join(steps)
 
 
@@ -82,7 +89,7 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
     reason : str or None
         Why the device does not decode them.
     """
-    compressor, inner, shuffle = "", "", 0
+    compressor, inner, shuffle, host_filter = "", "", 0, ""
     before = after = 0  # checksums inside and outside the compressor
     for codec in codecs:
         name = str(codec["name"]).removeprefix("numcodecs.")
@@ -90,7 +97,9 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
             if codec["name"] == "numcodecs.crc32c":
                 return None, "codec 'numcodecs.crc32c': its checksum comes first"
             before, after = before + (not compressor), after + bool(compressor)
-        elif name == "shuffle" and not (compressor or before or shuffle):
+        elif name in HOST_FILTERS and not (compressor or before or shuffle or host_filter):
+            host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
+        elif name == "shuffle" and not (compressor or before or shuffle or host_filter):
             shuffle = int(codec.get("elementsize", 4))
         elif name in COMPRESSORS and not compressor:
             compressor = name
@@ -103,9 +112,11 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
         before, after = 0, before
     if shuffle > 1 and compressor == "blosc":
         return None, "filter 'shuffle' before codec 'blosc', which shuffles too"
+    if host_filter and not compressor:
+        return None, f"filter {json.loads(host_filter)['id']!r} without a compressor"
     if before > 1 or after > 1:
         return None, "several checksums, one after another"
-    chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0)
+    chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0, host_filter)
     return (None if chain == DecodeChain("") else chain), None
 
 

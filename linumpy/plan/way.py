@@ -92,6 +92,8 @@ def choose_way(
     """
     threads = max(1, min(_MOST_THREADS, cores, chunks))
     host = DecodeWay(chain, None, _DEPTH, threads, "")
+    if chain.host_filter:
+        return _by_host(host, "which undoes its filter")
     if chunk_nbytes >= MOST_NBYTES:
         return _by_host(host, f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
     wanted = max(1, min(chunks, MAX_PIECES))
