@@ -126,6 +126,34 @@ inline float __int_as_float(int bits) {
     std::memcpy(&f, &bits, 4);
     return f;
 }
+inline int __float_as_int(float f) {
+    int bits;
+    std::memcpy(&bits, &f, 4);
+    return bits;
+}
+inline uint64_t double_bits(double d) {
+    uint64_t bits;
+    std::memcpy(&bits, &d, 8);
+    return bits;
+}
+inline int __double2loint(double d) { return static_cast<int>(double_bits(d)); }
+inline int __double2hiint(double d) { return static_cast<int>(double_bits(d) >> 32); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return static_cast<unsigned>(((static_cast<uint64_t>(high) << 32) | low) >> (by & 31));
+}
+inline float __fadd_rd(float a, float b) {  // of numbers whose sum a double holds
+    const double exact = static_cast<double>(a) + b;
+    const float near = static_cast<float>(exact);
+    return near > exact ? std::nextafterf(near, -INFINITY) : near;
+}
+inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+template <class T> T __ldcs(const T *p) { return *p; }
+template <class T> void __stcs(T *p, T v) { *p = v; }
+#define __noinline__
 inline float __logf(float x) { return std::log(x); }
 template <class T> T atomicAdd(T *p, T v) { T old = *p; *p = old + v; return old; }
 template <class T> T __ldg(const T *p) { return *p; }

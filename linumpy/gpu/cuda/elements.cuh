@@ -1,0 +1,83 @@
+// Types of array elements: how they are widened to what a kernel computes in, and narrowed to what it writes.
+//
+// COMPUTE is float or double. Integers are written rounded, halves away from zero, and saturate; NaN becomes 0. Behind
+// number.cuh, which reads half precision.
+
+typedef unsigned long long uint64;
+
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ half_bits as_half(float f) {
+    half_bits h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
+    return h;
+}
+__device__ __forceinline__ half_bits as_half(double d) {
+    half_bits h;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(d));
+    return h;
+}
+#else  // a host compiler, in tests
+template <class F> __device__ half_bits as_half(F f) {
+    const _Float16 h = static_cast<_Float16>(f);
+    return reinterpret_cast<const half_bits &>(h);
+}
+#endif
+
+template <class C, class S> struct Widen {
+    static __device__ __forceinline__ C of(S v) { return static_cast<C>(v); }
+};
+template <class C> struct Widen<C, half_bits> {
+    static __device__ __forceinline__ C of(half_bits v) { return as_float(v); }
+};
+// Small integers become floats by placing them in the mantissa of 2^23: plain additions run at twice the rate of
+// conversions, and a sample needs eight of them.
+template <> struct Widen<float, unsigned char> {
+    static __device__ __forceinline__ float of(unsigned char v) { return __int_as_float(0x4B000000 | v) - 8388608.0f; }
+};
+template <> struct Widen<float, unsigned short> {
+    static __device__ __forceinline__ float of(unsigned short v) { return __int_as_float(0x4B000000 | v) - 8388608.0f; }
+};
+template <> struct Widen<float, short> {
+    static __device__ __forceinline__ float of(short v) {
+        return __int_as_float(0x4B000000 | ((v ^ 0x8000) & 0xffff)) - 8421376.0f;
+    }
+};
+
+__device__ __forceinline__ float away_from_zero(float v) { return roundf(v); }
+__device__ __forceinline__ double away_from_zero(double v) { return round(v); }
+
+template <class T> struct Range;
+template <> struct Range<signed char> { static constexpr signed char low = -128, high = 127; };
+template <> struct Range<unsigned char> { static constexpr unsigned char low = 0, high = 255; };
+template <> struct Range<short> { static constexpr short low = -32768, high = 32767; };
+template <> struct Range<unsigned short> { static constexpr unsigned short low = 0, high = 65535; };
+template <> struct Range<int> { static constexpr int low = -2147483647 - 1, high = 2147483647; };
+template <> struct Range<unsigned> { static constexpr unsigned low = 0, high = 4294967295u; };
+template <> struct Range<int64> { static constexpr int64 low = -9223372036854775807ll - 1, high = 9223372036854775807ll; };
+template <> struct Range<uint64> { static constexpr uint64 low = 0, high = 18446744073709551615ull; };
+
+template <class T, class C> struct Narrow {
+    static __device__ __forceinline__ T of(C v) {
+        const C whole = away_from_zero(v);
+        if (whole != whole) return 0;
+        if (whole <= static_cast<C>(Range<T>::low)) return Range<T>::low;
+        if (whole >= static_cast<C>(Range<T>::high)) return Range<T>::high;
+        return static_cast<T>(whole);
+    }
+};
+template <class C> struct Narrow<float, C> {
+    static __device__ __forceinline__ float of(C v) { return static_cast<float>(v); }
+};
+template <class C> struct Narrow<double, C> {
+    static __device__ __forceinline__ double of(C v) { return v; }
+};
+template <> struct Narrow<half_bits, float> {
+    static __device__ __forceinline__ half_bits of(float v) { return as_half(v); }
+};
+template <> struct Narrow<half_bits, double> {
+    static __device__ __forceinline__ half_bits of(double v) { return as_half(v); }
+};
+
+// What is written once and not read again leaves the caches to what is.
+template <class T> __device__ __forceinline__ void store(T *p, T v) { __stcs(p, v); }
+__device__ __forceinline__ void store(half_bits *p, half_bits v) { __stcs(&p->bits, v.bits); }

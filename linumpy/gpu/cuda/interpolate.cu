@@ -1,0 +1,162 @@
+// Sample an image: at given places (`map_points`), or on a grid under an affine map (`affine`).
+//
+// Definitions: those of sampling.cuh, TARGET, and COORDINATE (float or double) with FIELD (0 or 1) for `map_points`,
+// WARP_X (lanes of a warp along x: 32 or 8) for `affine`. Never a shape.
+#include "number.cuh"
+#include "elements.cuh"
+#include "sampling.cuh"
+
+constexpr int THREADS = 256;
+
+__device__ __forceinline__ Image image_of(int n0, int n1, int n2) {
+    return Image{{n0, n1, n2}, {0, 0, 0}, {n0, n1, n2}};
+}
+
+#ifdef COORDINATE
+#if FIELD
+typedef double PLACE;
+#else
+typedef COORDINATE PLACE;
+#endif
+
+// Points of a thread. They lie a block apart, so that neighbouring lanes sample neighbouring points.
+constexpr int POINTS = ORDER == 3 ? 2 : 4;
+
+// coordinates: RANK × count. With FIELD they are displacements from the voxels of a grid (planes of rows × columns), in
+// units of 1 / scale voxels.
+extern "C" __global__ void __launch_bounds__(THREADS)
+map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
+           int64 count, int channels, int n0, int n1, int n2, double outside, int rows, int columns, double scale0,
+           double scale1, double scale2) {
+    const Image image = image_of(n0, n1, n2);
+    const unsigned limits[3] = {limit(image, 0), limit(image, 1), limit(image, 2)};
+    const INDEX row = n2, plane = static_cast<INDEX>(n1) * n2;
+    const COMPUTE cval = static_cast<COMPUTE>(outside);
+    const int64 first = static_cast<int64>(blockIdx.x) * (THREADS * POINTS) + threadIdx.x;
+
+    PLACE c[POINTS][3];
+#pragma unroll
+    for (int k = 0; k < POINTS; ++k) {
+        const int64 p = first + k * THREADS;
+        c[k][0] = 0;
+        if (p >= count) continue;
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; ++a) c[k][a] = __ldcs(coordinates + (a - FIRST_AXIS) * count + p);
+#if FIELD
+        const INDEX q = static_cast<INDEX>(p), line = q / columns;
+        const double grid[3] = {static_cast<double>(line / rows), static_cast<double>(line % rows),
+                                static_cast<double>(q - line * columns)};
+        const double scale[3] = {scale0, scale1, scale2};
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; ++a) c[k][a] = __dadd_rn(grid[a], __dmul_rn(c[k][a], scale[a]));
+#endif
+    }
+    for (int channel = 0; channel < channels; ++channel) {
+        const SOURCE *here = data + static_cast<int64>(channel) * n0 * plane;
+        COMPUTE value[POINTS];
+#pragma unroll
+        for (int k = 0; k < POINTS; ++k) {
+            if (first + k * THREADS >= count) continue;
+            decltype(locate(PLACE(), COMPUTE())) at[3];
+            bool inner = true;
+#pragma unroll
+            for (int a = FIRST_AXIS; a < 3; ++a) {
+                at[a] = locate(c[k][a], COMPUTE());
+                at[a].voxel -= BEFORE;
+                inner = inner && static_cast<unsigned>(at[a].voxel) < limits[a];
+            }
+            if (inner) {
+                const INDEX z = RANK == 3 ? at[0].voxel : 0;
+                value[k] = sum_inside(here + ((z * n1 + at[1].voxel) * row + at[2].voxel), at, row, plane);
+            } else {
+                value[k] = sample_edge(here, c[k][0], c[k][1], c[k][2], image, cval);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < POINTS; ++k) {
+            const int64 p = first + k * THREADS;
+            if (p < count) store(target + channel * count + p, Narrow<TARGET, COMPUTE>::of(value[k]));
+        }
+    }
+}
+#endif
+
+#ifdef WARP_X
+constexpr int TILE_X = 32, TILE_Y = 8, MARCH = ORDER == 3 ? 2 : 4;
+
+// Place of a voxel of the output along one axis, in SciPy's order of operations.
+__device__ __forceinline__ double exactly(double m0, double m1, double m2, double shift, double z, double y, double x) {
+    double c = RANK == 3 ? __dadd_rn(shift, __dmul_rn(z, m0)) : shift;
+    c = __dadd_rn(c, __dmul_rn(y, m1));
+    return __dadd_rn(c, __dmul_rn(x, m2));
+}
+
+// A thread makes MARCH voxels, one after another along the slowest axis. The place of a voxel depends on its number in
+// the whole output and on nothing else: not on where a block starts, nor on which thread makes it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double m00, double m01, double m02, double m10,
+       double m11, double m12, double m20, double m21, double m22, double s0, double s1, double s2, int start0,
+       int start1, int start2, int shape0, int shape1, int shape2, int whole0, int whole1, int whole2, int at0, int at1,
+       int at2, int box0, int box1, int box2, int channels, double outside) {
+    const Image image = {{whole0, whole1, whole2}, {at0, at1, at2}, {box0, box1, box2}};
+    const unsigned limits[3] = {limit(image, 0), limit(image, 1), limit(image, 2)};
+    const double m[3][3] = {{m00, m01, m02}, {m10, m11, m12}, {m20, m21, m22}}, shift[3] = {s0, s1, s2};
+    const INDEX row = box2, plane = static_cast<INDEX>(box1) * box2;
+    const COMPUTE cval = static_cast<COMPUTE>(outside);
+
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    constexpr unsigned WARP_Y = 32 / WARP_X, WARPS_X = TILE_X / WARP_X;
+    const unsigned in_x = lane % WARP_X + warp % WARPS_X * WARP_X, in_y = lane / WARP_X + warp / WARPS_X * WARP_Y;
+
+    const unsigned tiles_x = (shape2 + TILE_X - 1u) / TILE_X;
+    constexpr unsigned ROWS = RANK == 3 ? TILE_Y : TILE_Y * MARCH;
+    const unsigned tiles_y = (shape1 + ROWS - 1) / ROWS;
+    const unsigned tile_x = blockIdx.x % tiles_x, rest = blockIdx.x / tiles_x;
+    const int x = static_cast<int>(tile_x * TILE_X + in_x), y = static_cast<int>(rest % tiles_y * ROWS + in_y);
+    const int z = RANK == 3 ? static_cast<int>(rest / tiles_y * MARCH) : 0;
+    if (x >= shape2 || y >= shape1) return;
+
+    const double gx = static_cast<double>(x) + start2, gy = static_cast<double>(y) + start1;
+    const double gz = static_cast<double>(z) + start0;
+    double fixed[3];  // the part of a place that does not change on the march, as a fixed-point number
+#pragma unroll
+    for (int a = FIRST_AXIS; a < 3; ++a) {
+        fixed[a] = __fma_rn(m[a][2], gx, shift[a] + RAISE);
+        if (RANK == 3) fixed[a] = __fma_rn(m[a][1], gy, fixed[a]);
+    }
+#pragma unroll
+    for (int k = 0; k < MARCH; ++k) {
+        const int zk = RANK == 3 ? z + k : 0, yk = RANK == 3 ? y : y + k * TILE_Y;
+        if (RANK == 3 ? zk >= shape0 : yk >= shape1) break;
+        const double pz = gz + (RANK == 3 ? k : 0), py = gy + (RANK == 3 ? 0 : k * TILE_Y);
+        decltype(locate(0.0, COMPUTE())) at[3];
+        bool inner = true;
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; ++a) {
+#if WIDE
+            at[a] = locate(exactly(m[a][0], m[a][1], m[a][2], shift[a], pz, py, gx), COMPUTE());
+#else
+            at[a] = locate_raised(__fma_rn(RANK == 3 ? m[a][0] : m[a][1], RANK == 3 ? pz : py, fixed[a]));
+#endif
+            at[a].voxel -= BEFORE + image.start[a];
+            inner = inner && static_cast<unsigned>(at[a].voxel) < limits[a];
+        }
+        double c[3] = {0, 0, 0};
+        if (!inner)
+            for (int a = FIRST_AXIS; a < 3; ++a) c[a] = exactly(m[a][0], m[a][1], m[a][2], shift[a], pz, py, gx);
+        const int64 to = (static_cast<int64>(zk) * shape1 + yk) * shape2 + x;
+        for (int channel = 0; channel < channels; ++channel) {
+            const SOURCE *here = data + static_cast<int64>(channel) * box0 * plane;
+            COMPUTE value;
+            if (inner) {
+                const INDEX vz = RANK == 3 ? at[0].voxel : 0;
+                value = sum_inside(here + ((vz * box1 + at[1].voxel) * row + at[2].voxel), at, row, plane);
+            } else {
+                value = sample_edge(here, c[0], c[1], c[2], image, cval);
+            }
+            const int64 size = static_cast<int64>(shape0) * shape1 * shape2;
+            store(target + channel * size + to, Narrow<TARGET, COMPUTE>::of(value));
+        }
+    }
+}
+#endif

@@ -1,0 +1,97 @@
+"""What resampling functions are asked for, checked and brought into one form.
+
+In: what the caller gives. Out: plain numbers and shapes. Errors: ``ValueError`` and ``TypeError`` that name the value.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import to_host
+
+#: SciPy's names of what lies outside of an image.
+MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
+
+
+def check_image(image: Any) -> None:
+    """Refuse what cannot be interpolated."""
+    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+        raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
+    if image.dtype.kind not in "biufc":
+        raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers can")
+    if image.ndim < 1:
+        raise ValueError("an image of 0 axes cannot be interpolated")
+
+
+def check_spline(order: Any, mode: Any) -> None:
+    """Refuse an order or a mode that SciPy does not know."""
+    if isinstance(order, bool) or order not in range(6):
+        raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join(MODES)}")
+
+
+def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bring a matrix of any form that SciPy takes into a square one and an offset.
+
+    Parameters
+    ----------
+    matrix : array_like
+        ``(rank,)`` for a diagonal, ``(rank, rank)``, ``(rank, rank + 1)`` with the offset in its last column, or
+        ``(rank + 1, rank + 1)``, homogeneous.
+    offset : float or array_like
+        Ignored where the matrix holds one, as SciPy does.
+    rank : int
+        Axes of the image.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (rank, rank)
+        The matrix.
+    numpy.ndarray of float64, (rank,)
+        The offset.
+    """
+    given = np.asarray(to_host(matrix), np.float64)
+    shift = np.asarray(to_host(offset), np.float64)
+    shift = np.full(rank, float(shift)) if shift.ndim == 0 else shift
+    if given.ndim == 1 and len(given) == rank:
+        given = np.diag(given)
+    elif given.shape in ((rank, rank + 1), (rank + 1, rank + 1)):
+        if given.shape[0] == rank + 1 and not np.array_equal(given[-1], [0] * rank + [1]):
+            raise ValueError(f"the last row of a homogeneous matrix is {given[-1].tolist()}: it must be 0, …, 0, 1")
+        given, shift = given[:rank, :rank], given[:rank, rank]
+    if given.shape != (rank, rank):
+        raise ValueError(
+            f"a matrix of shape {given.shape} does not map an image of {rank} axes: ({rank},), ({rank}, {rank}), "
+            f"({rank}, {rank + 1}) and ({rank + 1}, {rank + 1}) do"
+        )
+    if shift.shape != (rank,):
+        raise ValueError(f"offset {shift.tolist()}: an image of {rank} axes needs one number, or one for each")
+    if not (np.isfinite(given).all() and np.isfinite(shift).all()):
+        raise ValueError("the matrix or the offset has numbers that are not finite")
+    return given, shift
+
+
+def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Check a shape; None gives the default."""
+    if shape is None:
+        return default
+    sizes = tuple(int(n) for n in shape)
+    if len(sizes) != len(default) or min(sizes) < 0:
+        raise ValueError(f"{name}={tuple(shape)!r}: {len(default)} sizes of 0 or more are needed")
+    return sizes
+
+
+def read_output(output: Any, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
+    """Settle the dtype of a result, and the array to put it in, if one is given."""
+    if output is None:
+        return np.dtype(dtype), None
+    if not hasattr(output, "shape"):
+        return np.dtype(output), None
+    if tuple(output.shape) != shape:
+        raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
+    return np.dtype(output.dtype), output

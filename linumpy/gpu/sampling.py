@@ -1,0 +1,184 @@
+"""Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
+
+In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``interpolate.cu`` for
+two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is compiled for a
+shape. Temporary memory: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+
+#: As SciPy names them, by the number that the kernels give them.
+MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
+ORDERS, RANKS = (0, 1, 3), (2, 3)
+#: Integers of 32 bits and more do not fit into a float.
+_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
+#: SciPy pads the image before it filters it for splines in these modes.
+_PADDED = ("nearest", "grid-constant")
+_THREADS = 256
+_POINTS = {0: 4, 1: 4, 3: 2}  # POINTS and MARCH of interpolate.cu
+_TILE_X, _TILE_Y = 32, 8
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How an image is sampled.
+
+    Attributes
+    ----------
+    order : int
+        Of the spline: 0, 1 or 3.
+    mode : str
+        One of :data:`MODES`: what lies outside.
+    cval : float
+        The value there, for the constant modes.
+    """
+
+    order: int
+    mode: str
+    cval: float
+
+
+def can_sample(image: Any, order: int, mode: str) -> bool:
+    """Say whether the kernels sample this kind of image."""
+    kind = image.dtype.str[1:]
+    if order == 3 and mode in _PADDED:
+        return False
+    return image.ndim in RANKS and order in ORDERS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
+
+
+def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
+    """Sample at given places.
+
+    Parameters
+    ----------
+    image : cupy.ndarray
+        Of two or three axes, C-contiguous, not empty.
+    coordinates : cupy.ndarray of float32 or float64, (rank, count)
+        Places in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in other
+        modes.
+    how : Sampler
+        Order, mode, constant value.
+    out : cupy.ndarray, (count,)
+        C-contiguous.
+    """
+    count = coordinates.shape[1]
+    if not count:
+        return
+    spec = _spec("map_points", image, out, how, COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]], FIELD="0")
+    blocks = -(-count // (_THREADS * _POINTS[how.order]))
+    sizes = int32(*_three(image.shape))
+    grid = (np.float64(how.cval), *int32(1, 1), *map(np.float64, (1, 1, 1)))
+    load(spec)((blocks,), (_THREADS,), (image, coordinates, out, *int64(count), *int32(1), *sizes, *grid))
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """A map from voxels of an output to places in an image: place = matrix @ voxel + offset.
+
+    Attributes
+    ----------
+    matrix : tuple of tuple of float, (rank, rank)
+        Row by row.
+    offset : tuple of float, (rank,)
+        In voxels of the image.
+    """
+
+    matrix: tuple[tuple[float, ...], ...]
+    offset: tuple[float, ...]
+
+
+def sample_affine(
+    box: Any,
+    affine: AffineMap,
+    how: Sampler,
+    out: Any,
+    *,
+    whole: Sequence[int] | None = None,
+    box_start: Sequence[int] | None = None,
+    out_start: Sequence[int] | None = None,
+) -> None:
+    """Sample on the grid of an affine map, all of it or a block.
+
+    A voxel's value depends on its number in the whole output and on the whole image's shape, not on how the work is
+    cut: blocks are the whole, bit for bit.
+
+    Parameters
+    ----------
+    box : cupy.ndarray
+        The image, or a box of it that holds all voxels this block needs; C-contiguous.
+    affine : AffineMap
+        From voxels of the whole output to places in the whole image.
+    how : Sampler
+        Order, mode, constant value.
+    out : cupy.ndarray
+        The output, or a block of it; C-contiguous.
+    whole : sequence of int, optional
+        Shape of the whole image; by default that of `box`.
+    box_start, out_start : sequence of int, optional
+        Where box and block begin in the whole; by default at 0.
+    """
+    if not out.size:
+        return
+    rank = box.ndim
+    place = AffineMap(*_padded(affine, rank))
+    spec = _spec("affine", box, out, how, WARP_X=str(_warp_x(affine, rank)))
+    shape = _three(out.shape)
+    rows = _TILE_Y if rank == 3 else _TILE_Y * _POINTS[how.order]
+    blocks = -(-shape[2] // _TILE_X) * -(-shape[1] // rows)
+    if rank == 3:
+        blocks *= -(-shape[0] // _POINTS[how.order])
+    zeros = (0,) * rank
+    starts = [_three(one if one is not None else zeros, 0) for one in (out_start, box_start)]
+    integers = (*starts[0], *shape, *_three(whole or box.shape), *starts[1], *_three(box.shape), 1)
+    numbers = [np.float64(value) for row in place.matrix for value in row] + [np.float64(v) for v in place.offset]
+    load(spec)((blocks,), (_THREADS,), (box, out, *numbers, *int32(*integers), np.float64(how.cval)))
+
+
+def _spec(name: str, image: Any, out: Any, how: Sampler, **more: str) -> KernelSpec:
+    source, target = image.dtype.str[1:], out.dtype.str[1:]
+    wide = not (source in _IN_FLOAT and target in _IN_FLOAT)
+    defines = {
+        "SOURCE": CUDA_TYPES[source],
+        "TARGET": CUDA_TYPES[target],
+        "COMPUTE": "double" if wide else "float",
+        "WIDE": str(int(wide)),
+        "RANK": str(image.ndim),
+        "ORDER": str(how.order),
+        "MODE": str(MODES.index(how.mode)),
+        "INDEX": "int64" if max(image.size, out.size) >= 2**31 - 2**20 else "int",
+        **more,
+    }
+    return KernelSpec("interpolate", name, tuple(defines.items()))
+
+
+def _three(sizes: Sequence[int], first: int = 1) -> tuple[int, ...]:
+    """Put an axis of one voxel before two."""
+    return (first,) * (3 - len(sizes)) + tuple(int(one) for one in sizes)
+
+
+def _padded(affine: AffineMap, rank: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    matrix = np.zeros((3, 3))
+    matrix[3 - rank :, 3 - rank :] = affine.matrix
+    offset = np.zeros(3)
+    offset[3 - rank :] = affine.offset
+    return tuple(tuple(row) for row in matrix.tolist()), tuple(offset.tolist())
+
+
+def _warp_x(affine: AffineMap, rank: int) -> int:
+    """Choose how many of a warp's threads lie along X: all where X stays X, else a square that touches fewer lines."""
+    matrix = np.abs(np.asarray(affine.matrix))
+    return 32 if matrix[:-1, -1].max(initial=0) <= 0.1 * matrix[-1, -1] else 8
+
+
+def contiguous(array: Any) -> Any:
+    """Return the array C-contiguous, as the kernels take it."""
+    return array_module(array).ascontiguousarray(array)

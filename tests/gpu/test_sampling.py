@@ -1,0 +1,167 @@
+"""The sampling kernels on the CPU, thread after thread, against SciPy."""
+
+import numpy as np
+import pytest
+from emulator import COMPILER, emulated
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from nvrtc import compile_kernel
+from scipy import ndimage
+
+from linumpy.gpu import sampling
+from linumpy.gpu.sampling import MODES, AffineMap, Sampler
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
+DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(sampling, "load", emulated)
+
+
+def image_of(dtype, shape, seed):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return rng.normal(0, 100, shape).astype(dtype)
+    info = np.iinfo(dtype)
+    return rng.integers(max(info.min, -(2**30)), min(info.max, 2**31), shape, endpoint=True).astype(dtype)
+
+
+def scipy_dtype(array):
+    """SciPy knows no float16."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+shapes = st.integers(2, 3).flatmap(lambda rank: st.tuples(*(st.integers(1, 9) for _ in range(rank))))
+
+
+def close(got, expected, image, order):
+    """Integers by one at most where rounding decides; floats by 1e-5 of the range."""
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    scale = float(np.abs(image.astype(np.float64)).max(initial=1))
+    tolerance = 1e-5 * scale if image.dtype.kind == "f" else max(1.0, 1e-5 * scale)
+    same = np.abs(got - expected) <= tolerance
+    return same | (np.isnan(got) & np.isnan(expected))
+
+
+@needs_compiler
+@settings(max_examples=150)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    order=st.sampled_from([0, 1, 3]),
+    mode=st.sampled_from(MODES),
+    kind=st.sampled_from(["f4", "f8"]),
+    far=st.sampled_from([0.4, 3.0, 40.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
+    rng = np.random.default_rng(seed)
+    image = image_of(dtype, shape, seed)
+    assume(sampling.can_sample(image, order, mode))
+    places = np.stack([rng.uniform(-far, n - 1 + far, 40) for n in shape]).astype(kind)
+    # Whole voxels are exact; halves are where rounding decides, and are left alone.
+    places[:, :10] = np.round(places[:, :10])
+    got = np.empty(40, dtype)
+    sampling.sample_points(image, places, Sampler(order, mode, 7.0), got)
+    expected = ndimage.map_coordinates(image, places, order=order, mode=mode, cval=7.0, prefilter=False)
+    assert close(got, expected, image, order).all()
+
+
+@needs_compiler
+@settings(max_examples=150)
+@given(
+    shape=shapes,
+    dtype=st.sampled_from(DTYPES),
+    order=st.sampled_from([0, 1, 3]),
+    mode=st.sampled_from(MODES),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_affine_as_scipy_and_blocks_as_the_whole(shape, dtype, order, mode, seed):
+    rng = np.random.default_rng(seed)
+    rank = len(shape)
+    image = image_of(dtype, shape, seed)
+    assume(sampling.can_sample(image, order, mode))
+    matrix = np.eye(rank) * rng.uniform(0.5, 2, rank) + rng.normal(0, 0.2, (rank, rank)) * rng.integers(0, 2)
+    offset = rng.uniform(-2, 2, rank)
+    out_shape = tuple(int(n) for n in rng.integers(1, 12, rank))
+    affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(offset.tolist()))
+    how = Sampler(order, mode, 3.0)
+    got = np.empty(out_shape, dtype)
+    sampling.sample_affine(image, affine, how, got)
+    expected = ndimage.affine_transform(
+        image, matrix, offset, out_shape, order=order, mode=mode, cval=3.0, prefilter=False
+    )
+    assert close(got, expected, image, order).mean() > 0.99
+    cut = tuple(int(rng.integers(0, n)) for n in out_shape)
+    block = np.empty(tuple(n - c for n, c in zip(out_shape, cut, strict=True)), dtype)
+    sampling.sample_affine(image, affine, how, block, out_start=cut)
+    assert block.tobytes() == got[tuple(slice(c, None) for c in cut)].tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_places_that_are_no_numbers(mode, order):
+    image = image_of("f4", (5, 6, 7), 1)
+    bad = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 2.0**40])
+    places = np.ones((3, 6))
+    for axis in range(3):
+        here = places.copy()
+        here[axis] = bad
+        got = np.empty(6, "f4")
+        sampling.sample_points(image, here, Sampler(order, mode, 5.0), got)
+        if mode in ("constant", "grid-constant"):
+            assert np.allclose(got, 5)
+
+
+@needs_compiler
+def test_a_linear_field_is_exact():
+    z, y, x = np.meshgrid(*(np.arange(n, dtype="f4") for n in (8, 9, 10)), indexing="ij")
+    image = 2 * z + 3 * y - x
+    places = np.random.default_rng(0).uniform(0, 7, (3, 500))
+    got = np.empty(500, "f4")
+    sampling.sample_points(image, places, Sampler(1, "nearest", 0.0), got)
+    assert np.allclose(got, 2 * places[0] + 3 * places[1] - places[2], atol=1e-5)
+
+
+@needs_compiler
+def test_a_box_gives_what_the_whole_gives():
+    image = image_of("u2", (20, 22, 24), 3)
+    affine = AffineMap(((0.7, 0.1, 0), (-0.1, 0.8, 0.05), (0, 0.1, 0.9)), (1.3, 2.1, 0.4))
+    for mode in MODES:
+        how = Sampler(1, mode, 9.0)
+        whole = np.empty((15, 15, 15), "u2")
+        sampling.sample_affine(image, affine, how, whole)
+        box = np.ascontiguousarray(image[2:18, 1:20, 3:22])
+        block = np.empty((4, 4, 4), "u2")
+        where = {"whole": image.shape, "box_start": (2, 1, 3), "out_start": (5, 5, 6)}
+        sampling.sample_affine(box, affine, how, block, **where)
+        assert np.array_equal(block, whole[5:9, 5:9, 6:10])
+
+
+def specs():
+    for source, target, rank, order, mode in [
+        ("u1", "u1", 3, 0, "constant"),
+        ("u2", "u2", 3, 1, "grid-wrap"),
+        ("i2", "i2", 2, 1, "reflect"),
+        ("f2", "f2", 3, 1, "nearest"),
+        ("f4", "f4", 3, 3, "mirror"),
+        ("f4", "u2", 2, 3, "wrap"),
+        ("f8", "f8", 3, 3, "grid-constant"),
+        ("i8", "u4", 2, 0, "mirror"),
+        ("f8", "f2", 2, 1, "constant"),
+    ]:
+        image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
+        how = Sampler(order, mode, 0.0)
+        yield sampling._spec("affine", image, out, how, WARP_X="32")
+        yield sampling._spec("affine", image, out, how, WARP_X="8")
+        for coordinate in ("float", "double"):
+            yield sampling._spec("map_points", image, out, how, COORDINATE=coordinate, FIELD="0")
+
+
+@pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))
+def test_the_kernels_compile(spec):
+    for architecture in ("sm_80", "sm_90"):
+        assert spec.name.encode() in compile_kernel(spec, architecture)
