@@ -94,7 +94,7 @@ class ReadReport:
             ("speed", f"{self.gib_per_second:.2f} GiB/s"),
         ]
         if self.decoder:
-            given_up = f"; {self.chunks_decoded_by_host:,} chunks by the host" if self.chunks_decoded_by_host else ""
+            given_up = f"; chunks decoded by the host: {self.chunks_decoded_by_host:,}" if self.chunks_decoded_by_host else ""
             rows.insert(4, ("decoder", self.decoder + given_up))
         if self.fallback:
             rows.insert(2, ("fallback", self.fallback))
