@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Time resampling, beside cupyx.scipy.ndimage on the same arrays, on this machine's GPU.
 
-Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients that are there already),
-at places that follow the grid and at random ones. Each result is checked first, at 2000 places, against SciPy in
-float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's
-time over linumpy's; "of copy" is the rate of bytes that must at least be read and written (places and result, or image
-and result), as a part of a plain copy's.
+Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients that are there
+already), at places that follow the grid and at random ones. Each result is checked first, at 2000 places, against SciPy
+in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is
+CuPy's time over linumpy's; "of copy" is the rate of bytes that must at least be read and written (places and result, or
+image and result), as a part of a plain copy's.
 
 For example:
   linum-benchmark-resampling

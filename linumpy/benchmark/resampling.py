@@ -51,7 +51,7 @@ def _map(xp: ModuleType, scale: float, name: str, dtype: str, order: int, *, smo
     places = _smooth_places(xp, side) if smooth else _random_places(xp, side)
     ndimage = _peer_module(image)
     source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
-    options = {"order": order, "mode": "constant", "prefilter": False}
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
 
     def check(got: Any) -> str:
         some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
@@ -78,7 +78,7 @@ def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float) -
     ndimage = _peer_module(image)
     source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
     offset = side / 2 - _TURN @ np.full(3, side / 2)
-    options = {"order": order, "mode": "constant", "prefilter": False}
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
 
     def check(got: Any) -> str:
         some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
