@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from test_sampling import close, image_of, shapes
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
@@ -39,7 +39,7 @@ def test_points_as_scipy(cupy, shape, dtype, order, mode, kind, prefilter, seed)
     assert close(got, expected, image, order).mean() > 0.98
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
