@@ -142,7 +142,7 @@ def sample_affine(
     numbers = [np.float64(value) for row in place.matrix for value in row] + [np.float64(v) for v in place.offset]
     brick = _brick(affine, how, box, out)
     if brick is not None:
-        spec = _spec("affine_brick", box, out, how, BRICK="1")
+        spec = _spec("affine_brick", box, out, how, BRICK=str(_TILE[0]))
         blocks = math.prod(-(-n // tile) for n, tile in zip(out.shape, _TILE, strict=True))
         args = (box, out, *numbers, *int32(*integers, *brick.shape, brick.pitch), np.float64(how.cval))
         kernel = load(spec)

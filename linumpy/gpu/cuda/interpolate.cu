@@ -1,7 +1,7 @@
 // Sample an image: at given places (`map_points`), or on a grid under an affine map (`affine`).
 //
 // Definitions: those of sampling.cuh, TARGET, and COORDINATE (float or double) with FIELD (0 or 1) for `map_points`,
-// WARP_X (lanes of a warp along x: 32 or 8) for `affine`, BRICK for `affine_brick`. Never a shape.
+// WARP_X (lanes of a warp along x: 32 or 8) for `affine`, BRICK (planes of a tile) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "sampling.cuh"
@@ -162,7 +162,7 @@ affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double m00,
 #endif
 
 #ifdef BRICK
-constexpr int TILE_X = 32, TILE_Y = 8, TILE_Z = 8;
+constexpr int TILE_X = 32, TILE_Y = 8, TILE_Z = BRICK, FETCH = 8;
 
 // As `affine` for three axes, with all voxels that a tile of the output needs brought into shared memory first. A row of
 // the brick is a multiple of 32 voxels long, so that lanes whose places lie in different rows find different banks.
@@ -195,11 +195,24 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, doubl
         const double down = floor(fmin(fmax(least, -1e9), 1e9)) - 1 - BEFORE;
         first[a] = static_cast<int>(down) - image.start[a];
     }
-    for (int line = warp; line < brick0 * brick1; line += THREADS / 32) {
-        const int z = min(max(first[0] + line / brick1, 0), box0 - 1), y = min(max(first[1] + line % brick1, 0), box1 - 1);
-        const SOURCE *from = data + (static_cast<INDEX>(z) * box1 + y) * row;
-        for (int x = lane; x < brick2; x += 32)
-            brick[line * pitch + x] = Widen<COMPUTE, SOURCE>::of(from[min(max(first[2] + x, 0), box2 - 1)]);
+    // Many loads at a time: what counts here is how long the first of them takes. Counts are small enough that a
+    // product with the reciprocal, half a unit further, divides them exactly.
+    const float per_row = 1.0f / brick2, per_plane = 1.0f / brick1;
+    const int total = brick0 * brick1 * brick2;
+    for (int begin = threadIdx.x; begin < total; begin += FETCH * THREADS) {
+        SOURCE fetched[FETCH];
+        int to[FETCH];
+#pragma unroll
+        for (int k = 0; k < FETCH; ++k) {
+            const int i = min(begin + k * THREADS, total - 1);
+            const int line = static_cast<int>((i + 0.5f) * per_row), x = i - line * brick2;
+            const int p = static_cast<int>((line + 0.5f) * per_plane), q = line - p * brick1;
+            const int z = min(max(first[0] + p, 0), box0 - 1), y = min(max(first[1] + q, 0), box1 - 1);
+            fetched[k] = data[(static_cast<INDEX>(z) * box1 + y) * row + min(max(first[2] + x, 0), box2 - 1)];
+            to[k] = line * pitch + x;
+        }
+#pragma unroll
+        for (int k = 0; k < FETCH; ++k) brick[to[k]] = Widen<COMPUTE, SOURCE>::of(fetched[k]);
     }
     __syncthreads();
     if (x0 + lane >= shape2 || y0 + warp >= shape1) return;
