@@ -102,6 +102,24 @@ def test_an_empty_volume():
 
 
 @needs_compiler
+@pytest.mark.parametrize("access", [4, 16])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4", "f8"])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_neighbours_move_together_or_apart(monkeypatch, dtype, wrap, access):
+    rng = np.random.default_rng(3)
+    vol = rng.gamma(2.0, 20.0, (21, 5, 48)).astype(dtype)
+    steps = np.repeat(rng.integers(-12, 13, (5, 8)), 6, axis=1)  # steps lie within some accesses, and between others
+    steps[0, 0], steps[1, 1] = 2**31 - 1, -(2**31)
+    expected = slow(vol, np.clip(steps, -(2**30), 2**30), 0, (0, 0), wrap, 7)
+    monkeypatch.setattr(gather, "load", emulated)
+    monkeypatch.setattr(gather, "is_device_array", lambda _: True)
+    monkeypatch.setattr(gather, "_ACCESS_BYTES", access)
+    assert np.array_equal(shift_along_depth(vol, steps, wrap=wrap, fill_value=7), expected)
+    odd = vol[:, :, 1:]  # begins where no wide access may
+    assert np.array_equal(shift_along_depth(odd, steps[:, 1:], wrap=wrap, fill_value=7), expected[:, :, 1:])
+
+
+@needs_compiler
 @pytest.mark.parametrize("planes", [3, 40])
 def test_other_planes_than_the_volume_has(monkeypatch, planes):
     vol = np.random.default_rng(0).normal(size=(9, 20, 11)).astype("f4")
@@ -145,13 +163,15 @@ def test_bad_input(vol, shifts, options, error, message):
 
 @pytest.mark.parametrize("dtype", CUDA_TYPES)
 def test_gather_compiles(dtype):
-    for linear, wrap, depth_lane in [
-        (False, False, False),
-        (False, True, True),
-        (True, False, True),
-        (True, True, False),
+    widest = max(1, 4 // np.dtype(dtype).itemsize)
+    for linear, wrap, depth_lane, vec in [
+        (False, False, False, widest),
+        (False, True, False, 1),
+        (False, True, True, 1),
+        (True, False, True, 1),
+        (True, True, False, 1),
     ]:
-        spec = gather.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane)
+        spec = gather.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
         assert b"shift_along_depth" in compile_kernel(spec, "sm_90")
 
 
