@@ -22,6 +22,8 @@ _ACCUMULATORS = {"float32": "float", "float64": "double"}
 _THREADS = 256
 _UNROLL = 8  # as in projection.cu
 _STATE_BYTES = 48
+#: Shared memory of a thread for the states that it hands over at once.
+_SHARED_BYTES = 64
 #: Blocks that keep a large device busy.
 _BLOCKS = 1024
 
@@ -193,7 +195,7 @@ def _launch(xp: Any, vol: Any, axis: int, results: dict[str, Any], accumulate: s
         (plan.blocks * plan.parts,),
         (plan.lanes * plan.segments,),
         (vol, *outputs, partials, *int64(*sizes), *uint32(plan.lanes, plan.blocks, plan.parts)),
-        shared_mem=plan.lanes * plan.segments * _STATE_BYTES,
+        shared_mem=plan.lanes * plan.segments * _SHARED_BYTES,
     )
     if plan.parts > 1:
         load(kernel_spec("merge_partials", vol.dtype, accumulate, want, plan.vec, plan.rows))(
