@@ -143,8 +143,9 @@ def lines(
     threads = next(n for n in _LINE_THREADS if depth <= n)
     padded = -(-depth // _GROUP) * _GROUP + 2 * radius
     args = (mean, surface, *profile, *int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*to))
-    spec = kernel_spec("march_lines", np.dtype(np.float32), cutting=cutting, s=s, radius=radius)
-    return Launch(spec, count * segments, threads, args, 4 * 2 * _GROUP * (padded + padded // 8 + 1))
+    spec = kernel_spec("march_lines", np.dtype(np.float32), cutting=cutting, s=s, radius=radius, threads=threads)
+    words = 2 * _GROUP * (padded + padded // 8 + 1) + radius + 1
+    return Launch(spec, count * segments, threads, args, 4 * words)
 
 
 def _segment(s: int) -> int:
@@ -153,7 +154,14 @@ def _segment(s: int) -> int:
 
 
 def kernel_spec(
-    name: str, source: np.dtype, *, log: str = "0", cutting: str = "0", s: int = 1, radius: int = 1
+    name: str,
+    source: np.dtype,
+    *,
+    log: str = "0",
+    cutting: str = "0",
+    s: int = 1,
+    radius: int = 1,
+    threads: int = _LINE_THREADS[0],
 ) -> KernelSpec:
     """Choose a kernel of interface_march.cu; what it does not look at is left at its default."""
     defines = {
@@ -162,5 +170,6 @@ def kernel_spec(
         "CUTTING": cutting,
         "S": str(s),
         "RADIUS": str(radius),
+        "THREADS": str(threads),
     }
     return KernelSpec("interface_march", name, tuple(defines.items()))

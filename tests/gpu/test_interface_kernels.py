@@ -152,7 +152,8 @@ def test_marches_compile(dtype):
 def test_marches_along_depth_compile(s, radius, architecture):
     for name in ("march_columns", "march_lines"):
         for cutting in "01":
-            spec = interface_march.kernel_spec(name, np.dtype("f4"), cutting=cutting, s=s, radius=radius)
+            options = {"cutting": cutting, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
+            spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
             assert name.encode() in compile_kernel(spec, architecture)
 
 

@@ -1,8 +1,9 @@
 // Find the surface of tissue, marching: a thread goes along an axis and keeps what its window covers in registers, so
 // that every voxel is read once and its logarithm taken once. For common sizes of the window; interface.cu has the rest.
 //
-// Compiled for SOURCE, LOG and CUTTING as interface.cu, and for S (voxels of the mean, 1 to 32) and RADIUS (of the
-// derivative, 1 to 16), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
+// Compiled for SOURCE, LOG and CUTTING as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the derivative,
+// 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
+// are called a (outer) and b (inner).
 //
 // Eight rows at a time: a march starts S - 1 rows before its first mean, and what it has by then is not stored.
 
@@ -165,8 +166,8 @@ march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stri
 
 // The profile at GROUP neighbouring places of a line, of which value[RADIUS] is the first. Pairs are taken together, so
 // that a constant line gives exactly nothing where their weights are opposite.
-__device__ inline void profiles(const float (&value)[2 * RADIUS + GROUP], const float (&weights)[RADIUS + 1],
-                                float sign, float (&out)[GROUP]) {
+__device__ inline void profiles(const float (&value)[2 * RADIUS + GROUP], const float *weights, float sign,
+                                float (&out)[GROUP]) {
 #pragma unroll
     for (int d = 0; d < GROUP; ++d) out[d] = weights[0] * value[RADIUS + d];
 #pragma unroll
@@ -207,9 +208,9 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
     surface[a * to_a + (line - a * size_b) * to_b] = steepest.surface(half_s_z, depth);
 }
 
-// Where depth is contiguous, of RADIUS + GROUP voxels at least and as many as a block has threads at most: a block
-// marches along b, a thread a voxel of depth; then a warp takes a line of the GROUP that are there.
-extern "C" __global__ void __launch_bounds__(512)
+// Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most: a block marches along b, a thread for
+// each voxel of depth; then a warp takes a line of the GROUP that are there.
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
 march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
             double half_s_z, int size_b, int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
     extern __shared__ float shared[];
@@ -224,9 +225,8 @@ march_lines(const float *__restrict__ mean, int *__restrict__ surface, const flo
     const int below = inside && RADIUS + 2 * depth - 1 - t < padded ? RADIUS + 2 * depth - 1 - t : -1;
     const float *const column = mean + a * size_b * depth + t;
     const float scale = 1.0f / S, sign = odd ? -1.0f : 1.0f;
-    float weights[RADIUS + 1];
-#pragma unroll
-    for (int k = 0; k <= RADIUS; ++k) weights[k] = given[k];
+    float *const weights = shared + 2 * GROUP * pitch;  // registers are short here
+    if (t <= RADIUS) weights[t] = given[t];
     Windows windows;
     float next[GROUP], sum[GROUP];
     int from = begin - S / 2;
