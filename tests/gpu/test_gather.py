@@ -96,6 +96,26 @@ def test_no_voxel_is_left_where_the_shift_is_huge():
         assert (shift_along_depth(vol, shifts, fill_value=7) == 7).all()
 
 
+HUGE = [np.array([[2**31 - 1, -(2**31)]], "i4"), np.array([[np.nan, 1e30]], "f4"), np.array([[-np.inf, np.inf]], "f4")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+@pytest.mark.parametrize("shifts", HUGE, ids=lambda s: str(s[0, 0]))
+def test_the_kernel_itself_knows_what_is_beyond(monkeypatch, shifts, depth_axis):
+    monkeypatch.setattr(gather, "load", emulated)
+    got = gather._by_kernel(np.ones((40, 3, 50), "f4"), shifts, depth_axis, (0, 0), False, np.array(7, "f4"), 40)
+    assert (got == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shifts", [*HUGE, np.array([[-(2**15)]], "i2"), np.array([[2**63]], "u8")], ids=str)
+def test_huge_shifts_on_a_device(cupy, shifts):
+    vol = cupy.ones((40, 3, 50), "u2")
+    assert bool((shift_along_depth(vol, cupy.asarray(shifts), fill_value=7) == 7).all())
+    assert bool((shift_along_depth(vol, shifts, depth_axis=2, fill_value=7) == 7).all())
+
+
 def test_an_empty_volume():
     assert shift_along_depth(np.ones((0, 3, 4)), np.array([[1]])).shape == (0, 3, 4)
     assert shift_along_depth(np.ones((2, 3, 4)), np.array([[1]]), planes=0, depth_axis=1).shape == (2, 0, 4)
