@@ -28,7 +28,7 @@ _THREADS = 256
 _POINTS = {0: 4, 1: 4, 3: 2}  # POINTS and MARCH of interpolate.cu
 _TILE_X, _TILE_Y = 32, 8
 _TILE = (8, 8, 32)  # of affine_brick
-#: Shared memory of a block: two of them fit on a multiprocessor.
+#: Shared memory of a block at most: two of them fit on a multiprocessor.
 _BRICK_NBYTES = 96 * 1024
 #: A kernel that wants more must ask for it.
 _WITHOUT_ASKING = 48 * 1024
@@ -170,7 +170,7 @@ class _Brick:
 
 def _brick(affine: AffineMap, how: Sampler, box: Any, out: Any) -> _Brick | None:
     """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
-    if box.ndim != 3 or how.order == 0:
+    if box.ndim != 3 or how.order < 3:  # with few neighbours the caches do as well
         return None
     reach = np.abs(np.asarray(affine.matrix)) @ (np.array(_TILE) - 1)
     if not (reach < 2**20).all():

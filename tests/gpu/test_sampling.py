@@ -164,7 +164,7 @@ def specs():
         how = Sampler(order, mode, 0.0)
         yield sampling._spec("affine", image, out, how, WARP_X="32")
         yield sampling._spec("affine", image, out, how, WARP_X="8")
-        if rank == 3 and order:
+        if rank == 3 and order == 3:
             yield sampling._spec("affine_brick", image, out, how, BRICK="8")
         for coordinate in ("float", "double"):
             yield sampling._spec("map_points", image, out, how, COORDINATE=coordinate, FIELD="0")
