@@ -69,6 +69,16 @@ def test_affine_as_scipy(cupy, shape, dtype, order, mode, form, seed):
     assert close(got, expected, image, order).mean() > 0.98
 
 
+@pytest.mark.parametrize("mode", ["reflect", "mirror", "grid-wrap", "constant"])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2, 2), (1, 1, 3), (4, 1)])
+def test_short_axes(cupy, mode, shape):
+    image = image_of("u2", shape, 0)
+    places = np.random.default_rng(0).uniform(0, np.array(shape)[:, None] - 1 + 1e-9, (len(shape), 30))
+    got = to_host(map_coordinates(cupy.asarray(image), cupy.asarray(places), order=3, mode=mode))
+    expected = ndimage.map_coordinates(image, places, order=3, mode=mode)
+    assert close(got, expected, image, 3).all()
+
+
 def test_nothing_is_compiled_for_a_shape(cupy, monkeypatch):
     made = []
     real = cupy.RawModule
