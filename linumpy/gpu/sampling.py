@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ _BRICK_NBYTES = 110 * 1024
 _WITHOUT_ASKING = 48 * 1024
 #: Voxels from row to row of a brick: 8 more or less than a multiple of 32 (see affine_brick).
 _PITCHES = (24, 40, 72)
+#: Of the numbers of a map's inverse, for bricks: single precision then holds a voxel's number to a hundredth.
+_LARGEST_INVERSE = 100.0
 #: Blocks along the second and third axis of a grid.
 _GRID_LIMIT = 2**16 - 1
 #: Columns and rows below which a grid of places is taken as a list.
@@ -51,10 +54,12 @@ _AFFINE_DTYPE = np.dtype(
     [
         *[("matrix", "f8", (3, 3)), ("shift", "f8", 3), ("outside", "f8"), ("begin", "i4", 3), ("shape", "i4", 3)],
         *_IMAGE,
+        *[("inverse", "f4", (3, 3)), ("per", "f4", 3), ("slack", "f4", 3)],
         *[("brick", "i4", 3), ("tiles", "i4", 2), ("aligned", "i4")],
     ],
     align=True,
 )
+_AFFINE_FIELDS = struct.Struct("13d15i15f6i")
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
     args["count"], args["outside"], args["whole"] = out.size, how.cval, _three(image.shape)
     shape = coordinates.shape[1:]
     cells = None
-    if scale is not None or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS):
+    is_grid = scale is not None or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
+    if is_grid:
         cut = (_SMALL_GRIDS if image.itemsize < 4 else _GRIDS)[order]
         args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
         args["scale"] = 0 if scale is None else _three(scale, 0)
@@ -182,7 +188,7 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
         cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=str(int(scale is not None)),
-        GRID=str(int(len(blocks) > 1 or args["tiles"].any())),
+        GRID=str(int(is_grid)),
         POINTS=str(cut.together),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
@@ -272,31 +278,41 @@ def sample_affine(
     """
     if not out.size:
         return
-    rank = box.ndim
-    args = np.zeros(1, _AFFINE_DTYPE)
-    args["matrix"][0, 3 - rank :, 3 - rank :] = affine.matrix
-    args["shift"][0, 3 - rank :] = affine.offset
-    args["outside"] = how.cval
+    rank, order = box.ndim, how.order
     shape = _three(out.shape)
-    args["shape"], args["box"] = shape, _three(box.shape)
-    args["whole"] = _three(whole if whole is not None else box.shape)
-    if out_start is not None:
-        args["begin"] = _three(out_start, 0)
-    if box_start is not None:
-        args["start"] = _three(box_start, 0)
-    brick = _brick(affine, how, box, out)
+    brick = _brick(affine, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
     if brick is not None:
-        cut, shared = _BRICKS[how.order], brick.nbytes
-        args["brick"], args["aligned"] = brick.shape, _has_aligned_rows(box)
-        name, more = "affine_brick", {"PITCH": str(brick.pitch)}
+        cut, name, more = _BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
-        cut, shared = _AFFINE[how.order], 0
-        name, more = "affine", {"WARP_X": str(_warp_x(affine))}
-    blocks, args["tiles"] = _blocks(shape, cut.tile, rank)
+        cut, name, more = _AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
+    blocks, tiles = _blocks(shape, cut.tile, rank)
+    numbers = (
+        *_matrix_and_shift(affine, rank),
+        how.cval,
+        *_three(out_start or (0,) * rank, 0),
+        *shape,
+        *_three(whole or box.shape),
+        *_three(box_start or (0,) * rank, 0),
+        *_three(box.shape),
+        *(brick.numbers if brick is not None else (0,) * 15),
+        *(brick.shape if brick is not None else (0,) * 3),
+        *tiles,
+        brick is not None and _has_aligned_rows(box),
+    )
+    args = np.frombuffer(bytearray(_AFFINE_FIELDS.pack(*numbers)), _AFFINE_DTYPE)
     kernel = load(_spec("affine", name, _kinds(box, out, how), cut, **more))
+    shared = 0 if brick is None else brick.nbytes
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+
+
+def _matrix_and_shift(affine: AffineMap, rank: int) -> tuple[float, ...]:
+    """Return the map's twelve numbers, for three axes."""
+    (row, *rows), shift = affine.matrix, affine.offset
+    if rank == 3:
+        return (*row, *rows[0], *rows[1], *shift)
+    return (0, 0, 0, 0, *row, 0, *rows[0], 0, *shift)
 
 
 def _has_aligned_rows(box: Any) -> bool:
@@ -307,29 +323,61 @@ def _has_aligned_rows(box: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Brick:
-    """A part of the image in shared memory: its shape, voxels from row to row, and its bytes."""
+    """A part of the image in shared memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its voxels along each axis.
+    pitch : int
+        Voxels from row to row.
+    nbytes : int
+        Its size.
+    numbers : tuple of float
+        Those of affine.cu: inverse, per, slack.
+    """
 
     shape: tuple[int, int, int]
     pitch: int
     nbytes: int
+    numbers: tuple[float, ...]
 
 
-def _brick(affine: AffineMap, how: Sampler, box: Any, out: Any) -> _Brick | None:
+def _brick(affine: AffineMap, order: int, itemsize: int) -> _Brick | None:
     """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
-    if box.ndim != 3 or how.order not in _BRICKS:
+    if order not in _BRICKS:
         return None
-    tile = _BRICKS[how.order].tile
+    tile = _BRICKS[order].tile
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in affine.matrix]
     if not max(reach) < 2**20:
         return None
     # The neighbours of a place, with room for rounding, and along X those before a multiple of four.
-    z, y, x = (math.floor(one + 3e-6) + 2 + how.order for one in reach)
+    z, y, x = (math.floor(one + 3e-6) + 2 + order for one in reach)
     x += 3
     for pitch in _PITCHES:
-        nbytes = z * y * pitch * (8 if _is_wide(box, out) else 4)
+        nbytes = z * y * pitch * itemsize
         if x <= pitch and nbytes <= _BRICK_NBYTES:
-            return _Brick((z, y, x), pitch, nbytes)
+            numbers = _inverse_numbers(affine, order)
+            return None if numbers is None else _Brick((z, y, x), pitch, nbytes, numbers)
     return None
+
+
+def _inverse_numbers(affine: AffineMap, order: int) -> tuple[float, ...] | None:
+    """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
+
+    A place that needs one of four columns of a row is less than (order + 1) / 2 away from one of them.
+    """
+    (a, b, c), (d, e, f), (g, h, i) = affine.matrix
+    minors = ((e * i - f * h, c * h - b * i, b * f - c * e), (f * g - d * i, a * i - c * g, c * d - a * f))
+    minors = (*minors, (d * h - e * g, b * g - a * h, a * e - b * d))
+    determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
+    if abs(determinant) * _LARGEST_INVERSE <= max(abs(one) for row in minors for one in row):
+        return None
+    rows = [[one / determinant for one in row] for row in minors]
+    near = (order + 1) / 2
+    slack = [near * (abs(z) + abs(y)) + (near + 1.5) * abs(x) + 0.01 for z, y, x in rows]
+    per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]
+    return (*rows[0], *rows[1], *rows[2], *per, *slack)
 
 
 _Kinds = tuple[str, str, int, int, str, bool, bool]

@@ -15,6 +15,9 @@ struct Affine {
     int begin[3];  // of the block in the whole output
     int shape[3];  // of the block
     Image image;
+    // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis, that a
+    // place of four columns can be away from.
+    float inverse[3][3], per[3], slack[3];
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
     int aligned;  // whether four voxels of a row can be read at once
@@ -55,12 +58,7 @@ struct Grid {
 };
 typedef decltype(locate(0.0, COMPUTE())) Place;
 
-// Any voxel, inner or not.
-__device__ __forceinline__ COMPUTE sample_anywhere(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid,
-                                                   const Inside<Place::BIAS> &inside, int k) {
-    Place at[3];
-    grid.locate_all(how, k, at);
-    if (inside.is_inner(at)) return sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane);
+__device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid, int k) {
     double c[3] = {0, 0, 0};
     for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
     return sample_edge(data, c[0], c[1], c[2], how.image, static_cast<COMPUTE>(how.outside));
@@ -106,8 +104,14 @@ affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affin
         return;
     }
 #pragma unroll 1
-    for (int k = 0; k < MARCH && k < left; ++k)
-        store(to + k * step, Narrow<TARGET, COMPUTE>::of(sample_anywhere(data, how, grid, inside, k)));
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = inside.is_inner(at)
+                                  ? sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane)
+                                  : sample_by_rules(data, how, grid, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
 }
 #else
 constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows brought at a time
@@ -136,27 +140,58 @@ __device__ __forceinline__ void arrived() {
     __syncthreads();
 }
 
-// Bring a part of the image that begins at `first` into shared memory. Beyond the image lies its edge, which nobody
-// looks at. A thread brings four columns of a row in plane after plane.
-__device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const int *first, COMPUTE *brick) {
+// Where a tile's brick lies in the box, and how far it begins from the place of the tile's first voxel.
+struct Corner {
+    int first[3];
+    float from_place[3];
+};
+
+// The planes of the brick in which four columns of a row are needed by any place of the tile. Such a place is less than
+// (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile.
+__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int chunk, int *begin, int *end) {
+    const float z = corner.from_place[0], y = corner.from_place[1] + q, x = corner.from_place[2] + (4 * chunk + 1.5f);
+    constexpr int size[3] = {MARCH, TILE_Y, TILE_X};
+    float low = 0, high = how.brick[0] - 1;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+        const float *m = how.inverse[a];
+        const float at = m[0] * z + m[1] * y + m[2] * x;  // the voxel's number in the first plane; m[0] more in each
+        const float least = -how.slack[a] - at, most = size[a] - 1 + how.slack[a] - at;
+        if (how.per[a] == 0) {
+            if (least > 0 || most < 0) high = -1;
+        } else {
+            const float one = least * how.per[a], other = most * how.per[a];
+            low = fmaxf(low, fminf(one, other));
+            high = fminf(high, fmaxf(one, other));
+        }
+    }
+    *begin = static_cast<int>(ceilf(low - 0.01f));
+    *end = static_cast<int>(floorf(high + 0.01f)) + 1;
+}
+
+// Bring the part of a brick that is needed into shared memory. Beyond the image lies its edge, which nobody looks at. A
+// thread brings four columns of a row in plane after plane.
+__device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const Corner &corner, COMPUTE *brick) {
     const int chunk = static_cast<int>(threadIdx.x % CHUNKS), row = static_cast<int>(threadIdx.x / CHUNKS);
     if (row >= ROWS || 4 * chunk >= how.brick[2]) return;
-    const int *box = how.image.box, begin = first[2] + 4 * chunk;
+    const int *box = how.image.box, *first = corner.first, column = first[2] + 4 * chunk;
     const INDEX plane = static_cast<INDEX>(box[1]) * box[2];
     for (int q = row; q < how.brick[1]; q += ROWS) {
         const SOURCE *line = data + static_cast<INDEX>(min(max(first[1] + q, 0), box[1] - 1)) * box[2];
-        COMPUTE *to = brick + (q * PITCH + 4 * chunk);
+        int p, end;
+        needed_planes(how, corner, q, chunk, &p, &end);
+        COMPUTE *to = brick + ((p * how.brick[1] + q) * PITCH + 4 * chunk);
         if (how.aligned) {
-            line += min(max(begin, 0), box[2] - 4);
+            line += min(max(column, 0), box[2] - 4);
 #pragma unroll 4
-            for (int p = 0; p < how.brick[0]; ++p, to += how.brick[1] * PITCH)
+            for (; p < end; ++p, to += how.brick[1] * PITCH)
                 bring(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane, COMPUTE());
         } else {
-            for (int p = 0; p < how.brick[0]; ++p, to += how.brick[1] * PITCH) {
+            for (; p < end; ++p, to += how.brick[1] * PITCH) {
                 const SOURCE *from = line + min(max(first[0] + p, 0), box[0] - 1) * plane;
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    to[i] = Widen<COMPUTE, SOURCE>::of(from[min(max(begin + i, 0), box[2] - 1)]);
+                    to[i] = Widen<COMPUTE, SOURCE>::of(from[min(max(column + i, 0), box[2] - 1)]);
             }
         }
     }
@@ -172,20 +207,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
     extern __shared__ FourHeld fours[];
     COMPUTE *brick = fours->voxel;
-    __shared__ int first[3];  // the brick's first voxel in the box: the least that a place of the tile needs
+    __shared__ Corner corner;
     const Image &image = how.image;
     const Tile tile = tile_of_block(how.tiles);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
-    if (threadIdx.x < 3) {
+    if (threadIdx.x < 3) {  // the least that a place of the tile needs
         const int a = static_cast<int>(threadIdx.x);
-        const double *m = how.matrix[a];
-        double least = Grid(how, x0, y0, z0).exactly(how, a, 0) - NEAR;
-        least += fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) + fmin(0.0, m[2] * (TILE_X - 1));
-        const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE - image.start[a];
-        first[a] = a == 2 ? down & ~3 : down;
+        const double *m = how.matrix[a], place = Grid(how, x0, y0, z0).exactly(how, a, 0) - image.start[a];
+        const double least = place - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
+                             fmin(0.0, m[2] * (TILE_X - 1));
+        const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
+        corner.first[a] = a == 2 ? down & ~3 : down;
+        corner.from_place[a] = static_cast<float>(corner.first[a] - place);
     }
     __syncthreads();
-    fetch(data, how, first, brick);
+    bool any = true;  // of the brick's voxels in the box
+#pragma unroll
+    for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;
+    if (any) fetch(data, how, corner, brick);
     arrived();
     const int x = x0 + column_in_tile(), y = y0 + row_in_tile();
     if (x >= how.shape[2] || y >= how.shape[1]) return;
@@ -199,33 +238,39 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const
     unsigned begin[3], limits[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
-        begin[a] = inside.origin[a] + static_cast<unsigned>(first[a]);
+        begin[a] = inside.origin[a] + static_cast<unsigned>(corner.first[a]);
         limits[a] = static_cast<unsigned>(how.brick[a] - BEFORE - AFTER);
     }
     const int plane = how.brick[1] * PITCH;
+    const auto is_held = [&](const Place *at) {
+        bool held = inside.is_inner(at);
+#pragma unroll
+        for (int a = 0; a < 3; ++a) held = held && at[a].voxel - begin[a] < limits[a];
+        return held;
+    };
+    const auto sum = [&](const Place *at) {
+        const int from = static_cast<int>(at[0].voxel - begin[0]) * plane + static_cast<int>(at[1].voxel - begin[1]) * PITCH +
+                         static_cast<int>(at[2].voxel - begin[2]);
+        return sum_inside(brick + from, at, PITCH, plane);
+    };
     Place ends[2][3];
-    bool held = left >= MARCH;
-#pragma unroll
-    for (int end = 0; end < 2; ++end) {
-        grid.locate_all(how, end ? MARCH - 1 : 0, ends[end]);
-        held = held && inside.is_inner(ends[end]);
-#pragma unroll
-        for (int a = 0; a < 3; ++a) held = held && ends[end][a].voxel - begin[a] < limits[a];
-    }
-    if (held) {
+    grid.locate_all(how, 0, ends[0]);
+    grid.locate_all(how, MARCH - 1, ends[1]);
+    if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
 #pragma unroll (ORDER == 3 ? 2 : 4)
         for (int k = 0; k < MARCH; ++k) {
             Place at[3];
             grid.locate_all(how, k, at);
-            const int from = static_cast<int>(at[0].voxel - begin[0]) * plane +
-                             static_cast<int>(at[1].voxel - begin[1]) * PITCH + static_cast<int>(at[2].voxel - begin[2]);
-            const COMPUTE value = sum_inside(brick + from, at, PITCH, plane);
-            store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+            store(to + k * step, Narrow<TARGET, COMPUTE>::of(sum(at)));
         }
         return;
     }
 #pragma unroll 1
-    for (int k = 0; k < MARCH && k < left; ++k)
-        store(to + k * step, Narrow<TARGET, COMPUTE>::of(sample_anywhere(data, how, grid, inside, k)));
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
 }
 #endif
