@@ -280,7 +280,7 @@ def sample_affine(
         return
     rank, order = box.ndim, how.order
     shape = _three(out.shape)
-    brick = _brick(affine, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
+    brick = _brick(affine.matrix, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
     if brick is not None:
         cut, name, more = _BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
@@ -343,12 +343,16 @@ class _Brick:
     numbers: tuple[float, ...]
 
 
-def _brick(affine: AffineMap, order: int, itemsize: int) -> _Brick | None:
+_Matrix = tuple[tuple[float, ...], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _brick(matrix: _Matrix, order: int, itemsize: int) -> _Brick | None:
     """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
     if order not in _BRICKS:
         return None
     tile = _BRICKS[order].tile
-    reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in affine.matrix]
+    reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:
         return None
     # The neighbours of a place, with room for rounding, and along X those before a multiple of four.
@@ -357,17 +361,17 @@ def _brick(affine: AffineMap, order: int, itemsize: int) -> _Brick | None:
     for pitch in _PITCHES:
         nbytes = z * y * pitch * itemsize
         if x <= pitch and nbytes <= _BRICK_NBYTES:
-            numbers = _inverse_numbers(affine, order)
+            numbers = _inverse_numbers(matrix, order)
             return None if numbers is None else _Brick((z, y, x), pitch, nbytes, numbers)
     return None
 
 
-def _inverse_numbers(affine: AffineMap, order: int) -> tuple[float, ...] | None:
+def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
     """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
 
     A place that needs one of four columns of a row is less than (order + 1) / 2 away from one of them.
     """
-    (a, b, c), (d, e, f), (g, h, i) = affine.matrix
+    (a, b, c), (d, e, f), (g, h, i) = matrix
     minors = ((e * i - f * h, c * h - b * i, b * f - c * e), (f * g - d * i, a * i - c * g, c * d - a * f))
     minors = (*minors, (d * h - e * g, b * g - a * h, a * e - b * d))
     determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
