@@ -36,15 +36,12 @@ class Launch:
         Of the grid, and of a block.
     args : tuple
         What it takes, each of its type.
-    shared : int
-        Bytes of shared memory.
     """
 
     spec: KernelSpec
     blocks: int
     threads: int
     args: tuple[Any, ...]
-    shared: int = 0
 
 
 def fits(s: int, radius: int) -> bool:

@@ -210,15 +210,13 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
 }
 
 // Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most. A block marches along b, a thread for
-// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line and a worker (a warp, or
-// half of one) every WORKERS-th group of its voxels: no lane waits for another, and a line's best is chosen once.
+// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line, and a worker (a warp or
+// half of one) every WORKERS-th group of its voxels: a line's best is chosen between workers, once.
 constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
 constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
 constexpr int MARGIN = 16;                   // mirrored voxels before and after a line, at most
 constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours meet all banks
-#ifndef LINE_BLOCKS
-#define LINE_BLOCKS ((S + 2 * RADIUS <= 32 ? 768 : 512) / THREADS)
-#endif
+constexpr int LINE_BLOCKS = (S + 2 * RADIUS <= 32 ? 768 : 512) / THREADS;  // as registers allow
 
 extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
 march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
@@ -244,7 +242,10 @@ march_lines(const float *__restrict__ mean, int *__restrict__ surface, const flo
     int from = begin - S / 2;
     if (inside) {
 #pragma unroll
-        for (int k = 0; k < S - 1; ++k) windows.value[k] = column[reflected(from + k, size_b) * static_cast<int64>(depth)];
+        for (int k = 0; k < S - 1; ++k) {
+            const int64 row = reflected(from + k, size_b);
+            windows.value[k] = column[row * depth];
+        }
         fetch(column, depth, from += S - 1, size_b, next);
     }
     for (int m = 0; m < lines; m += LINES) {
