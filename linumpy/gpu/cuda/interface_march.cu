@@ -5,7 +5,8 @@
 // 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
 // are called a (outer) and b (inner).
 //
-// Eight rows at a time: a march starts S - 1 rows before its first mean, and what it has by then is not stored.
+// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the others
+// store nothing until they have met them.
 
 #include "number.cuh"
 #include "interface.cuh"
@@ -210,20 +211,23 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
 }
 
 // Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most. A block marches along b, a thread for
-// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line, and a worker (a warp or
-// half of one) every WORKERS-th group of its voxels: a line's best is chosen between workers, once.
+// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line and a worker (a warp,
+// or half of one) every WORKERS-th group of its voxels; at the end a line's best is chosen between workers.
 constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
 constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
 constexpr int MARGIN = 16;                   // mirrored voxels before and after a line, at most
 constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours meet all banks
-constexpr int LINE_BLOCKS = (S + 2 * RADIUS <= 32 ? 768 : 512) / THREADS;  // as registers allow
+constexpr int LINE_BLOCKS = (S + RADIUS < 24 ? 768 : 512) / THREADS;  // as registers allow
 
 extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
 march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
             double half_s_z, int size_b, int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
     __shared__ Four lines_words[LINES * PITCH / 4];
     __shared__ Four weights_words[MARGIN / 4 + 1];
-    __shared__ Candidate rises[WORKERS * LINES], changes[CUTTING ? WORKERS * LINES : 1];
+    __shared__ Candidate rises[THREADS];
+#if CUTTING
+    __shared__ Candidate changes[THREADS];
+#endif
     float *const smooth = lines_words[0].at;
     const int t = static_cast<int>(threadIdx.x), line = t % LINES, worker = t / LINES;
     const int64 a = blockIdx.x / segments;
