@@ -18,7 +18,7 @@ from linumpy.mosaic.slice_table import find_slices, read_shifts
 from linumpy.mosaic.slices import ZSearch, search_window, stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack, stack_slices
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-from linumpy.mosaic.walk import boxes, column_shape
+from linumpy.mosaic.tiles import boxes, column_shape
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]
