@@ -3,8 +3,9 @@
 
 Timed are the tissue interface (200×1024×1024 float32; depth first, depth last as a view of that, depth last in
 memory), the Z overlap (41 candidates of 512×512; the peer with views, as one writes it, and with contiguous copies),
-the mean projection along Z (512³ uint16) and the correction of focal curvature (the peer rolls A-line after A-line; 256
-of them are timed, and the time is that for all).
+the mean projection along Z (512³ uint16), the correction of focal curvature (the peer rolls A-line after A-line; 256
+of them are timed, and the time is that for all) and the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
+uint16; the peer filters and interpolates one after another).
 
 Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
 one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
