@@ -97,6 +97,106 @@ def test_boxes_cover_a_shape_once(seed):
     assert (seen == 1).all()
 
 
+class FakeCuda:
+    """The order of what streams and threads do, without a device."""
+
+    def __init__(self):
+        self.log, self._here, self._lock = [], threading.local(), threading.Lock()
+        self.cuda = self
+        self.null = FakeStream(self, "null")
+
+    def Device(self, number=0):  # noqa: N802
+        return FakeDevice(number)
+
+    def Stream(self, non_blocking):  # noqa: N802
+        assert non_blocking
+        with self._lock:
+            self.made = getattr(self, "made", 0) + 1
+            return FakeStream(self, ("reads", "writes")[self.made - 1])
+
+    def get_current_stream(self):
+        return getattr(self._here, "stream", self.null)
+
+    def use(self, stream):
+        self._here.stream = stream
+
+    def note(self, *what):
+        with self._lock:
+            self.log.append(what)
+
+
+class FakeDevice:
+    def __init__(self, number):
+        self.id = number
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return False
+
+
+class FakeStream:
+    def __init__(self, cuda, name):
+        self.cuda, self.name, self.marks = cuda, name, 0
+
+    def __enter__(self):
+        self.before = self.cuda.get_current_stream()
+        self.cuda.use(self)
+
+    def __exit__(self, *error):
+        self.cuda.use(self.before)
+
+    def record(self):
+        self.marks += 1
+        return FakeEvent(self.cuda, f"{self.name} {self.marks}")
+
+    def wait_event(self, event):
+        self.cuda.note(self.name, "follows", event.name)
+
+    def synchronize(self):
+        self.cuda.note("at rest", self.name)
+
+
+class FakeEvent:
+    def __init__(self, cuda, name):
+        self.cuda, self.name = cuda, name
+
+    def synchronize(self):
+        self.cuda.note("waited for", self.name)
+
+
+def test_on_a_device_each_step_waits_for_the_one_before_it(monkeypatch):
+    cuda = FakeCuda()
+    monkeypatch.setattr(room, "require_cuda", lambda: cuda)
+    room._streams.cache_clear()
+
+    class DeviceTile(Tile):
+        def __del__(self):
+            cuda.note("let go", self.number)
+
+    def step(name, result=None):
+        def work(number, *rest):
+            cuda.note(name, number, cuda.get_current_stream().name)
+            return result(number) if result else number
+
+        return work
+
+    work_through(range(4), step("read", DeviceTile), step("compute"), step("write"), use_gpu=True)
+    room._streams.cache_clear()
+    log = cuda.log
+    for n in range(4):
+        # Each on its own stream; compute follows the read; the write begins, and the tile goes, when compute is done.
+        order = [
+            ("read", n, "reads"), ("null", "follows", f"reads {n + 1}"), ("compute", n, "null"),
+            ("waited for", f"null {n + 1}"), ("write", n, "writes"),
+        ]  # fmt: skip
+        places = [log.index(one) for one in order]
+        assert places == sorted(places), log
+        assert log.index(("let go", n)) > log.index(("waited for", f"null {n + 1}"))
+    assert log[-3:] == [("at rest", name) for name in ("null", "reads", "writes")]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_no_tile_is_written_over_while_a_device_still_works_on_it(cupy, own_stream):

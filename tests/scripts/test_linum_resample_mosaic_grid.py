@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import zarr
 from script_runs import check_refused, kill_half_way, load, run_script
+from zarr.codecs import BloscCodec, ZstdCodec
 
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image, read_omezarr
@@ -191,8 +192,16 @@ def test_killed_half_way_nothing_looks_finished(sent, mosaic, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["u2", "f4"])
 @pytest.mark.parametrize("tile_bytes", [1, 60_000, 2**30])
-def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes):
-    source = write_omezarr(tmp_path / "m.zarr", tiles(1, (20, 53, 64)).astype(dtype), (5, 10, 12), chunks=TILE)
+@pytest.mark.parametrize("codec", [None, "zstd", "blosclz"])  # blosclz is read through zarr's GPU mode
+def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes, codec):
+    codecs = {
+        None: None,
+        "zstd": ZstdCodec(),
+        "blosclz": BloscCodec(cname="blosclz", typesize=np.dtype(dtype).itemsize),
+    }
+    source = write_omezarr(
+        tmp_path / "m.zarr", tiles(1, (20, 53, 64)).astype(dtype), (5, 10, 12), chunks=TILE, compressors=codecs[codec]
+    )
     for use_gpu in (True, False):
         resample_mosaic_grid(
             source, tmp_path / str(use_gpu), (10, 22, 25), use_gpu=use_gpu, n_levels=2, tile_bytes=tile_bytes
