@@ -40,7 +40,6 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--tile_shape", type=int, nargs=2, metavar=("N", "M"),
         help="Voxels of a tile along the lateral axes, in their order. [a chunk]",
     )  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
     parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -50,10 +49,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _resample(parsed: argparse.Namespace) -> None:
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
-    with cli.bytes_progress("resampling", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
+    with cli.bytes_progress("resampling", open_mosaic(parsed.input).nbytes) as progress:
         made = resample_mosaic_grid(
             parsed.input, parsed.output, wanted, lateral_tile=parsed.tile_shape and tuple(parsed.tile_shape),
-            level=parsed.level, n_levels=parsed.n_levels, use_gpu=use_gpu, overwrite=parsed.overwrite,
+            n_levels=parsed.n_levels, use_gpu=use_gpu, overwrite=parsed.overwrite,
             progress=progress,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, made.nbytes))

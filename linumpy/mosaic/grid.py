@@ -8,6 +8,7 @@ into its neighbour. Tiles pass in batches: the next one is read while one is res
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,6 @@ def resample_mosaic_grid(
     resolution_um: float | Sequence[float],
     *,
     lateral_tile: tuple[int, int] | None = None,
-    level: int = 0,
     n_levels: int = 1,
     use_gpu: bool = False,
     overwrite: bool = False,
@@ -59,6 +59,7 @@ def resample_mosaic_grid(
     ----------
     source : str or Path
         The mosaic grid: axes z, y and x in any order. A tile is whole along z; the first one begins at the first voxel.
+        Its finest resolution is read: of others a chunk is no tile.
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
         its spacing is that which is reached so, and each of its chunks is a tile.
@@ -66,8 +67,6 @@ def resample_mosaic_grid(
         Wanted voxel spacing in µm, for all axes alike or along z, y and x.
     lateral_tile : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default a chunk is a tile.
-    level : int
-        Resolution level of the source.
     n_levels : int
         Resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, over the borders of tiles of odd size.
     use_gpu : bool
@@ -77,7 +76,8 @@ def resample_mosaic_grid(
     progress : callable, optional
         Called with the number of bytes resampled since the last call.
     tile_bytes : int
-        About how many bytes of voxels a batch of tiles has, but one tile at least; about three are in memory.
+        About how many bytes of voxels a batch of tiles has, before or after, whichever is more, but one tile at least;
+        about three are in memory.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def resample_mosaic_grid(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    image = open_mosaic(source, level)
+    image = open_mosaic(source)
     check_place(Path(output), overwrite=overwrite)
     array = image.array
     if array.dtype.kind == "b":
@@ -106,8 +106,10 @@ def resample_mosaic_grid(
                 progress(box_nbytes(array, box))
             return made
 
+        # Where tiles get finer it is the result that takes the memory.
+        growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         work_through(
-            boxes(array.shape, tile_shape(array.shape, grid.tile, array.dtype.itemsize, tile_bytes)),
+            boxes(array.shape, tile_shape(array.shape, grid.tile, array.dtype.itemsize, int(tile_bytes / growth))),
             lambda box: read_box(array, box, use_gpu),
             resample,
             lambda box, tiles: write(grid.new_box(box), tiles),

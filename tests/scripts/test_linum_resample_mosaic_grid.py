@@ -12,6 +12,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.writer import write_omezarr
+from linumpy.mosaic import grid
 from linumpy.mosaic.grid import resample_mosaic_grid
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
@@ -126,6 +127,30 @@ def test_tiles_of_another_size_than_chunks(tmp_path):
     np.testing.assert_allclose(values(tmp_path / "o.zarr"), expected, rtol=2e-5)
 
 
+def test_batches_are_small_where_tiles_grow(mosaic, tmp_path, monkeypatch):
+    batches = []
+
+    def counted(box, *rest):
+        batches.append(1)
+        return plain(box, *rest)
+
+    plain = grid.read_box
+    monkeypatch.setattr(grid, "read_box", counted)
+    for resolution, count in ((12, 1), (1.5, 12)):  # 12 tiles, 115 kB; 7 × 6 × 3 and more times as many voxels
+        batches.clear()
+        resample_mosaic_grid(mosaic, tmp_path / "o.zarr", resolution, tile_bytes=2**17, overwrite=True)
+        assert len(batches) == count
+
+
+def test_tiles_in_shards(tmp_path):
+    volume = tiles().astype("u2")
+    source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 12), chunks=(10, 8, 15), shards=(20, 16, 30))
+    resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), lateral_tile=TILE[1:], tile_bytes=1)
+    expected, _ = expected_grid(volume, (5, 10, 12), (10, 22, 25))
+    assert np.abs(values(tmp_path / "o.zarr") - expected).max() <= 0.51
+    assert zarr.open_group(tmp_path / "o.zarr", mode="r")["0"].chunks == (10, 7, 7)
+
+
 def test_the_same_spacing_gives_the_same_voxels(mosaic, tmp_path):
     resample_mosaic_grid(mosaic, tmp_path / "o.zarr", (5, 10, 12))
     assert np.array_equal(values(tmp_path / "o.zarr"), values(mosaic))
@@ -149,7 +174,6 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", "nan", cpu], "nan"),
         ([mosaic, new, "--resolution", 10, 10, cpu], "2 numbers"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
-        ([mosaic, new, "--resolution", 10, "--level", 3, cpu], "level 3"),
         ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "levels=0"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "tiles of (0, 4)"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 along x"),
