@@ -19,8 +19,15 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import sampling
-from linumpy.gpu.interpolation_args import check_image, check_spline, read_affine, read_output, read_shape
+from linumpy.gpu import resizing, sampling
+from linumpy.gpu.interpolation_args import (
+    check_image,
+    check_spline,
+    read_affine,
+    read_output,
+    read_resizing,
+    read_shape,
+)
 
 
 def map_coordinates(
@@ -172,6 +179,68 @@ def _into(result: Any, out: Any) -> Any:
     return result if out is None else out
 
 
+def resize(
+    image: Any,
+    output_shape: Sequence[int],
+    *,
+    order: int = 1,
+    mode: str = "reflect",
+    anti_aliasing: bool | None = None,
+    anti_aliasing_sigma: float | Sequence[float] | None = None,
+    preserve_range: bool = True,
+) -> Any:
+    """Resize an image, as scikit-image's ``resize`` with ``clip=False`` does, but for the dtype of the result.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank; integers and floats.
+    output_shape : sequence of int
+        One size for each axis.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5.
+    mode : str
+        What lies outside, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
+        ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
+    anti_aliasing : bool, optional
+        Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
+    anti_aliasing_sigma : float or sequence of float, optional
+        Of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
+    preserve_range : bool
+        False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of `output_shape`, where the image is: float64 for float64, else float32.
+
+    Raises
+    ------
+    ValueError
+        An order, mode, shape or sigma that does not fit; an empty image.
+    TypeError
+        An image that is complex, boolean, or not made of numbers.
+    """
+    asked = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
+    if not preserve_range and order > 0 and image.dtype.kind in "iu":
+        image = _unit_range(image)
+    if order <= 1:
+        return resizing.resample_axes(image, asked.shape, order=order, mode=asked.mode, sigmas=asked.sigmas)
+    result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
+    ndimage = _ndimage(image)
+    if any(asked.sigmas):
+        result = ndimage.gaussian_filter(result, asked.sigmas, mode=asked.mode.removeprefix("grid-"))
+    factors = [n / m for n, m in zip(image.shape, asked.shape, strict=True)]
+    offset = [(factor - 1) / 2 for factor in factors]
+    return affine_transform(result, factors, offset, output_shape=asked.shape, order=order, mode=asked.mode)
+
+
+def _unit_range(image: Any) -> Any:
+    """Scale integers into [0, 1], or [-1, 1] where they have a sign, as scikit-image does."""
+    scaled = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
+    return scaled if image.dtype.kind == "u" else array_module(image).maximum(scaled, np.float32(-1))
+
+
 def resample_volume(
     volume: Any,
     current_spacing: Sequence[float],
@@ -224,11 +293,13 @@ def resample_volume(
     shape = tuple(max(1, round(n * c / t)) for n, c, t in zip(volume.shape, current, target, strict=True))
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
     reached = tuple(c * f for c, f in zip(current, factors, strict=True))
+    sigmas = [max(0.0, (factor - 1) / 2) if anti_aliasing else 0.0 for factor in factors]
+    if order <= 1 and is_device_array(volume):
+        return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas), reached
     result = volume.astype(np.float64 if volume.dtype == np.float64 else np.float32)
     if shape == volume.shape:
         return result, reached
-    sigmas = [max(0.0, (factor - 1) / 2) for factor in factors]
-    if anti_aliasing and any(sigmas):
+    if any(sigmas):
         result = _ndimage(volume).gaussian_filter(result, sigmas, mode="nearest")
     # The centre of voxel i of the result lies at voxel (i + 1/2) factor - 1/2 of the volume.
     offset = [(factor - 1) / 2 for factor in factors]

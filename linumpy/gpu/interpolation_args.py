@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,63 @@ def read_output(output: Any, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[n
     if tuple(output.shape) != shape:
         raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
     return np.dtype(output.dtype), output
+
+
+#: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
+RESIZE_MODES = {
+    "reflect": "mirror",
+    "symmetric": "reflect",
+    "edge": "nearest",
+    "nearest": "nearest",
+    "wrap": "grid-wrap",
+    "constant": "grid-constant",
+}
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """What `resize` is asked for.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the result.
+    mode : str
+        By SciPy's name.
+    sigmas : tuple of float
+        Of the Gaussian that smooths first, in voxels of the image; 0 for none.
+    """
+
+    shape: tuple[int, ...]
+    mode: str
+    sigmas: tuple[float, ...]
+
+
+def read_resizing(
+    image: Any, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
+) -> Resizing:
+    """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
+    check_image(image)
+    check_spline(order, RESIZE_MODES.get(mode, mode) if isinstance(mode, str) else "nearest")
+    if mode not in RESIZE_MODES:
+        raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
+    if image.dtype.kind not in "iuf":
+        raise TypeError(f"an image of {image.dtype} cannot be resized: integers and floats can")
+    if not image.size:
+        raise ValueError(f"an image of shape {image.shape} has nothing to resize")
+    shape = read_shape("output_shape", output_shape, image.shape)
+    if not all(shape):
+        raise ValueError(f"output_shape={shape}: every size must be 1 or more")
+    factors = [n / m for n, m in zip(image.shape, shape, strict=True)]
+    if anti_aliasing is None:
+        anti_aliasing = not (image.dtype.kind in "iu" and order == 0) and any(factor > 1 for factor in factors)
+    if not anti_aliasing:
+        return Resizing(shape, RESIZE_MODES[mode], (0.0,) * image.ndim)
+    if sigma is None:
+        return Resizing(shape, RESIZE_MODES[mode], tuple(max(0.0, (factor - 1) / 2) for factor in factors))
+    sigmas = np.asarray(sigma, np.float64)
+    if sigmas.shape not in ((), (1,), (image.ndim,)) or not (np.isfinite(sigmas).all() and (sigmas >= 0).all()):
+        raise ValueError(
+            f"anti_aliasing_sigma={sigma!r}: one number of 0 or more is needed, or one for each of {image.ndim} axes"
+        )
+    return Resizing(shape, RESIZE_MODES[mode], tuple(np.broadcast_to(sigmas, image.ndim).tolist()))

@@ -1,4 +1,4 @@
-"""Resize an image axis by axis: smoothing and interpolation, both linear and separable, in one table of weights an axis.
+"""Resize an image axis by axis, smoothing and interpolation in one table of weights: both are linear and separable.
 
 In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. The
 tables are planned in NumPy and SciPy alone; CuPy arrays are resampled by kernels of ``resize.cu``, NumPy arrays by the
@@ -200,25 +200,27 @@ def run_passes(image: Any, plans: Sequence[AxisPlan], between: np.dtype, target:
 
 
 @functools.lru_cache(maxsize=32)
-def _cached_table(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return axis_table(plan)
+def _packed_table(plan: AxisPlan, compute: np.dtype) -> np.ndarray:
+    """Lay a table's three arrays into one, of bytes: one copy to the device."""
+    weights, first, count = axis_table(plan)
+    return np.concatenate([one.reshape(-1).view(np.uint8) for one in (weights.astype(compute), first, count)])
 
 
 def _launch(image: Any, out: Any, plan: AxisPlan, compute: np.dtype) -> None:
-    xp = array_module(image)
-    weights, first, count = _cached_table(plan)
-    table = (xp.asarray(weights.astype(compute)), xp.asarray(first), xp.asarray(count))
+    packed = array_module(image).asarray(_packed_table(plan, compute))
+    ends = packed.size - 8 * plan.length, packed.size - 4 * plan.length
+    table = (packed[: ends[0]], packed[ends[0] : ends[1]], packed[ends[1] :])
     outer, inner = math.prod(image.shape[: plan.axis]), math.prod(image.shape[plan.axis + 1 :])
-    sizes = (*int64(outer), *int32(plan.size, plan.length))
+    sizes: tuple[np.generic, ...] = (*int64(outer), *int32(plan.size, plan.length))
     if inner == 1:
         threads = outer * plan.length
-        kernel, more = "along_x", ()
+        kernel = "along_x"
     else:
         pack = _PACK if inner % _PACK == 0 and _is_aligned(image) and _is_aligned(out) else 1
         threads = outer * -(-plan.length // _OUTPUTS) * (inner // pack)
-        kernel, more = "along", (*int64(inner), *int32(pack))
+        kernel, sizes = "along", (*sizes, *int64(inner), *int32(pack))
     load(kernel_spec(kernel, image.dtype, out.dtype))(
-        (-(-threads // _THREADS),), (_THREADS,), (image, out, *table, *sizes, *more)
+        (-(-threads // _THREADS),), (_THREADS,), (image, out, *table, *sizes)
     )
 
 
