@@ -23,15 +23,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.benchmark.tissue import NAMES
-from linumpy.benchmark.tissue_run import TissueRequest, run, wrong_results
+from linumpy.benchmark.kernel_run import KernelRequest, run, wrong_results
+from linumpy.benchmark.tissue import MAKERS
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="linum-benchmark-tissue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="CASE", help=f"Of {', '.join(NAMES)}.")
+    parser.add_argument("--only", nargs="+", choices=tuple(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
     parser.add_argument("--runs", type=int, default=20, metavar="N", help="Timed runs. [%(default)s]")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
     try:
-        results = run(TissueRequest(tuple(args.only or ()), args.runs, args.scale, args.json))
+        results = run(KernelRequest(tuple(args.only or ()), args.runs, args.scale, args.json), MAKERS)
     except cli.EXPECTED as error:
         parser.error(str(error))
     wrong = wrong_results(results)

@@ -191,7 +191,8 @@ def _linumpy(backend: str) -> Callable[[Case], AbstractContextManager[Prepared]]
         def note() -> str:
             # A reading of its own: a report has the kernels timed, and nobody who wants speed asks for one.
             _, report = read_zarr_to_gpu(case.path, region=case.selection, backend=backend, return_report=True)
-            how = report.fallback or (f"decoded {report.decoder.partition(', ')[2]}" if report.decoder else "")
+            where = report.decoder.partition(", ")[2].partition(",")[0]
+            how = report.fallback or (f"decoded {where}" if where else "")
             return f"by {report.backend}" + (f": {how}" if how else "")
 
         yield Prepared(lambda: read_zarr_to_gpu(case.path, region=case.selection, backend=backend), note=note)

@@ -1,17 +1,17 @@
 """What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions.
 
-In: an array module and a scale. Out: :class:`TissueCase` records, made one after another so that only one is in memory.
+In: an array module and a scale. Out: :class:`KernelCase` records, made one after another so that only one is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.benchmark.kernel_case import KernelCase
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.correlation import central_half, overlap_correlations
@@ -19,82 +19,6 @@ from linumpy.gpu.interface import find_tissue_interface
 from linumpy.gpu.interface_filters import interface_by_filters, ndimage_module
 from linumpy.gpu.projection import project
 from linumpy.io.synthetic import MosaicSpec, block
-
-#: Why a result is wrong; empty where it is right.
-Check = Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class TissueCase:
-    """One thing to time.
-
-    Attributes
-    ----------
-    name : str
-        For people, and to choose it by.
-    shape, dtype
-        Of its volume.
-    ours, peer : callable
-        Take nothing, return a result. Ours is checked.
-    check : callable
-        Says why a result is wrong.
-    nbytes : int
-        What must be read and written at least.
-    reach : float or None
-        How many times faster than the peer it should be.
-    peer_share : float
-        The part of the work that the peer does, where all of it would take too long.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    ours: Callable[[], Any]
-    peer: Callable[[], Any]
-    check: Check
-    nbytes: int
-    reach: float | None
-    peer_share: float = 1.0
-
-
-#: In their order; what :func:`make_cases` makes.
-NAMES = (
-    "interface-depth-first",
-    "interface-depth-last-view",
-    "interface-depth-last",
-    "z-overlap",
-    "z-overlap-contiguous",
-    "mean-projection",
-    "focal-float32",
-    "focal-uint16",
-)
-
-
-def make_cases(xp: ModuleType, scale: float = 1.0, only: tuple[str, ...] = ()) -> Iterator[TissueCase]:
-    """Make the cases.
-
-    Parameters
-    ----------
-    xp : module
-        CuPy, or NumPy to try the cases out.
-    scale : float
-        Every axis is shrunk by it.
-    only : tuple of str
-        Names of the cases; all by default.
-    """
-    wanted = [name for name in NAMES if not only or name in only]
-    makers = {
-        "interface-depth-first": lambda: _interface(xp, scale, "first"),
-        "interface-depth-last-view": lambda: _interface(xp, scale, "view"),
-        "interface-depth-last": lambda: _interface(xp, scale, "last"),
-        "z-overlap": lambda: _overlap(xp, scale, contiguous=False),
-        "z-overlap-contiguous": lambda: _overlap(xp, scale, contiguous=True),
-        "mean-projection": lambda: _projection(xp, scale),
-        "focal-float32": lambda: _focal(xp, scale, "float32"),
-        "focal-uint16": lambda: _focal(xp, scale, "uint16"),
-    }
-    for name in wanted:
-        yield makers[name]()
 
 
 def _size(n: int, scale: float) -> int:
@@ -108,7 +32,7 @@ def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Any:
     return xp.tile(xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
 
 
-def _interface(xp: ModuleType, scale: float, layout: str) -> TissueCase:
+def _interface(xp: ModuleType, scale: float, layout: str) -> KernelCase:
     vol, axis = oct_volume(xp, scale), 0
     if layout != "first":
         vol, axis = xp.moveaxis(vol, 0, -1), -1
@@ -129,7 +53,7 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> TissueCase:
         return _chain_depth_first(vol) if axis == 0 else interface_by_filters(vol, depth_axis=axis)
 
     name = {"first": "interface-depth-first", "view": "interface-depth-last-view", "last": "interface-depth-last"}
-    return TissueCase(
+    return KernelCase(
         name[layout],
         tuple(vol.shape),
         "float32",
@@ -157,7 +81,7 @@ def _surfaces_differ(found: np.ndarray, expected: np.ndarray) -> str:
     return f"an A-line differs by {difference.max()} voxels" if difference.max() > 1 else ""
 
 
-def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> TissueCase:
+def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> KernelCase:
     rng = np.random.default_rng(0)
     side, middle, reach = _size(1024, scale), _size(80, scale), 20 if scale == 1 else 5
     planes = max(_size(128, scale), middle + reach)
@@ -177,7 +101,7 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> TissueCase:
         worst = float(np.abs(found - peer()).max())
         return f"correlations differ by {worst:.2g}" if worst > 1e-4 else ""
 
-    return TissueCase(
+    return KernelCase(
         "z-overlap-contiguous" if contiguous else "z-overlap",
         tuple(centres[0].shape),
         "float32",
@@ -198,7 +122,7 @@ def _pearson(xp: ModuleType, fixed: Any, moving: Any, n: int, *, contiguous: boo
     return float((a * b).sum() / xp.sqrt((a * a).sum() * (b * b).sum()))
 
 
-def _projection(xp: ModuleType, scale: float) -> TissueCase:
+def _projection(xp: ModuleType, scale: float) -> KernelCase:
     shape = (_size(512, scale),) * 3
     plane = np.random.default_rng(0).integers(0, 65536, shape[1:], np.uint16)
     vol = xp.arange(shape[0], dtype=np.uint16)[:, None, None] * np.uint16(97) + xp.asarray(plane)
@@ -208,7 +132,7 @@ def _projection(xp: ModuleType, scale: float) -> TissueCase:
         return f"means differ by {worst:.2g}" if worst > 0.01 else ""
 
     nbytes = int(vol.nbytes) + 4 * shape[1] * shape[2]
-    return TissueCase(
+    return KernelCase(
         "mean-projection",
         shape,
         "uint16",
@@ -220,7 +144,7 @@ def _projection(xp: ModuleType, scale: float) -> TissueCase:
     )
 
 
-def _focal(xp: ModuleType, scale: float, dtype: str) -> TissueCase:
+def _focal(xp: ModuleType, scale: float, dtype: str) -> KernelCase:
     vol = oct_volume(xp, scale, dtype)
     side = vol.shape[1] // 4
     curvature = FocalCurvature((side, side), 4.0, 0.5, 3.0, 0.0, 16)
@@ -243,7 +167,7 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> TissueCase:
         right[(index < 0) | (index >= depth)] = 0
         return "" if np.array_equal(got, right) else f"{(got != right).mean():.2%} of the voxels differ"
 
-    return TissueCase(
+    return KernelCase(
         f"focal-{dtype}",
         tuple(vol.shape),
         dtype,
@@ -253,4 +177,18 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> TissueCase:
         2 * int(vol.nbytes),
         None,
         rolled / (vol.shape[1] * vol.shape[2]),
+        copy_reach=0.5,
     )
+
+
+#: In their order.
+MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
+    "interface-depth-first": lambda xp, scale: _interface(xp, scale, "first"),
+    "interface-depth-last-view": lambda xp, scale: _interface(xp, scale, "view"),
+    "interface-depth-last": lambda xp, scale: _interface(xp, scale, "last"),
+    "z-overlap": lambda xp, scale: _overlap(xp, scale, contiguous=False),
+    "z-overlap-contiguous": lambda xp, scale: _overlap(xp, scale, contiguous=True),
+    "mean-projection": _projection,
+    "focal-float32": lambda xp, scale: _focal(xp, scale, "float32"),
+    "focal-uint16": lambda xp, scale: _focal(xp, scale, "uint16"),
+}

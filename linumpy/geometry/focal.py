@@ -7,6 +7,7 @@ where they are.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -205,15 +206,31 @@ def correct_focal_curvature(
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
-    depth = curvature.depth()
-    shifts = depth if interpolate else np.floor(depth + 0.5).astype(np.int32)
     on_device = is_device_array(vol)
     there = on_device if use_gpu is None else use_gpu
     here = vol if there == on_device else require_cuda().asarray(vol) if there else to_host(vol)
+    form = curvature.vv, curvature.vu, curvature.uu
+    shifts = _shifts(tuple(curvature.tile_shape), form, interpolate, _queue(array_module(here)) if there else None)
     out = shift_along_depth(here, shifts, depth_axis=depth_axis, origin=origin, wrap=wrap, fill_value=fill_value)
     if there == on_device:
         return out
     return to_host(out) if there else require_cuda().asarray(out)
+
+
+def _queue(cupy: ModuleType) -> tuple[int, int]:
+    """CuPy's current device and stream: what is uploaded on one stream is not yet there for another."""
+    return cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
+
+
+@functools.lru_cache(maxsize=8)
+def _shifts(
+    tile_shape: tuple[int, int], form: tuple[float, float, float], interpolate: bool, queue: tuple[int, int] | None
+) -> Any:
+    """Give the shift of each A-line of a tile; kept, because a mosaic asks for the same ones slab after slab."""
+    depth = FocalCurvature(tile_shape, *form, 0.0, 0).depth()
+    shifts = depth.astype(np.float32) if interpolate else np.floor(depth + 0.5).astype(np.int32)
+    shifts.setflags(write=False)
+    return shifts if queue is None else require_cuda().asarray(shifts)
 
 
 def _places(xp: ModuleType, n: int) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
+from linumpy.gpu import sampling
 from linumpy.plan.resample import CLIPPED_MODES, AffineGrid, Block
 
 #: Output voxels whose places are held at a time.
@@ -55,6 +56,8 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     """
     if source.size == 0:
         return _fill(out, cval)
+    if is_device_array(source) and grid.order <= 1 and sampling.can_sample(source, grid.order, grid.mode):
+        return _by_kernel(source, grid, block, cval, out)
     if out.dtype == np.float16:  # which SciPy does not know
         wide = array_module(out).empty(out.shape, np.float32)
         with np.errstate(over="ignore"):  # beyond float16 lies infinity
@@ -71,6 +74,20 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
     for strip, places in _places(grid, block, origin, array_module(out)):
         _ndimage(out).map_coordinates(source, places, output=out[strip], **options)
+    return out
+
+
+def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
+    """Sample by the kernel that makes whole images too: boundaries are those of the whole image."""
+    sampling.sample_affine(
+        sampling.contiguous(source),
+        sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset)),
+        sampling.Sampler(grid.order, grid.mode, float(cval)),
+        out,
+        whole=grid.source_shape,
+        box_start=block.source_start,
+        out_start=block.start,
+    )
     return out
 
 

@@ -14,8 +14,10 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint32
 
-_THREADS = 256
+_THREADS = 128
 _MARCH = 8  # as in gather.cu
+#: Of one access to neighbouring A-lines that are shifted alike.
+_ACCESS_BYTES = 8
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 #: Voxels for which NumPy's indices are made at once.
 _BLOCK_VOXELS = 2**22
@@ -72,13 +74,25 @@ def shift_along_depth(
         raise ValueError(f"planes={planes}: a volume has 0 planes or more")
     if not vol.size or not planes:
         return xp.full([planes if k == depth_axis else n for k, n in enumerate(vol.shape)], fill[()], fill.dtype)
-    whole = shifts.dtype.kind in "iu"
-    # Shifts beyond the volume all do the same; so does one that is no number.
-    limit = 2**30
-    shifts = xp.clip(xp.asarray(shifts), -limit, limit)
-    shifts = shifts.astype(np.int32) if whole else xp.where(xp.isnan(shifts), limit, shifts).astype(np.float32)
     compute = _by_kernel if is_device_array(vol) else _by_numpy
-    return compute(vol, xp.ascontiguousarray(shifts), depth_axis, origin, wrap, fill, planes)
+    return compute(vol, _bounded(xp, shifts), depth_axis, origin, wrap, fill, planes)
+
+
+def _bounded(xp: Any, shifts: Any) -> Any:
+    """Bring shifts to int32 or float32. Those beyond the volume all do the same; so does one that is no number.
+
+    CuPy clips no type by limits that it cannot hold. What needs no clipping costs no kernel: the gather's own one looks
+    at the limit, too.
+    """
+    shifts, limit = xp.asarray(shifts), 2**30
+    if xp is not np and shifts.dtype in (np.int32, np.float32):
+        return xp.ascontiguousarray(shifts)
+    if shifts.dtype.kind == "f":
+        wide = shifts.astype(np.float64)
+        return xp.clip(xp.where(xp.isnan(wide), limit, wide), -limit, limit).astype(np.float32, order="C")
+    if shifts.dtype.kind == "u":
+        return xp.minimum(shifts.astype(np.uint64), np.uint64(limit)).astype(np.int32, order="C")
+    return xp.clip(shifts.astype(np.int64), -limit, limit).astype(np.int32, order="C")
 
 
 def _check(vol: Any, shifts: Any, depth_axis: int, fill_value: float) -> np.ndarray:
@@ -150,15 +164,17 @@ def _by_kernel(
     out = xp.empty(shape, vol.dtype).transpose(np.argsort(order).tolist())
     a, b = (axis for axis in order if axis != depth_axis)
     depth_lane = order[-1] == depth_axis
-    lane_size, march_size = (out.shape[axis] for axis in ((depth_axis, b) if depth_lane else (b, depth_axis)))
+    linear = shifts.dtype.kind == "f"
+    strides = [array.strides[axis] // vol.itemsize for array in (vol, out) for axis in (a, b, depth_axis)]
+    address = vol.ctypes.data if xp is np else vol.data.ptr
+    vec = 1 if linear or depth_lane or strides[1] != 1 else _lines_of_thread(vol, out, address, b)
+    lane_size, march_size = (planes, vol.shape[b]) if depth_lane else (vol.shape[b] // vec, planes)
     lanes = min(_THREADS, 1 << (lane_size - 1).bit_length())
     blocks_lane, blocks_march = -(-lane_size // lanes), -(-march_size // (_THREADS // lanes * _MARCH))
     # The map's axes are the lateral axes as they are numbered.
     swapped = a > b
     tile, pitch, first = (one[::-1] if swapped else one for one in (shifts.shape, (shifts.shape[1], 1), origin))
-    strides = [array.strides[axis] // vol.itemsize for array in (vol, out) for axis in (a, b, depth_axis)]
-    linear = shifts.dtype.kind == "f"
-    spec = kernel_spec(vol.dtype, linear=linear, wrap=wrap, depth_lane=depth_lane)
+    spec = kernel_spec(vol.dtype, linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
     # A place in the mosaic counts by what is left of it in its tile.
     begin = [place % size for place, size in zip(first, tile, strict=True)]
     load(spec)(
@@ -172,6 +188,12 @@ def _by_kernel(
     return out
 
 
+def _lines_of_thread(vol: Any, out: Any, address: int, b: int) -> int:
+    """Count the neighbouring A-lines that one access may hold, by where the volume and its rows begin."""
+    rows = [array.strides[axis] for array in (vol, out) for axis in range(3) if axis != b]
+    return math.gcd(max(_ACCESS_BYTES, vol.itemsize), address, vol.shape[b] * vol.itemsize, *rows) // vol.itemsize
+
+
 def _scalar(fill: np.ndarray, linear: bool) -> Any:
     """The fill value as the kernel takes it: as it is, or its bits."""
     if linear and fill.dtype.kind in "iuf" and fill.dtype.itemsize != 2:
@@ -179,7 +201,7 @@ def _scalar(fill: np.ndarray, linear: bool) -> Any:
     return fill.reshape(1).view(f"u{fill.dtype.itemsize}")[0]
 
 
-def kernel_spec(dtype: np.dtype, *, linear: bool, wrap: bool, depth_lane: bool) -> KernelSpec:
+def kernel_spec(dtype: np.dtype, *, linear: bool, wrap: bool, depth_lane: bool, vec: int = 1) -> KernelSpec:
     """Choose a kernel of gather.cu."""
     defines = {
         "SOURCE": CUDA_TYPES[dtype.str[1:]] if linear else _UNITS[dtype.itemsize],
@@ -187,5 +209,6 @@ def kernel_spec(dtype: np.dtype, *, linear: bool, wrap: bool, depth_lane: bool) 
         "LINEAR": str(int(linear)),
         "WRAP": str(int(wrap)),
         "DEPTH_LANE": str(int(depth_lane)),
+        "VEC": str(vec),
     }
     return KernelSpec("gather", "shift_along_depth", tuple(defines.items()))

@@ -7,6 +7,7 @@ volume, cut into slabs of at most :data:`SCRATCH_BYTES`. SciPy's filters do it o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
+from linumpy.gpu import interface_march as march
 from linumpy.gpu.interface_filters import interface_by_filters
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint32
 
@@ -23,6 +25,8 @@ SCRATCH_BYTES = 512 * 2**20
 #: Shared memory that a block has on every device.
 _SHARED_BYTES = 48 * 1024
 _THREADS, _LINE_THREADS = 256, 128
+#: Whether the kernels that march are taken where they fit.
+MARCH = True
 _GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in interface.cu
 
 
@@ -91,6 +95,7 @@ def check_arguments(vol: Any, s_xy: int, s_z: float, order: int, depth_axis: int
         raise TypeError(f"a volume of {vol.dtype} has no intensity: booleans, integers and floats have")
 
 
+@functools.lru_cache(maxsize=64)
 def gaussian_weights(s_z: float, order: int) -> np.ndarray:
     """Weights of a derivative of a Gaussian, to be added to (or, of odd order, subtracted from) each other in pairs.
 
@@ -105,7 +110,7 @@ def gaussian_weights(s_z: float, order: int) -> np.ndarray:
     -------
     numpy.ndarray of float32, (radius + 1,)
         The weight of the voxel k further on; of the voxel k before it is the same, negative for an odd order. Those
-        that SciPy's ``gaussian_filter1d`` uses, cut off at 4 standard deviations.
+        that SciPy's ``gaussian_filter1d`` uses, cut off at 4 standard deviations. Kept for the next call: read-only.
     """
     radius = int(4.0 * s_z + 0.5)
     x = np.arange(-radius, radius + 1)
@@ -116,7 +121,9 @@ def gaussian_weights(s_z: float, order: int) -> np.ndarray:
     for _ in range(order):
         factor = factor.deriv() + factor * slope
     # The derivative of a convolution: the kernel is turned round.
-    return (factor(-x) * gaussian)[radius:].astype(np.float32)
+    weights: np.ndarray = (factor(-x) * gaussian)[radius:].astype(np.float32)
+    weights.setflags(write=False)
+    return weights
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,17 @@ class _Run:
     def _steepest_kernel(self, name: str) -> Any:
         return load(kernel_spec(name, np.dtype(np.float32), "0", self.cutting))
 
+    def _start(self, launch: march.Launch) -> None:
+        load(launch.spec)((launch.blocks,), (launch.threads,), launch.args, shared_mem=launch.shared)
+
     def _tiles(self, first: int, count: int, mean: Any) -> None:
         size_a, size_b, depth = self.shape
+        if MARCH and march.fits(self.s, self.radius):
+            weights, _, *profile = self.profile_arguments
+            here = (count, size_b, depth), self.out_stride, self.radius, self.cutting
+            self._start(march.strips(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
+            self._start(march.columns(mean, self._from_row(first), (weights, *profile), *here))
+            return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
         self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
             (tiles_a * tiles_b * depth,),
@@ -238,6 +254,12 @@ class _Run:
 
     def _lines(self, first: int, count: int, mean: Any) -> None:
         _, size_b, depth = self.shape
+        if MARCH and march.fits(self.s, self.radius) and march.line_fits(depth, self.radius):
+            weights, _, *profile = self.profile_arguments
+            here = (count, size_b, depth), self.out_stride, self.s, self.radius, self.cutting
+            self._start(march.rows_of_lines(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
+            self._start(march.lines(mean, self._from_row(first), (weights, *profile), *here))
+            return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)
         weights, *profile = self.profile_arguments

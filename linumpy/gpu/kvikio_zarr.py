@@ -113,7 +113,7 @@ def _by_host(job: Job, target: Target) -> _Work:
     reader.run_all_on_host(
         job, DeviceHostSlots(target, count, layout.chunk_nbytes, cupy.empty(job.scratch_bytes, np.uint8))
     )
-    return _Work(f"{job.threads} threads that read and decode into host memory", None, None)
+    return _Work("threads that read and decode into pinned host memory", None, None)
 
 
 def _report(job: Job, gds: str, work: _Work, plan_seconds: float, read_seconds: float) -> ReadReport:

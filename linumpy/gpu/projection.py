@@ -20,8 +20,12 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int64, load, uint32
 STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
 _ACCUMULATORS = {"float32": "float", "float64": "double"}
 _THREADS = 256
+#: Vectors of outputs of a block, at least where there are as many: those that are read together.
+_LANES = 32
 _UNROLL = 8  # as in projection.cu
 _STATE_BYTES = 48
+#: Shared memory of a thread for the states that it hands over at once.
+_SHARED_BYTES = 64
 #: Blocks that keep a large device busy.
 _BLOCKS = 1024
 
@@ -142,7 +146,7 @@ def plan_launch(outer: int, n: int, inner: int, itemsize: int, alignment: int = 
         segments = min(_THREADS, max(enough, min(8, _power_of_two(accesses))))
         lanes = min(_THREADS // segments, _power_of_two(vectors))
     else:
-        segments = min(_THREADS // min(32, _power_of_two(vectors)), enough)
+        segments = min(_THREADS // min(_LANES, _power_of_two(vectors)), enough)
         lanes = min(_THREADS // segments, _power_of_two(vectors))
     blocks = -(-vectors // lanes)
     parts = max(1, min(_BLOCKS // blocks, accesses // (segments * _UNROLL)))
@@ -187,13 +191,13 @@ def _launch(xp: Any, vol: Any, axis: int, results: dict[str, Any], accumulate: s
     # A statistic that is not wanted is not written: any address does.
     outputs = [results.get(one, vol) for one in STATISTICS]
     count = outer * inner
-    partials = xp.empty(plan.parts * count * _STATE_BYTES if plan.parts > 1 else 1, np.uint8)
+    partials = xp.empty(plan.parts * count * _STATE_BYTES, np.uint8) if plan.parts > 1 else vol
     sizes = n, inner, plan.vectors, plan.chunk
     load(kernel_spec("project", vol.dtype, accumulate, want, plan.vec, plan.rows))(
         (plan.blocks * plan.parts,),
         (plan.lanes * plan.segments,),
         (vol, *outputs, partials, *int64(*sizes), *uint32(plan.lanes, plan.blocks, plan.parts)),
-        shared_mem=plan.lanes * plan.segments * _STATE_BYTES,
+        shared_mem=plan.lanes * plan.segments * _SHARED_BYTES,
     )
     if plan.parts > 1:
         load(kernel_spec("merge_partials", vol.dtype, accumulate, want, plan.vec, plan.rows))(

@@ -94,8 +94,10 @@ class ReadReport:
             ("speed", f"{self.gib_per_second:.2f} GiB/s"),
         ]
         if self.decoder:
-            given_up = f"; {self.chunks_decoded_by_host:,} chunks by the host" if self.chunks_decoded_by_host else ""
-            rows.insert(4, ("decoder", self.decoder + given_up))
+            by_host = self.chunks_decoded_by_host
+            rows.insert(
+                4, ("decoder", self.decoder + (f"; chunks decoded by the host: {by_host:,}" if by_host else ""))
+            )
         if self.fallback:
             rows.insert(2, ("fallback", self.fallback))
         return rows

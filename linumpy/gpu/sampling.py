@@ -7,6 +7,7 @@ shape. Temporary memory: none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,11 @@ _PADDED = ("nearest", "grid-constant")
 _THREADS = 256
 _POINTS = {0: 4, 1: 4, 3: 2}  # POINTS and MARCH of interpolate.cu
 _TILE_X, _TILE_Y = 32, 8
+_TILE = (8, 8, 32)  # of affine_brick
+#: Shared memory of a block at most: two of them fit on a multiprocessor.
+_BRICK_NBYTES = 96 * 1024
+#: A kernel that wants more must ask for it.
+_WITHOUT_ASKING = 48 * 1024
 
 
 @dataclass(frozen=True)
@@ -130,22 +136,56 @@ def sample_affine(
         return
     rank = box.ndim
     place = AffineMap(*_padded(affine, rank))
+    zeros = (0,) * rank
+    starts = [_three(one if one is not None else zeros, 0) for one in (out_start, box_start)]
+    integers = (*starts[0], *_three(out.shape), *_three(whole or box.shape), *starts[1], *_three(box.shape))
+    numbers = [np.float64(value) for row in place.matrix for value in row] + [np.float64(v) for v in place.offset]
+    brick = _brick(affine, how, box, out)
+    if brick is not None:
+        spec = _spec("affine_brick", box, out, how, BRICK=str(_TILE[0]))
+        blocks = math.prod(-(-n // tile) for n, tile in zip(out.shape, _TILE, strict=True))
+        args = (box, out, *numbers, *int32(*integers, *brick.shape, brick.pitch), np.float64(how.cval))
+        kernel = load(spec)
+        if brick.nbytes > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < brick.nbytes:
+            kernel.max_dynamic_shared_size_bytes = brick.nbytes
+        kernel((blocks,), (_THREADS,), args, shared_mem=brick.nbytes)
+        return
     spec = _spec("affine", box, out, how, WARP_X=str(_warp_x(affine, rank)))
     shape = _three(out.shape)
     rows = _TILE_Y if rank == 3 else _TILE_Y * _POINTS[how.order]
     blocks = -(-shape[2] // _TILE_X) * -(-shape[1] // rows)
     if rank == 3:
         blocks *= -(-shape[0] // _POINTS[how.order])
-    zeros = (0,) * rank
-    starts = [_three(one if one is not None else zeros, 0) for one in (out_start, box_start)]
-    integers = (*starts[0], *shape, *_three(whole or box.shape), *starts[1], *_three(box.shape), 1)
-    numbers = [np.float64(value) for row in place.matrix for value in row] + [np.float64(v) for v in place.offset]
-    load(spec)((blocks,), (_THREADS,), (box, out, *numbers, *int32(*integers), np.float64(how.cval)))
+    load(spec)((blocks,), (_THREADS,), (box, out, *numbers, *int32(*integers, 1), np.float64(how.cval)))
+
+
+@dataclass(frozen=True)
+class _Brick:
+    """A part of the image in shared memory: its shape, the length of a row, its bytes."""
+
+    shape: tuple[int, int, int]
+    pitch: int
+    nbytes: int
+
+
+def _brick(affine: AffineMap, how: Sampler, box: Any, out: Any) -> _Brick | None:
+    """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
+    if box.ndim != 3 or how.order < 3:  # with few neighbours the caches do as well
+        return None
+    reach = np.abs(np.asarray(affine.matrix)) @ (np.array(_TILE) - 1)
+    if not (reach < 2**20).all():
+        return None
+    # One voxel at each side for rounding, and the neighbours of a place.
+    shape = np.floor(reach).astype(int) + 3 + (2 if how.order == 1 else 4)
+    pitch = -(-int(shape[2]) // 32) * 32
+    itemsize = 8 if _is_wide(box, out) else 4
+    nbytes = int(shape[0] * shape[1]) * pitch * itemsize
+    return _Brick((int(shape[0]), int(shape[1]), int(shape[2])), pitch, nbytes) if nbytes <= _BRICK_NBYTES else None
 
 
 def _spec(name: str, image: Any, out: Any, how: Sampler, **more: str) -> KernelSpec:
     source, target = image.dtype.str[1:], out.dtype.str[1:]
-    wide = not (source in _IN_FLOAT and target in _IN_FLOAT)
+    wide = _is_wide(image, out)
     defines = {
         "SOURCE": CUDA_TYPES[source],
         "TARGET": CUDA_TYPES[target],
@@ -158,6 +198,10 @@ def _spec(name: str, image: Any, out: Any, how: Sampler, **more: str) -> KernelS
         **more,
     }
     return KernelSpec("interpolate", name, tuple(defines.items()))
+
+
+def _is_wide(image: Any, out: Any) -> bool:
+    return not (image.dtype.str[1:] in _IN_FLOAT and out.dtype.str[1:] in _IN_FLOAT)
 
 
 def _three(sizes: Sequence[int], first: int = 1) -> tuple[int, ...]:

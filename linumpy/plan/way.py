@@ -55,8 +55,8 @@ class DecodeWay:
 
     def __str__(self) -> str:
         if self.slot is None:
-            return f"{self.chain}, by {self.threads} threads on the host: {self.why}"
-        slabs = f"{self.depth} slab{'s' * (self.depth > 1)} of about {_typical(self.slot)} chunks at a time"
+            return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
+        slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical(self.slot), 'chunk')} at a time"
         return f"{self.chain}, on the device, {slabs}"
 
 
@@ -125,6 +125,10 @@ def choose_way(
 
 def _by_host(host: DecodeWay, why: str) -> DecodeWay:
     return DecodeWay(host.chain, None, host.depth, host.threads, why)
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number:,} {of}{'s' * (number != 1)}"
 
 
 def _typical(slot: Slot) -> int:

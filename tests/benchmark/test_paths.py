@@ -255,7 +255,11 @@ def test_linumpy_is_timed_without_a_report_and_asked_once_for_one(tmp_path, name
         assert region == (slice(0, 9), slice(0, 10))
         calls.append((path, backend, return_report))
         array = np.zeros(1)
-        return (array, SimpleNamespace(backend="zarr-gpu", fallback="codec 'zstd'")) if return_report else array
+        return (
+            (array, SimpleNamespace(backend="zarr-gpu", decoder="", fallback="codec 'zstd'"))
+            if return_report
+            else array
+        )
 
     monkeypatch.setattr(zarr_io, "read_zarr_to_gpu", reader)
     case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)

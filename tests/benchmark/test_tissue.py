@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from linumpy.benchmark.tissue import NAMES, make_cases
-from linumpy.benchmark.tissue_run import HEADER, TissueRequest, TissueResult, row, run, wrong_results
+from linumpy.benchmark.kernel_run import HEADER, KernelRequest, KernelResult, make_cases, row, run, wrong_results
+from linumpy.benchmark.tissue import MAKERS
 from scripts import linum_benchmark_tissue as script
 
 SCALE = 0.06
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_case_is_right_and_its_check_can_fail(name):
-    (case,) = make_cases(np, SCALE, (name,))
+    (case,) = make_cases(MAKERS, np, SCALE, (name,))
     result = case.ours()
     assert case.name == name
     assert case.check(result) == ""
@@ -31,22 +31,26 @@ def test_a_case_is_right_and_its_check_can_fail(name):
     [
         ({"runs": 0}, ValueError, "runs=0"),
         ({"scale": 2.0}, ValueError, "scale=2.0"),
-        ({"only": ("nothing",)}, ValueError, "'nothing' is unknown"),
     ],
 )
 def test_requests_that_cannot_be(options, error, message):
     with pytest.raises(error, match=message):
-        TissueRequest(**options)
+        KernelRequest(**options)
+
+
+def test_a_case_that_is_not_known():
+    with pytest.raises(ValueError, match="'nothing' is unknown"):
+        list(make_cases(MAKERS, np, SCALE, ("nothing",)))
 
 
 def test_there_must_be_a_folder_for_the_json(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
-        TissueRequest(json=tmp_path / "no" / "out.json")
+        KernelRequest(json=tmp_path / "no" / "out.json")
 
 
 def result(**changes):
     values = {"reach": 10.0, "wrong": "", "ours_ms": (1.0, 2.0, 3.0), "peer_ms": (40.0,), "share_of_copy": 0.4}
-    return TissueResult("focal-float32", (4, 5, 6), "float32", **{**values, **changes})
+    return KernelResult("focal-float32", (4, 5, 6), "float32", **{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -93,8 +97,8 @@ def test_help_and_bad_arguments(capsys):
 
 @pytest.mark.gpu
 def test_all_cases_on_a_device(tmp_path, capsys):
-    results = run(TissueRequest(runs=2, scale=0.25, json=tmp_path / "out.json"))
-    assert [one.name for one in results] == list(NAMES)
-    assert [one.wrong for one in results] == [""] * len(NAMES)
-    assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == len(NAMES)
+    results = run(KernelRequest(runs=2, scale=0.25, json=tmp_path / "out.json"), MAKERS)
+    assert [one.name for one in results] == list(MAKERS)
+    assert [one.wrong for one in results] == [""] * len(MAKERS)
+    assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == len(MAKERS)
     assert "interface-depth-first" in capsys.readouterr().out

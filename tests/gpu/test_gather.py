@@ -96,9 +96,47 @@ def test_no_voxel_is_left_where_the_shift_is_huge():
         assert (shift_along_depth(vol, shifts, fill_value=7) == 7).all()
 
 
+HUGE = [np.array([[2**31 - 1, -(2**31)]], "i4"), np.array([[np.nan, 1e30]], "f4"), np.array([[-np.inf, np.inf]], "f4")]
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+@pytest.mark.parametrize("shifts", HUGE, ids=lambda s: str(s[0, 0]))
+def test_the_kernel_itself_knows_what_is_beyond(monkeypatch, shifts, depth_axis):
+    monkeypatch.setattr(gather, "load", emulated)
+    got = gather._by_kernel(np.ones((40, 3, 50), "f4"), shifts, depth_axis, (0, 0), False, np.array(7, "f4"), 40)
+    assert (got == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shifts", [*HUGE, np.array([[-(2**15)]], "i2"), np.array([[2**63]], "u8")], ids=str)
+def test_huge_shifts_on_a_device(cupy, shifts):
+    vol = cupy.ones((40, 3, 50), "u2")
+    assert bool((shift_along_depth(vol, cupy.asarray(shifts), fill_value=7) == 7).all())
+    assert bool((shift_along_depth(vol, shifts, depth_axis=2, fill_value=7) == 7).all())
+
+
 def test_an_empty_volume():
     assert shift_along_depth(np.ones((0, 3, 4)), np.array([[1]])).shape == (0, 3, 4)
     assert shift_along_depth(np.ones((2, 3, 4)), np.array([[1]]), planes=0, depth_axis=1).shape == (2, 0, 4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("access", [4, 16])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f4", "f8"])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_neighbours_move_together_or_apart(monkeypatch, dtype, wrap, access):
+    rng = np.random.default_rng(3)
+    vol = rng.gamma(2.0, 20.0, (21, 5, 48)).astype(dtype)
+    steps = np.repeat(rng.integers(-12, 13, (5, 8)), 6, axis=1)  # steps lie within some accesses, and between others
+    steps[0, 0], steps[1, 1] = 2**31 - 1, -(2**31)
+    expected = slow(vol, np.clip(steps, -(2**30), 2**30), 0, (0, 0), wrap, 7)
+    monkeypatch.setattr(gather, "load", emulated)
+    monkeypatch.setattr(gather, "is_device_array", lambda _: True)
+    monkeypatch.setattr(gather, "_ACCESS_BYTES", access)
+    assert np.array_equal(shift_along_depth(vol, steps, wrap=wrap, fill_value=7), expected)
+    odd = vol[:, :, 1:]  # begins where no wide access may
+    assert np.array_equal(shift_along_depth(odd, steps[:, 1:], wrap=wrap, fill_value=7), expected[:, :, 1:])
 
 
 @needs_compiler
@@ -145,13 +183,15 @@ def test_bad_input(vol, shifts, options, error, message):
 
 @pytest.mark.parametrize("dtype", CUDA_TYPES)
 def test_gather_compiles(dtype):
-    for linear, wrap, depth_lane in [
-        (False, False, False),
-        (False, True, True),
-        (True, False, True),
-        (True, True, False),
+    widest = max(1, 4 // np.dtype(dtype).itemsize)
+    for linear, wrap, depth_lane, vec in [
+        (False, False, False, widest),
+        (False, True, False, 1),
+        (False, True, True, 1),
+        (True, False, True, 1),
+        (True, True, False, 1),
     ]:
-        spec = gather.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane)
+        spec = gather.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
         assert b"shift_along_depth" in compile_kernel(spec, "sm_90")
 
 

@@ -6,7 +6,7 @@ from emulator import COMPILER, emulated
 from nvrtc import compile_kernel
 from scipy import ndimage
 
-from linumpy.gpu import interface
+from linumpy.gpu import interface, interface_march
 from linumpy.gpu.interface_filters import interface_by_filters
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
 
@@ -31,10 +31,13 @@ def arguments(rng):
 
 
 @needs_compiler
+@pytest.mark.parametrize("march", [False, True])
 @pytest.mark.parametrize("seed", range(24))
-def test_same_as_the_filters(monkeypatch, seed):
+def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(interface, "load", emulated)
+    monkeypatch.setattr(interface, "MARCH", march)
+    monkeypatch.setattr(interface_march, "_ROWS", int(rng.choice([1, 20, 128])))
     monkeypatch.setattr(interface, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
     monkeypatch.setattr(interface, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
     vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
@@ -43,6 +46,33 @@ def test_same_as_the_filters(monkeypatch, seed):
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= 1
+    assert (got != expected).sum() <= max(1, 0.001 * got.size)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shape", "depth_axis", "s_xy", "s_z", "order"),
+    [
+        ((40, 30, 530), 0, 15, 2, 1),  # more columns than a strip, and the last one narrow
+        ((17, 20, 512), 0, 32, 4, 2),  # exactly two; the widest window, the longest reach
+        ((5, 300, 257), 0, 4, 2, 1),  # more rows than a segment, a strip of one column, shallower than the reach
+        ((9, 150, 200), 2, 15, 2, 1),
+        ((150, 4, 300), 2, 7, 3.9, 0),  # deeper than a warp's lanes take at once
+        ((2, 3, 512), 2, 31, 2, 1),
+        ((6, 40, 16), 2, 1, 2, 1),  # as shallow as lines may be, and no mean
+        ((6, 20, 15), 2, 15, 2, 1),  # shallower
+    ],
+)
+@pytest.mark.parametrize("cutting", [False, True])
+def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order, cutting):
+    started = []
+    monkeypatch.setattr(interface, "load", lambda spec: started.append(spec.name) or emulated(spec))
+    rng = np.random.default_rng(sum(shape))
+    vol = rng.gamma(2.0, 40.0, shape).astype("u2")
+    options = (s_xy, s_z, True, order, cutting, depth_axis)
+    got, expected = interface.interface_by_kernels(vol, *options), interface_by_filters(vol, *options)
+    assert any(name.startswith("march") for name in started) == (shape[2] != 15)
+    assert (np.abs(got - expected) > 1).sum() <= 1
     assert (got != expected).sum() <= max(1, 0.001 * got.size)
 
 
@@ -109,6 +139,24 @@ KERNELS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", CUDA_TYPES)
+def test_marches_compile(dtype):
+    for name in ("march_rows", "march_strip"):
+        for s in (1, 15, 32):
+            spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+            assert name.encode() in compile_kernel(spec, "sm_90")
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("s", "radius"), [(1, 1), (15, 8), (32, 16)])
+def test_marches_along_depth_compile(s, radius, architecture):
+    for name in ("march_columns", "march_lines"):
+        for cutting in "01":
+            options = {"cutting": cutting, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
+            spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
+            assert name.encode() in compile_kernel(spec, architecture)
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", CUDA_TYPES)
 def test_interface_compiles(dtype, architecture):
@@ -139,8 +187,17 @@ def test_same_on_a_device(cupy, monkeypatch, seed):
 def test_slabs_and_deep_lines_on_a_device(cupy, monkeypatch):
     rng = np.random.default_rng(5)
     vol = rng.gamma(2.0, 40.0, (70, 90, 120)).astype("f4")
-    for s_xy, depth_axis in [(15, 0), (15, 2), (61, 0), (61, 1), (61, 2)]:
+    for s_xy, depth_axis, march in [
+        (15, 0, True),
+        (15, 2, True),
+        (15, 0, False),
+        (15, 2, False),
+        (61, 0, True),
+        (61, 1, True),
+        (61, 2, True),
+    ]:
         expected = interface_by_filters(vol, s_xy, depth_axis=depth_axis)
+        monkeypatch.setattr(interface, "MARCH", march)
         for scratch, shared in [(2**29, 48 * 1024), (2**18, 48 * 1024), (2**18, 100)]:
             monkeypatch.setattr(interface, "SCRATCH_BYTES", scratch)
             monkeypatch.setattr(interface, "_SHARED_BYTES", shared)

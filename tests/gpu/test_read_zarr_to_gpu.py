@@ -64,6 +64,18 @@ def test_same_casts_as_numpy(case, target):
         assert same_but_nan(got, array[case.region], target)
 
 
+@pytest.mark.parametrize("source", ["f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("target", ["bool", "f2", "f4", "f8", "c8", "c16"])
+def test_numbers_next_to_zero_stay_what_they_are(tmp_path, source, target):
+    if source[0] == "c" and target[0] == "f":
+        return
+    values = np.array([1e-40, -3e-45, 1e-39, 6e-8, -6e-8, 0.0, -0.0, 1e-44, 1.5]).astype(source)
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(4,), dtype=source, compressors=None)
+    array[...] = values
+    got = to_host(read_zarr_to_gpu(array, dtype=target, strict=True))
+    assert got.tobytes() == values.astype(target).tobytes()
+
+
 @settings(inside_a_test, max_examples=25)
 @given(case=cases(max_elements=500))
 def test_zarr_gpu_gives_the_same(case):

@@ -76,16 +76,23 @@ def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
     dtype=st.sampled_from(DTYPES),
     order=st.sampled_from([0, 1, 3]),
     mode=st.sampled_from(MODES),
+    brick=st.sampled_from([0, 96 * 1024]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_affine_as_scipy_and_blocks_as_the_whole(shape, dtype, order, mode, seed):
+def test_affine_as_scipy_and_blocks_as_the_whole(shape, dtype, order, mode, brick, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_BRICK_NBYTES", brick)
+        check_affine(shape, dtype, order, mode, seed)
+
+
+def check_affine(shape, dtype, order, mode, seed):
     rng = np.random.default_rng(seed)
     rank = len(shape)
     image = image_of(dtype, shape, seed)
     assume(sampling.can_sample(image, order, mode))
     matrix = np.eye(rank) * rng.uniform(0.5, 2, rank) + rng.normal(0, 0.2, (rank, rank)) * rng.integers(0, 2)
     offset = rng.uniform(-2, 2, rank)
-    out_shape = tuple(int(n) for n in rng.integers(1, 12, rank))
+    out_shape = tuple(int(n) for n in rng.integers(1, 12 if rank == 2 else 40, rank))
     affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(offset.tolist()))
     how = Sampler(order, mode, 3.0)
     got = np.empty(out_shape, dtype)
@@ -157,6 +164,8 @@ def specs():
         how = Sampler(order, mode, 0.0)
         yield sampling._spec("affine", image, out, how, WARP_X="32")
         yield sampling._spec("affine", image, out, how, WARP_X="8")
+        if rank == 3 and order == 3:
+            yield sampling._spec("affine_brick", image, out, how, BRICK="8")
         for coordinate in ("float", "double"):
             yield sampling._spec("map_points", image, out, how, COORDINATE=coordinate, FIELD="0")
 

@@ -2,12 +2,14 @@
 //
 // Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
 // shifts, 1: fractions, between two voxels, computed in ACC), WRAP (1: what leaves at one end comes in at the other)
-// and DEPTH_LANE (1: memory runs along depth), never for a shape. Lateral axes are a (outer) and b. Strides are in
+// DEPTH_LANE (1: memory runs along depth) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for
+// fractions and where memory runs along depth), never for a shape. Lateral axes are a (outer) and b. Strides are in
 // elements.
 
 #include "number.cuh"
 
-constexpr int MARCH = 8;  // voxels of a thread; all are fetched before the first is stored
+constexpr int MARCH = 8;  // places of a thread; all are fetched before the first is stored
+constexpr int FAR = 1 << 30;  // shifts beyond any volume, and those that are no number, are taken as this one
 
 #if LINEAR
 typedef float Shift;
@@ -39,71 +41,142 @@ template <class T> __device__ inline ACC number(T v) { return static_cast<ACC>(v
 typedef int Shift;
 #endif
 
+__device__ inline Shift bounded(Shift shift) {
+    return !(shift <= static_cast<Shift>(FAR)) ? FAR : shift < -static_cast<Shift>(FAR) ? -FAR : shift;
+}
+
 __device__ inline int turned(int i, int n) {
+    if (static_cast<unsigned>(i) < static_cast<unsigned>(n)) return i;
     i %= n;
     return i < 0 ? i + n : i;
 }
 
-// The voxel of an A-line that a place asks for.
-__device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
+__device__ inline SOURCE mixed(SOURCE first, SOURCE second, float part) {
 #if LINEAR
-    const float whole = floorf(shift), part = shift - whole;
-    int i = z + static_cast<int>(whole), next = i + (part > 0.0f);
+    const ACC a = number(first), b = number(second);
+    return part > 0.0f ? Stored<SOURCE>::of(a + static_cast<ACC>(part) * (b - a)) : first;
 #else
-    int i = z + shift;
-#endif
-#if WRAP
-    i = turned(i, depth);
-#else
-    if (i < 0 || i >= depth) return fill;
-#endif
-#if LINEAR
-#if WRAP
-    next = turned(next, depth);
-#else
-    if (next >= depth) return fill;
-#endif
-    if (next == i) return line[i * stride];
-    const ACC a = number(line[i * stride]), b = number(line[next * stride]);
-    return Stored<SOURCE>::of(a + static_cast<ACC>(part) * (b - a));
-#else
-    return line[i * stride];
+    return first;
 #endif
 }
 
+// The whole voxels of a shift; what is left of it goes to `part`.
+__device__ inline int split(Shift shift, float &part) {
+#if LINEAR
+    const float whole = floorf(shift);
+    part = shift - whole;
+    return static_cast<int>(whole);
+#else
+    part = 0.0f;
+    return shift;
+#endif
+}
+
+#if DEPTH_LANE
+// The voxel of an A-line that a place asks for.
+__device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
+    float part;
+    int i = z + split(shift, part), next = i + (part > 0.0f);
+#if WRAP
+    i = turned(i, depth), next = turned(next, depth);
+#else
+    if (i < 0 || next >= depth) return fill;
+#endif
+    const SOURCE first = line[i * stride];
+    return next == i ? first : mixed(first, line[next * stride], part);
+}
+#else
+struct alignas(VEC * sizeof(SOURCE)) Pack { SOURCE at[VEC]; };
+
+// Neighbours along an A-line, or along several that shift alike: `places` of them, from place i on.
+template <int N, class Unit>
+__device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int places, Unit fill,
+                                  Unit (&value)[N]) {
+#if WRAP
+    i = turned(i, depth);
+#endif
+    const SOURCE *from = line + i * stride;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        value[j] = fill;
+        if (j < places && static_cast<unsigned>(i + j) < static_cast<unsigned>(depth))
+            value[j] = *reinterpret_cast<const Unit *>(from + j * stride);
+#if WRAP
+        if (i + j + 1 == depth) i -= depth, from -= depth * stride;
+#endif
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(256)
 shift_along_depth(const SOURCE *__restrict__ vol, SOURCE *__restrict__ out, const Shift *__restrict__ shifts,
-                  int64 from_a, int64 from_b, int64 from_z, int64 to_a, int64 to_b, int64 to_z, int size_b, int depth, int planes,
-                  int tile_a, int tile_b, int shift_a, int shift_b, int first_a, int first_b, unsigned lanes,
-                  unsigned blocks_lane, unsigned blocks_march, SOURCE fill) {
+                  int64 from_a, int64 from_b, int64 from_z, int64 to_a, int64 to_b, int64 to_z, int size_b, int depth,
+                  int planes, int tile_a, int tile_b, int shift_a, int shift_b, int first_a, int first_b,
+                  unsigned lanes, unsigned blocks_lane, unsigned blocks_march, SOURCE fill) {
     unsigned rest = blockIdx.x;
     const int lane = static_cast<int>(rest % blocks_lane * lanes + threadIdx.x % lanes);
     rest /= blocks_lane;
     const int march = static_cast<int>(rest % blocks_march * (blockDim.x / lanes) + threadIdx.x / lanes) * MARCH;
-    const int64 a = rest / blocks_march;
-    const Shift *const row = shifts + (a + first_a) % tile_a * shift_a;
-    SOURCE value[MARCH];
+    const unsigned a = rest / blocks_march;
+    const Shift *const row = shifts + static_cast<int64>((a + first_a) % tile_a) * shift_a;
 #if DEPTH_LANE
     if (lane >= planes || march >= size_b) return;
     const SOURCE *const line = vol + a * from_a + march * from_b;
+    SOURCE value[MARCH];
+    unsigned column = static_cast<unsigned>(march + first_b) % tile_b;
 #pragma unroll
-    for (int j = 0; j < MARCH; ++j)
+    for (int j = 0; j < MARCH; ++j) {
         if (march + j < size_b)
-            value[j] = fetch(line + j * from_b, from_z, lane, depth, row[(march + j + first_b) % tile_b * shift_b], fill);
+            value[j] = fetch(line + j * from_b, from_z, lane, depth, bounded(row[column * shift_b]), fill);
+        column = column + 1 == tile_b ? 0 : column + 1;
+    }
     SOURCE *const to = out + a * to_a + march * to_b + lane * to_z;
 #pragma unroll
     for (int j = 0; j < MARCH; ++j)
         if (march + j < size_b) to[j * to_b] = value[j];
 #else
-    if (lane >= size_b || march >= planes) return;
-    const SOURCE *const line = vol + a * from_a + lane * from_b;
-    const Shift shift = row[(lane + first_b) % tile_b * shift_b];
+    const int b = lane * VEC;
+    if (b >= size_b || march >= planes) return;
+    const SOURCE *const line = vol + a * from_a + b * from_b;
+    Pack value[MARCH], empty;
+    Shift shift[VEC];
+    bool alike = true;
+    unsigned column = static_cast<unsigned>(b + first_b) % tile_b;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+        shift[v] = bounded(row[column * shift_b]);
+        alike = alike && shift[v] == shift[0];
+        column = column + 1 == tile_b ? 0 : column + 1;
+        empty.at[v] = fill;
+    }
+    float part;
+    const int places = planes - march < MARCH ? planes - march : MARCH;
+#if LINEAR
+    static_assert(VEC == 1, "fractions are computed for one A-line after another");
+    SOURCE one[MARCH + 1];
+    const int first = march + split(shift[0], part);
+    fetch_line(line, from_z, first, depth, places + (part > 0.0f), fill, one);
+#pragma unroll
+    for (int j = 0; j < MARCH; ++j) {
+        const bool inside = WRAP || (first + j >= 0 && first + j + (part > 0.0f) < depth);
+        value[j].at[0] = inside ? mixed(one[j], one[j + 1], part) : fill;
+    }
+#else
+    if (alike) {
+        fetch_line(line, from_z, march + split(shift[0], part), depth, places, empty, value);
+    } else {
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+            SOURCE one[MARCH];
+            fetch_line(line + v * from_b, from_z, march + split(shift[v], part), depth, places, fill, one);
+#pragma unroll
+            for (int j = 0; j < MARCH; ++j) value[j].at[v] = one[j];
+        }
+    }
+#endif
+    SOURCE *const to = out + a * to_a + b * to_b + march * to_z;
 #pragma unroll
     for (int j = 0; j < MARCH; ++j)
-        if (march + j < planes) value[j] = fetch(line, from_z, march + j, depth, shift, fill);
-    SOURCE *const to = out + a * to_a + lane * to_b + march * to_z;
-#pragma unroll
-    for (int j = 0; j < MARCH; ++j)
-        if (march + j < planes) to[j * to_z] = value[j];
+        if (j < places) *reinterpret_cast<Pack *>(to + j * to_z) = value[j];
 #endif
 }

@@ -7,17 +7,7 @@
 // sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
 
 #include "number.cuh"
-
-constexpr int GROUP = 8;
-
-__device__ inline float intensity(SOURCE v) {
-    const float f = as_float(v);
-#if LOG
-    return f > 0.0f ? __logf(f) : 0.0f;  // zero, negative and NaN voxels take part as nothing
-#else
-    return f;
-#endif
-}
+#include "interface.cuh"
 
 // Sums of s values each, at GROUP neighbouring places; value(k) is the k-th of the s + GROUP - 1 values.
 template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
@@ -143,27 +133,6 @@ mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 strid
         if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
 }
 
-// The first voxel of the largest profile, and of the largest in size.
-struct Steepest {
-    float rise, change;
-    int at_rise, at_change;
-    __device__ Steepest() : rise(-infinity()), change(-infinity()), at_rise(0), at_change(0) {}
-    __device__ void meet(float profile, int z) {
-        if (profile > rise) rise = profile, at_rise = z;
-#if CUTTING
-        if (fabsf(profile) > change) change = fabsf(profile), at_change = z;
-#endif
-    }
-    __device__ int surface(double half_s_z, int depth) const {
-        int at = at_rise;
-#if CUTTING
-        if (at_change < at) at = at_change;
-#endif
-        const double below = ceil(at + half_s_z);
-        return below < depth - 1 ? static_cast<int>(below) : depth - 1;
-    }
-};
-
 // The profile at N neighbouring places from z on, of the smoothed line value(z). Weights are symmetric or, for a
 // derivative of odd order, antisymmetric: pairs are taken together, so that a constant line gives exactly nothing.
 template <int N, class Value>
@@ -236,9 +205,7 @@ steepest_columns(const float *__restrict__ mean, int *__restrict__ surface, cons
 }
 
 // Where depth is contiguous: GROUP A-lines of one a a block. Their mean along b and the profile in one go; a warp
-// takes a line. A value of each 8 is left out of use, so that lanes 8 voxels apart meet different banks.
-__device__ inline int spread(int i) { return i + (i >> 3); }
-
+// takes a line.
 extern "C" __global__ void __launch_bounds__(128)
 steepest_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ weights,
                int radius, int odd, double half_s_z, int size_b, int depth, unsigned groups, int64 to_a, int64 to_b,
@@ -284,18 +251,7 @@ steepest_lines(const float *__restrict__ mean, int *__restrict__ surface, const 
             for (int d = 0; d < STEP; ++d)
                 if (z + d < depth) steepest.meet(profile[d], z + d);
         }
-        for (int step = 16; step > 0; step /= 2) {
-            const float rise = __shfl_xor_sync(0xffffffffu, steepest.rise, step);
-            const int at_rise = __shfl_xor_sync(0xffffffffu, steepest.at_rise, step);
-            if (rise > steepest.rise || (rise == steepest.rise && at_rise < steepest.at_rise))
-                steepest.rise = rise, steepest.at_rise = at_rise;
-#if CUTTING
-            const float change = __shfl_xor_sync(0xffffffffu, steepest.change, step);
-            const int at_change = __shfl_xor_sync(0xffffffffu, steepest.at_change, step);
-            if (change > steepest.change || (change == steepest.change && at_change < steepest.at_change))
-                steepest.change = change, steepest.at_change = at_change;
-#endif
-        }
+        steepest.agree();
         if (lane == 0) surface[a * to_a + (b0 + j) * to_b] = steepest.surface(half_s_z, depth);
     }
 }

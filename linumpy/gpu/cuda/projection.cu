@@ -10,8 +10,7 @@
 
 #include "number.cuh"
 
-constexpr bool MEAN = WANT & 1, STD = WANT & 2, MIN = WANT & 4, MAX = WANT & 8;
-constexpr int UNROLL = 8;  // accesses that are under way at once
+constexpr int UNROLL = 8;  // accesses of a thread that are under way at once
 
 template <class T> struct Kind { typedef ACC Sum; static constexpr bool exact = false; };
 template <> struct Kind<unsigned char> { typedef int64 Sum; static constexpr bool exact = true; };
@@ -23,7 +22,8 @@ template <> struct Kind<int> { typedef int64 Sum; static constexpr bool exact = 
 typedef Kind<SOURCE>::Sum Sum;  // sums of integers of up to 32 bits are exact
 constexpr bool SHORT = Kind<SOURCE>::exact && sizeof(SOURCE) <= 2;
 template <bool SHORT_ONE> struct Run { typedef Sum type; };
-template <> struct Run<true> { typedef int type; };  // of UNROLL elements
+template <> struct Run<true> { typedef int type; };
+constexpr int RUN = SHORT ? 1 << 15 : UNROLL;  // so many elements of 16 bits an int holds the sum of
 
 __device__ inline ACC number(half_bits v) { return as_float(v); }
 template <class T> __device__ inline ACC number(T v) { return static_cast<ACC>(v); }
@@ -47,20 +47,41 @@ template <class T> __device__ inline bool below(T v, T m) { return m == m && !(v
 // What is known of the elements of one output so far. The sum of squares goes by Welford's update (Technometrics 4,
 // 1962) and the merge of Chan, Golub and LeVeque (1979): an offset that is large against the spread does no harm.
 struct State {
-    Sum sum;
     int64 count;
+#if WANT & 1
+    Sum sum;
+#endif
+#if WANT & 2
     ACC mean, squares;
-    SOURCE low, high;
+#endif
+#if WANT & 4
+    SOURCE low;
+#endif
+#if WANT & 8
+    SOURCE high;
+#endif
 
-    __device__ void clear() { sum = 0, count = 0, mean = squares = 0; }
+    __device__ void clear() {
+        count = 0;
+#if WANT & 1
+        sum = 0;
+#endif
+#if WANT & 2
+        mean = squares = 0;
+#endif
+    }
     __device__ void meet(SOURCE v, ACC reciprocal, bool first) {
-        if (STD) {
-            const ACC f = number(v), difference = f - mean;
-            mean += difference * reciprocal;
-            squares += difference * (f - mean);
-        }
-        if (MIN && (first || below(v, low))) low = v;
-        if (MAX && (first || above(v, high))) high = v;
+#if WANT & 2
+        const ACC f = number(v), difference = f - mean;
+        mean += difference * reciprocal;
+        squares += difference * (f - mean);
+#endif
+#if WANT & 4
+        if (first || below(v, low)) low = v;
+#endif
+#if WANT & 8
+        if (first || above(v, high)) high = v;
+#endif
     }
     __device__ void merge(const State &other) {
         if (other.count == 0) return;
@@ -68,32 +89,47 @@ struct State {
             *this = other;
             return;
         }
-        if (MEAN) sum += other.sum;
-        if (STD) {
-            const ACC all = static_cast<ACC>(count + other.count), difference = other.mean - mean;
-            const ACC share = static_cast<ACC>(other.count) / all;
-            squares += other.squares + difference * difference * static_cast<ACC>(count) * share;
-            mean += difference * share;
-        }
-        if (MIN && below(other.low, low)) low = other.low;
-        if (MAX && above(other.high, high)) high = other.high;
+#if WANT & 1
+        sum += other.sum;
+#endif
+#if WANT & 2
+        const ACC all = static_cast<ACC>(count + other.count), difference = other.mean - mean;
+        const ACC share = static_cast<ACC>(other.count) / all;
+        squares += other.squares + difference * difference * static_cast<ACC>(count) * share;
+        mean += difference * share;
+#endif
+#if WANT & 4
+        if (below(other.low, low)) low = other.low;
+#endif
+#if WANT & 8
+        if (above(other.high, high)) high = other.high;
+#endif
         count += other.count;
     }
     __device__ void finish(int64 at, ACC *means, ACC *deviations, SOURCE *lows, SOURCE *highs) const {
-        if (MEAN) {
-            if (Kind<SOURCE>::exact)
-                means[at] = static_cast<ACC>(static_cast<double>(sum) / static_cast<double>(count));
-            else
-                means[at] = static_cast<ACC>(sum) / static_cast<ACC>(count);
-        }
-        if (STD) deviations[at] = sqrt(squares / static_cast<ACC>(count));
-        if (MIN) lows[at] = low;
-        if (MAX) highs[at] = high;
+#if WANT & 1
+        if (Kind<SOURCE>::exact)
+            means[at] = static_cast<ACC>(static_cast<double>(sum) / static_cast<double>(count));
+        else
+            means[at] = static_cast<ACC>(sum) / static_cast<ACC>(count);
+#endif
+#if WANT & 2
+        deviations[at] = sqrt(squares / static_cast<ACC>(count));
+#endif
+#if WANT & 4
+        lows[at] = low;
+#endif
+#if WANT & 8
+        highs[at] = high;
+#endif
     }
 };
 static_assert(sizeof(State) <= 48, "linumpy.gpu.projection sets 48 bytes aside for each");
 
 struct alignas(VEC * sizeof(SOURCE)) Vector { SOURCE at[VEC]; };
+
+// States of a thread that are merged between two barriers: those that 64 bytes hold.
+constexpr int BATCH_ROOM = 64 / sizeof(State), OWN = ROWS ? 1 : VEC, BATCH = OWN < BATCH_ROOM ? OWN : BATCH_ROOM;
 
 extern "C" __global__ void __launch_bounds__(256)
 project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict__ deviations,
@@ -117,30 +153,43 @@ project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict
         const int64 step = ROWS ? VEC : inner, per_row = inner / VEC;
         const SOURCE *const from =
             ROWS ? vol + vector * n : vol + vector / per_row * n * inner + vector % per_row * VEC;
+        const int64 stride = step * segments;
+        const SOURCE *at = from + (begin + segment) * step;
+#if WANT & 1
+        typename Run<SHORT>::type run[VEC];
+        int held = 0;
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) run[v] = 0;
+#endif
         for (int64 k = begin + segment; k < end; k += static_cast<int64>(UNROLL) * segments) {
             Vector got[UNROLL];
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-                if (k + u * segments < end)
-                    got[u] = *reinterpret_cast<const Vector *>(from + (k + u * segments) * step);
-            typename Run<SHORT>::type run[VEC];
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) run[v] = 0;
+            for (int u = 0; u < UNROLL; ++u, at += stride)
+                if (k + u * segments < end) got[u] = *reinterpret_cast<const Vector *>(at);
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 if (k + u * segments >= end) continue;
-                const ACC reciprocal = STD ? ACC(1) / static_cast<ACC>(count + 1) : ACC(0);
+#if WANT & 2
+                const ACC reciprocal = ACC(1) / static_cast<ACC>(count + 1);
+#else
+                const ACC reciprocal = 0;
+#endif
 #pragma unroll
                 for (int v = 0; v < VEC; ++v) {
-                    if (MEAN) run[v] += Summand<typename Run<SHORT>::type>::of(got[u].at[v]);
+#if WANT & 1
+                    run[v] += Summand<typename Run<SHORT>::type>::of(got[u].at[v]);
+#endif
                     state[v].meet(got[u].at[v], reciprocal, count == 0);
                 }
                 ++count;
             }
-            if (MEAN) {
+#if WANT & 1
+            held += UNROLL;
+            if (held + UNROLL <= RUN && k + static_cast<int64>(UNROLL) * segments < end) continue;
+            held = 0;
 #pragma unroll
-                for (int v = 0; v < VEC; ++v) state[v].sum += run[v];
-            }
+            for (int v = 0; v < VEC; ++v) state[v].sum += run[v], run[v] = 0;
+#endif
         }
     }
 #pragma unroll
@@ -151,14 +200,24 @@ project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict
     }
     const int64 outputs = ROWS ? vectors : vectors * VEC;
 #pragma unroll
-    for (int v = 0; v < (ROWS ? 1 : VEC); ++v) {
+    for (int v0 = 0; v0 < OWN; v0 += BATCH) {
         for (unsigned half = segments / 2; half > 0; half /= 2) {  // segments are a power of two
-            if (segment >= half && segment < 2 * half) states[threadIdx.x] = state[v];
+            if (segment >= half && segment < 2 * half) {
+#pragma unroll
+                for (int j = 0; j < BATCH && v0 + j < OWN; ++j) states[j * blockDim.x + threadIdx.x] = state[v0 + j];
+            }
             __syncthreads();
-            if (segment < half) state[v].merge(states[threadIdx.x + half * (ROWS ? 1 : lanes)]);
+            if (segment < half) {
+                const unsigned other = threadIdx.x + half * (ROWS ? 1 : lanes);
+#pragma unroll
+                for (int j = 0; j < BATCH && v0 + j < OWN; ++j) state[v0 + j].merge(states[j * blockDim.x + other]);
+            }
             __syncthreads();
         }
-        if (segment != 0 || vector >= vectors) continue;
+    }
+    if (segment != 0 || vector >= vectors) return;
+#pragma unroll
+    for (int v = 0; v < OWN; ++v) {
         const int64 at = ROWS ? vector : vector * VEC + v;
         if (parts > 1)
             partials[part * outputs + at] = state[v];

@@ -73,22 +73,23 @@ __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
     return static_cast<unsigned>(max(0, min(last, WIDE ? last : good)));
 }
 
-// The sum over the voxels around an inner place. `first` is the first voxel it reads.
-template <class P>
-__device__ __forceinline__ COMPUTE sum_inside(const SOURCE *__restrict__ first, const P *at, INDEX row, INDEX plane) {
-#define VALUE(p) Widen<COMPUTE, SOURCE>::of(*(p))
+// The sum over the voxels around an inner place. `first` is the first voxel it reads, in the image or in a copy of a
+// part of it: the sum is the same.
+template <class VOXEL, class STEP, class P>
+__device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, STEP row, STEP plane) {
+#define VALUE(p) Widen<COMPUTE, VOXEL>::of(*(p))
 #if ORDER == 0
-    INDEX step = at[2].fraction >= COMPUTE(0.5);
+    STEP step = at[2].fraction >= COMPUTE(0.5);
     if (at[1].fraction >= COMPUTE(0.5)) step += row;
     if (RANK == 3 && at[0].fraction >= COMPUTE(0.5)) step += plane;
     return VALUE(first + step);
 #elif ORDER == 1
     const COMPUTE x = at[2].fraction, y = at[1].fraction, u = 1 - x, v = 1 - y;
-    const SOURCE *second = first + row;
+    const VOXEL *second = first + row;
     const COMPUTE a = VALUE(first), b = VALUE(first + 1), c = VALUE(second), d = VALUE(second + 1);
     const COMPUTE near = mix(mix(a, b, x, u), mix(c, d, x, u), y, v);
     if (RANK == 2) return near;
-    const SOURCE *third = first + plane, *fourth = third + row;
+    const VOXEL *third = first + plane, *fourth = third + row;
     const COMPUTE e = VALUE(third), f = VALUE(third + 1), g = VALUE(fourth), h = VALUE(fourth + 1);
     const COMPUTE far = mix(mix(e, f, x, u), mix(g, h, x, u), y, v);
     return mix(near, far, at[0].fraction, 1 - at[0].fraction);
@@ -101,7 +102,7 @@ __device__ __forceinline__ COMPUTE sum_inside(const SOURCE *__restrict__ first, 
 #pragma unroll
     for (int k = 0; k < (RANK == 3 ? 4 : 1); ++k, first += plane) {
         COMPUTE flat = 0;
-        const SOURCE *line = first;
+        const VOXEL *line = first;
 #pragma unroll
         for (int j = 0; j < 4; ++j, line += row) {
             const COMPUTE a = VALUE(line), b = VALUE(line + 1), c = VALUE(line + 2), d = VALUE(line + 3);

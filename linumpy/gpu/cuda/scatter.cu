@@ -34,6 +34,21 @@ __device__ inline half_bits narrow(double d) {
 template <class T, class S> struct Cast {
     static __device__ T of(S v) { return static_cast<T>(v); }
 };
+// CuPy has the compiler flush numbers below 2^-126 to zero in arithmetic on floats, conversions included; not in these.
+template <> struct Cast<float, double> {
+    static __device__ float of(double v) {
+        float f;
+        asm("cvt.rn.f32.f64 %0, %1;" : "=f"(f) : "d"(v));
+        return f;
+    }
+};
+template <> struct Cast<double, float> {
+    static __device__ double of(float v) {
+        double d;
+        asm("cvt.f64.f32 %0, %1;" : "=d"(d) : "f"(v));
+        return d;
+    }
+};
 template <class T> struct Cast<T, half_bits> {
     static __device__ T of(half_bits v) { return Cast<T, float>::of(widen(v)); }
 };
@@ -55,6 +70,9 @@ template <> struct Cast<half_bits, bool_bits> {
 template <class S> struct Cast<bool_bits, S> {
     static __device__ bool_bits of(S v) { return bool_bits{static_cast<unsigned char>(v != S(0))}; }
 };
+template <> struct Cast<bool_bits, float> {
+    static __device__ bool_bits of(float v) { return bool_bits{static_cast<unsigned char>((__float_as_int(v) << 1) != 0)}; }
+};
 template <> struct Cast<bool_bits, half_bits> {
     static __device__ bool_bits of(half_bits v) { return Cast<bool_bits, float>::of(widen(v)); }
 };
@@ -63,21 +81,21 @@ template <> struct Cast<bool_bits, bool_bits> {
 };
 template <class R> struct Cast<bool_bits, complex_of<R>> {
     static __device__ bool_bits of(complex_of<R> v) {
-        return bool_bits{static_cast<unsigned char>(v.re != R(0) || v.im != R(0))};
+        return bool_bits{static_cast<unsigned char>(Cast<bool_bits, R>::of(v.re).bits | Cast<bool_bits, R>::of(v.im).bits)};
     }
 };
 template <class R, class S> struct Cast<complex_of<R>, S> {
-    static __device__ complex_of<R> of(S v) { return complex_of<R>{static_cast<R>(v), R(0)}; }
+    static __device__ complex_of<R> of(S v) { return complex_of<R>{Cast<R, S>::of(v), R(0)}; }
 };
 template <class R> struct Cast<complex_of<R>, half_bits> {
-    static __device__ complex_of<R> of(half_bits v) { return complex_of<R>{static_cast<R>(widen(v)), R(0)}; }
+    static __device__ complex_of<R> of(half_bits v) { return complex_of<R>{Cast<R, float>::of(widen(v)), R(0)}; }
 };
 template <class R> struct Cast<complex_of<R>, bool_bits> {
     static __device__ complex_of<R> of(bool_bits v) { return complex_of<R>{R(v.bits != 0), R(0)}; }
 };
 template <class R, class Q> struct Cast<complex_of<R>, complex_of<Q>> {
     static __device__ complex_of<R> of(complex_of<Q> v) {
-        return complex_of<R>{static_cast<R>(v.re), static_cast<R>(v.im)};
+        return complex_of<R>{Cast<R, Q>::of(v.re), Cast<R, Q>::of(v.im)};
     }
 };
 

@@ -1,6 +1,6 @@
-"""Check, time and show the work on tissue.
+"""Check, time and show kernels, beside the same work done by CuPy.
 
-In: a :class:`TissueRequest`. Out: :class:`TissueResult` records, a table, and JSON where asked for. Times are those of
+In: a :class:`KernelRequest`. Out: :class:`KernelResult` records, a table, and JSON where asked for. Times are those of
 CUDA events around a call, with the host's share of it; what is wrong is not timed.
 """
 
@@ -9,25 +9,24 @@ from __future__ import annotations
 import gc
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from linumpy.benchmark import machine
+from linumpy.benchmark.kernel_case import KernelCase
 from linumpy.benchmark.table import machine_text
-from linumpy.benchmark.tissue import NAMES, TissueCase, make_cases
 from linumpy.device import require_cuda
 
 _WARM_UPS = 3
 #: Of a slow peer fewer runs are made, so that all take about so long.
 _PEER_SECONDS = 10.0
-#: Focal curvature: the part of a plain copy's bandwidth that the correction should reach.
-COPY_REACH = 0.5
 
 
 @dataclass(frozen=True)
-class TissueRequest:
+class KernelRequest:
     """What to time.
 
     Attributes
@@ -52,15 +51,12 @@ class TissueRequest:
             raise ValueError(f"runs={self.runs}: a median needs 1 run or more")
         if not 0 < self.scale <= 1:
             raise ValueError(f"scale={self.scale}: more than 0, at most 1")
-        unknown = [name for name in self.only if name not in NAMES]
-        if unknown:
-            raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(NAMES)}")
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise FileNotFoundError(f"there is no folder {str(self.json.parent)!r} for {self.json.name}")
 
 
 @dataclass(frozen=True)
-class TissueResult:
+class KernelResult:
     """What came of a case.
 
     Attributes
@@ -107,13 +103,29 @@ class TissueResult:
         return "" if not marks else "met" if all(value >= mark for value, mark in marks) else "MISSED"
 
 
-def run(request: TissueRequest) -> tuple[TissueResult, ...]:
+Makers = Mapping[str, Callable[[ModuleType, float], KernelCase]]
+"""Makes each case by its name, from an array module and a scale."""
+
+
+def make_cases(makers: Makers, xp: ModuleType, scale: float, only: Sequence[str] = ()) -> Iterator[KernelCase]:
+    """Make cases one after another, so that only one is in memory."""
+    unknown = [name for name in only if name not in makers]
+    if unknown:
+        raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(makers)}")
+    for name, make in makers.items():
+        if not only or name in only:
+            yield make(xp, scale)
+
+
+def run(request: KernelRequest, makers: Makers) -> tuple[KernelResult, ...]:
     """Check and time the cases, and show what came of it.
 
     Raises
     ------
     GpuUnavailableError
         There is no CUDA device.
+    ValueError
+        A case that is not known.
     """
     xp = require_cuda()
     here = machine.look(Path())
@@ -122,7 +134,7 @@ def run(request: TissueRequest) -> tuple[TissueResult, ...]:
     print(f"copy on the device: {bandwidth / 1e12:.2f} TB/s, read and written; medians of {request.runs} runs\n")
     print(HEADER)
     results = []
-    for case in make_cases(xp, request.scale, request.only):
+    for case in make_cases(makers, xp, request.scale, request.only):
         results.append(_measure(xp, case, request, bandwidth))
         print(row(results[-1]), flush=True)
         del case
@@ -135,20 +147,20 @@ def run(request: TissueRequest) -> tuple[TissueResult, ...]:
     return tuple(results)
 
 
-def _measure(xp: Any, case: TissueCase, request: TissueRequest, bandwidth: float) -> TissueResult:
+def _measure(xp: Any, case: KernelCase, request: KernelRequest, bandwidth: float) -> KernelResult:
     judged = request.scale == 1
     reach = case.reach if judged else None
     wrong = case.check(case.ours())
     if wrong:
-        return TissueResult(case.name, case.shape, case.dtype, reach, wrong)
+        return KernelResult(case.name, case.shape, case.dtype, reach, wrong)
     xp.get_default_memory_pool().free_all_blocks()
     ours = _times(xp, case.ours, request.runs)
     once = _times(xp, case.peer, 1, warm_ups=1)[0]
     peer = _times(xp, case.peer, max(3, min(request.runs, int(_PEER_SECONDS * 1e3 / once))), warm_ups=1)
     share = case.nbytes / (statistics.median(ours) / 1e3) / bandwidth
     whole = tuple(one / case.peer_share for one in peer)
-    mark = COPY_REACH if judged and case.name.startswith("focal") else None
-    return TissueResult(case.name, case.shape, case.dtype, reach, "", ours, whole, share, mark)
+    mark = case.copy_reach if judged else None
+    return KernelResult(case.name, case.shape, case.dtype, reach, "", ours, whole, share, mark)
 
 
 def _times(xp: Any, call: Callable[[], Any], runs: int, warm_ups: int = _WARM_UPS) -> tuple[float, ...]:
@@ -167,7 +179,7 @@ def _times(xp: Any, call: Callable[[], Any], runs: int, warm_ups: int = _WARM_UP
     return tuple(times)
 
 
-def _copy_bandwidth(xp: Any, request: TissueRequest) -> float:
+def _copy_bandwidth(xp: Any, request: KernelRequest) -> float:
     """Bytes a second that a copy on the device reads and writes."""
     source = xp.zeros(max(2**20, round(2**28 * request.scale**3)), xp.float32)
     target = xp.empty_like(source)
@@ -181,7 +193,7 @@ HEADER = (
 )
 
 
-def row(result: TissueResult) -> str:
+def row(result: KernelResult) -> str:
     """Show a result as a line of the table."""
     volume = f"{'×'.join(map(str, result.shape))} {result.dtype}"
     head = f"{result.name:<27}{volume:<24}"
@@ -195,6 +207,6 @@ def row(result: TissueResult) -> str:
     return f"{head}{numbers}  {result.verdict}".rstrip()
 
 
-def wrong_results(results: Sequence[TissueResult]) -> int:
+def wrong_results(results: Sequence[KernelResult]) -> int:
     """Count wrong results."""
     return sum(bool(one.wrong) for one in results)

@@ -1,0 +1,46 @@
+"""One thing that is timed on a device, beside the same thing done by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: Why a result is wrong; empty where it is right.
+Check = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One thing to time.
+
+    Attributes
+    ----------
+    name : str
+        For people, and to choose it by.
+    shape, dtype
+        Of its volume.
+    ours, peer : callable
+        Take nothing, return a result. Ours is checked.
+    check : callable
+        Says why a result is wrong.
+    nbytes : int
+        What must be read and written at least.
+    reach : float or None
+        How many times faster than the peer it should be.
+    peer_share : float
+        The part of the work that the peer does, where all of it would take too long.
+    copy_reach : float or None
+        The part of a plain copy's bandwidth that it should reach.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ours: Callable[[], Any]
+    peer: Callable[[], Any]
+    check: Check
+    nbytes: int
+    reach: float | None
+    peer_share: float = 1.0
+    copy_reach: float | None = None

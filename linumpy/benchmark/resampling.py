@@ -1,0 +1,140 @@
+"""What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth.
+
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.kernel_case.KernelCase` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.benchmark.kernel_case import KernelCase
+from linumpy.device import is_device_array, to_host
+from linumpy.gpu.interpolation import affine_transform, map_coordinates
+
+#: Points of a result that are compared with SciPy.
+_CHECKED = 2000
+#: A turn about all axes, with a little scale.
+_TURN = np.array([[0.98, 0.12, -0.05], [-0.11, 0.97, 0.09], [0.06, -0.08, 0.99]])
+
+
+def _image(xp: ModuleType, side: int, dtype: str) -> Any:
+    """Smooth waves with speckle, 0 to 4000."""
+    line = xp.sin(xp.linspace(0, 20, side, dtype=xp.float32))
+    image = line[:, None, None] * line[None, :, None] * line[None, None, ::-1]
+    noise = xp.random.RandomState(0).uniform(0, 1, (side, side)).astype(xp.float32)
+    return ((image + 1) * 1500 + noise * 1000).astype(dtype)
+
+
+def _smooth_places(xp: ModuleType, side: int) -> Any:
+    """Places on the grid, moved by up to 3 voxels by waves; (3, side, side, side) float32."""
+    wave = 3 * xp.sin(xp.linspace(0, 9, side, dtype=xp.float32))
+    grid = xp.arange(side, dtype=xp.float32)
+    places = xp.empty((3, side, side, side), xp.float32)
+    places[0] = grid[:, None, None] + wave[None, :, None]
+    places[1] = grid[None, :, None] + wave[None, None, :]
+    places[2] = grid[None, None, :] + wave[:, None, None]
+    return places
+
+
+def _random_places(xp: ModuleType, side: int) -> Any:
+    rng = xp.random.RandomState(1)
+    return xp.stack([rng.uniform(0, side - 1, side**3).astype(xp.float32) for _ in range(3)])
+
+
+def _map(xp: ModuleType, scale: float, name: str, dtype: str, order: int, *, smooth: bool, reach: float) -> KernelCase:
+    side = max(16, round(512 * scale))
+    image = _image(xp, side, dtype)
+    places = _smooth_places(xp, side) if smooth else _random_places(xp, side)
+    ndimage = _peer_module(image)
+    source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
+
+    def check(got: Any) -> str:
+        some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
+        at = to_host(places.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
+        return _differs(got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options))
+
+    nbytes = places.nbytes + source.size * source.itemsize
+    return KernelCase(
+        name,
+        tuple(image.shape),
+        dtype,
+        lambda: map_coordinates(source, places, **options),
+        lambda: ndimage.map_coordinates(source, places, **options),
+        check,
+        int(nbytes),
+        reach,
+        copy_reach=0.75 if name == "map-linear-smooth" else None,
+    )
+
+
+def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float) -> KernelCase:
+    side = max(16, round(512 * scale))
+    image = _image(xp, side, "float32")
+    ndimage = _peer_module(image)
+    source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
+    offset = side / 2 - _TURN @ np.full(3, side / 2)
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
+
+    def check(got: Any) -> str:
+        some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
+        at = _TURN @ np.stack(np.unravel_index(some, got.shape)) + offset[:, None]
+        return _differs(got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options))
+
+    matrix = xp.asarray(_TURN)
+    return KernelCase(
+        name,
+        tuple(image.shape),
+        "float32",
+        lambda: affine_transform(source, _TURN, offset, **options),
+        lambda: ndimage.affine_transform(source, matrix, offset.tolist(), **options),
+        check,
+        2 * int(source.nbytes),
+        reach,
+    )
+
+
+def _differs(got: Any, some: np.ndarray, source: np.ndarray, truth: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Compare some voxels with SciPy in float64, within 1e-5 of the range, and 1 for integers that are rounded."""
+    found = to_host(got.reshape(-1)[_index(got, some)]).astype(np.float64)
+    expected = truth(source.astype(np.float64))
+    tolerance = 1e-5 * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
+    worst = float(np.abs(found - expected).max())
+    return f"off by {worst:.3g} where {tolerance:.2g} is allowed" if worst > tolerance else ""
+
+
+def _index(array: Any, some: np.ndarray) -> Any:
+    if not is_device_array(array):
+        return some
+    import cupy
+
+    return cupy.asarray(some)
+
+
+def _peer_module(array: Any) -> ModuleType:
+    if not is_device_array(array):
+        return _scipy()
+    import cupyx.scipy.ndimage as ndimage
+
+    return ndimage
+
+
+def _scipy() -> ModuleType:
+    import scipy.ndimage as ndimage
+
+    return ndimage
+
+
+#: In their order, each with what it is to reach, × CuPy.
+MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
+    "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
+    "map-linear-uint16": lambda xp, s: _map(xp, s, "map-linear-uint16", "uint16", 1, smooth=True, reach=2.5),
+    "map-linear-random": lambda xp, s: _map(xp, s, "map-linear-random", "float32", 1, smooth=False, reach=1.3),
+    "map-cubic-smooth": lambda xp, s: _map(xp, s, "map-cubic-smooth", "float32", 3, smooth=True, reach=4.0),
+    "affine-linear": lambda xp, s: _affine(xp, s, "affine-linear", 1, 3.0),
+    "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),
+}

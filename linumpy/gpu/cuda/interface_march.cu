@@ -1,0 +1,269 @@
+// Find the surface of tissue, marching: a thread goes along an axis and keeps what its window covers in registers, so
+// that every voxel is read once and its logarithm taken once. For common sizes of the window; interface.cu has the rest.
+//
+// Compiled for SOURCE, LOG and CUTTING as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the derivative,
+// 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
+// are called a (outer) and b (inner).
+//
+// Eight rows at a time: a march starts S - 1 rows before its first mean, and what it has by then is not stored.
+
+#include "number.cuh"
+#include "interface.cuh"
+
+// The values of GROUP windows, the last GROUP of them new.
+struct Windows {
+    float value[S + GROUP - 1];
+    __device__ Windows() {
+#pragma unroll
+        for (int k = 0; k < S + GROUP - 1; ++k) value[k] = 0.0f;
+    }
+    __device__ void move_on() {
+#pragma unroll
+        for (int k = 0; k < S - 1; ++k) value[k] = value[k + GROUP];
+    }
+    // Only ever added to: no sum drifts, and equal values have equal sums.
+    __device__ void sums(float (&sum)[GROUP]) const {
+        if (S < GROUP) {
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j) {
+                sum[j] = value[j];
+#pragma unroll
+                for (int k = 1; k < S; ++k) sum[j] += value[j + k];
+            }
+            return;
+        }
+        // What all windows share, then what each has before and after it.
+        float total = 0.0f;
+#pragma unroll
+        for (int k = GROUP - 1; k < S; ++k) total += value[k];
+#pragma unroll
+        for (int j = GROUP - 1; j >= 0; --j) {
+            if (j < GROUP - 1) total += value[j];
+            sum[j] = total;
+        }
+        total = 0.0f;
+#pragma unroll
+        for (int j = 1; j < GROUP; ++j) {
+            total += value[S - 1 + j];
+            sum[j] += total;
+        }
+    }
+};
+
+// GROUP values along an axis of n, from place i on; those beyond its ends mirrored.
+template <class T>
+__device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, int n, T (&value)[GROUP]) {
+    if (i >= 0 && i + GROUP <= n) {
+        const T *const from = line + i * stride;
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) value[j] = from[j * stride];
+    } else {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) value[j] = line[reflected(i + j, n) * stride];
+    }
+}
+
+// Where depth is contiguous: the mean over S voxels along a, at all places (b, z). `segment` means a thread.
+extern "C" __global__ void __launch_bounds__(256)
+march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
+           int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment) {
+    const int64 i = static_cast<int64>(blockIdx.x % blocks) * blockDim.x + threadIdx.x;
+    if (i >= plane) return;
+    const int begin = static_cast<int>(blockIdx.x / blocks) * segment;
+    const int rows = count_a - begin < segment ? count_a - begin : segment, last = rows + S - 1;
+    const SOURCE *const line = vol + i / depth * stride_b + i % depth * stride_z;
+    float *to = mean + static_cast<int64>(begin - (S - 1)) * plane + i;
+    const float scale = 1.0f / S;
+    int from = first_a + begin - S / 2;
+    Windows windows;
+    SOURCE next[GROUP];
+    fetch(line, stride_a, from, size_a, next);
+    for (int m = 0; m < last; m += GROUP, to += GROUP * plane) {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = intensity(next[j]);
+        if (m + GROUP < last) fetch(line, stride_a, from += GROUP, size_a, next);
+        float sum[GROUP];
+        windows.sums(sum);
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j)
+            if (static_cast<unsigned>(m + j - (S - 1)) < static_cast<unsigned>(rows)) to[j * plane] = sum[j] * scale;
+        windows.move_on();
+    }
+}
+
+// Where b is contiguous: the mean over S x S voxels. A block takes STRIP columns of a plane and marches along a; sums
+// along b go through shared memory, those along a through registers.
+constexpr int STRIP = 256, HALO = S - 1;
+constexpr int TILE_PITCH = 292, SUMS_PITCH = 260;  // 4 more than a multiple of 32: rows of a quarter warp's accesses
+struct alignas(16) Four { float at[4]; };
+
+extern "C" __global__ void __launch_bounds__(256)
+march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b,
+            int64 stride_z, int size_a, int size_b, int first_a, int count_a, unsigned strips, unsigned segments,
+            int segment) {
+    __shared__ Four tile_words[GROUP * TILE_PITCH / 4];
+    __shared__ Four sums_words[GROUP * SUMS_PITCH / 4];
+    float *const tile = tile_words[0].at, *const sums = sums_words[0].at;
+    unsigned rest = blockIdx.x;
+    const int b0 = static_cast<int>(rest % strips) * STRIP;
+    rest /= strips;
+    const int begin = static_cast<int>(rest % segments) * segment;
+    const int64 z = rest / segments;
+    const int t = static_cast<int>(threadIdx.x);
+    const int rows = count_a - begin < segment ? count_a - begin : segment, last = rows + S - 1;
+
+    // A thread fetches a column of GROUP rows, and one voxel of those beyond the strip.
+    const SOURCE *const line = vol + z * stride_z + reflected(b0 - S / 2 + t, size_b) * stride_b;
+    const int halo_row = HALO ? t / (HALO ? HALO : 1) : GROUP, halo_column = STRIP + t - halo_row * HALO;
+    const bool has_halo = halo_row < GROUP;
+    const SOURCE *const halo =
+        vol + z * stride_z + (has_halo ? reflected(b0 - S / 2 + halo_column, size_b) * stride_b : 0);
+    int from = first_a + begin - S / 2;
+    SOURCE next[GROUP], beyond{};
+    fetch(line, stride_a, from, size_a, next);
+    if (has_halo) beyond = halo[reflected(from + halo_row, size_a) * stride_a];
+
+    Windows down;
+    const float scale = 1.0f / (S * S);
+    const int row = t % GROUP, group = t / GROUP;
+    float *to = mean + (z * count_a + begin - (S - 1)) * size_b + b0 + t;
+    for (int m = 0; m < last; m += GROUP, to += static_cast<int64>(GROUP) * size_b) {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) tile[j * TILE_PITCH + t] = intensity(next[j]);
+        if (has_halo) tile[halo_row * TILE_PITCH + halo_column] = intensity(beyond);
+        __syncthreads();
+        if (m + GROUP < last) {
+            fetch(line, stride_a, from += GROUP, size_a, next);
+            if (has_halo) beyond = halo[reflected(from + halo_row, size_a) * stride_a];
+        }
+        Windows along;
+        float sum[GROUP];
+        const Four *const here = reinterpret_cast<const Four *>(tile + row * TILE_PITCH + group * GROUP);
+#pragma unroll
+        for (int k = 0; k < (S + GROUP + 2) / 4; ++k) {
+            const Four four = here[k];
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                if (4 * k + q < S + GROUP - 1) along.value[4 * k + q] = four.at[q];
+        }
+        along.sums(sum);
+        Four *const there = reinterpret_cast<Four *>(sums + row * SUMS_PITCH + group * GROUP);
+        there[0] = {sum[0], sum[1], sum[2], sum[3]};
+        there[1] = {sum[4], sum[5], sum[6], sum[7]};
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) down.value[S - 1 + j] = sums[j * SUMS_PITCH + t];
+        down.sums(sum);
+        if (b0 + t < size_b) {
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j)
+                if (static_cast<unsigned>(m + j - (S - 1)) < static_cast<unsigned>(rows))
+                    to[static_cast<int64>(j) * size_b] = sum[j] * scale;
+        }
+        down.move_on();
+    }
+}
+
+// The profile at GROUP neighbouring places of a line, of which value[RADIUS] is the first. Pairs are taken together, so
+// that a constant line gives exactly nothing where their weights are opposite.
+__device__ inline void profiles(const float (&value)[2 * RADIUS + GROUP], const float *weights, float sign,
+                                float (&out)[GROUP]) {
+#pragma unroll
+    for (int d = 0; d < GROUP; ++d) out[d] = weights[0] * value[RADIUS + d];
+#pragma unroll
+    for (int k = 1; k <= RADIUS; ++k) {
+#pragma unroll
+        for (int d = 0; d < GROUP; ++d)
+            out[d] += weights[k] * (value[RADIUS + d + k] + sign * value[RADIUS + d - k]);
+    }
+}
+
+// A thread per A-line of a smoothed volume in which b is contiguous.
+extern "C" __global__ void __launch_bounds__(128)
+march_columns(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
+              double half_s_z, int64 stride_z, int count_a, int size_b, int depth, int64 to_a, int64 to_b) {
+    const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (line >= static_cast<int64>(count_a) * size_b) return;
+    const float *const from = mean + line;
+    float weights[RADIUS + 1], value[2 * RADIUS + GROUP], next[GROUP], profile[GROUP];
+#pragma unroll
+    for (int k = 0; k <= RADIUS; ++k) weights[k] = given[k];
+#pragma unroll
+    for (int k = 0; k < 2 * RADIUS; ++k) value[k] = from[reflected(k - RADIUS, depth) * stride_z];
+    const float sign = odd ? -1.0f : 1.0f;
+    Steepest steepest;
+    fetch(from, stride_z, RADIUS, depth, next);
+    for (int z = 0; z < depth; z += GROUP) {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) value[2 * RADIUS + j] = next[j];
+        if (z + GROUP < depth) fetch(from, stride_z, z + GROUP + RADIUS, depth, next);
+        profiles(value, weights, sign, profile);
+#pragma unroll
+        for (int d = 0; d < GROUP; ++d)
+            if (z + d < depth) steepest.meet(profile[d], z + d);
+#pragma unroll
+        for (int k = 0; k < 2 * RADIUS; ++k) value[k] = value[k + GROUP];
+    }
+    const int64 a = line / size_b;
+    surface[a * to_a + (line - a * size_b) * to_b] = steepest.surface(half_s_z, depth);
+}
+
+// Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most: a block marches along b, a thread for
+// each voxel of depth; then a warp takes a line of the GROUP that are there.
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
+march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
+            double half_s_z, int size_b, int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
+    extern __shared__ float shared[];
+    const int padded = (depth + GROUP - 1) / GROUP * GROUP + 2 * RADIUS, pitch = spread(padded) + 1;
+    const int t = static_cast<int>(threadIdx.x), lane = t & 31;
+    const int64 a = blockIdx.x / segments;
+    const int begin = static_cast<int>(blockIdx.x % segments) * segment;
+    const int lines = size_b - begin < segment ? size_b - begin : segment, last = lines + S - 1;
+    const bool inside = t < depth;
+    // Mirrored places of this voxel, beyond either end.
+    const int above = t < RADIUS ? RADIUS - 1 - t : -1;
+    const int below = inside && RADIUS + 2 * depth - 1 - t < padded ? RADIUS + 2 * depth - 1 - t : -1;
+    const float *const column = mean + a * size_b * depth + t;
+    const float scale = 1.0f / S, sign = odd ? -1.0f : 1.0f;
+    float *const weights = shared + 2 * GROUP * pitch;  // registers are short here
+    if (t <= RADIUS) weights[t] = given[t];
+    Windows windows;
+    float next[GROUP], sum[GROUP];
+    int from = begin - S / 2;
+    if (inside) fetch(column, depth, from, size_b, next);
+    for (int m = 0, turn = 0; m < last; m += GROUP, turn ^= 1) {
+        float *const buffer = shared + turn * GROUP * pitch;  // two, so that one barrier does
+        if (inside) {
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = next[j];
+            if (m + GROUP < last) fetch(column, depth, from += GROUP, size_b, next);
+            windows.sums(sum);
+            windows.move_on();
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j) {
+                float *const line = buffer + j * pitch;
+                line[spread(RADIUS + t)] = sum[j] *= scale;
+                if (above >= 0) line[spread(above)] = sum[j];
+                if (below >= 0) line[spread(below)] = sum[j];
+            }
+        }
+        __syncthreads();
+        for (int j = t >> 5; j < GROUP; j += static_cast<int>(blockDim.x) >> 5) {
+            const int b = m + j - (S - 1);
+            if (b < 0 || b >= lines) continue;
+            Steepest steepest;
+            for (int z = lane * GROUP; z < depth; z += 32 * GROUP) {
+                float value[2 * RADIUS + GROUP], profile[GROUP];
+                const float *const line = buffer + j * pitch + spread(z);  // z is a multiple of 8
+#pragma unroll
+                for (int k = 0; k < 2 * RADIUS + GROUP; ++k) value[k] = line[spread(k)];
+                profiles(value, weights, sign, profile);
+#pragma unroll
+                for (int d = 0; d < GROUP; ++d)
+                    if (z + d < depth) steepest.meet(profile[d], z + d);
+            }
+            steepest.agree();
+            if (lane == 0) surface[a * to_a + (begin + b) * to_b] = steepest.surface(half_s_z, depth);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+"""Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
+
+In: an image and what is to happen to it. Out: the image sampled on its new grid, by
+:func:`~linumpy.gpu.interpolation.affine_transform` or :func:`~linumpy.gpu.interpolation.map_coordinates`. CuPy in, CuPy
+out; NumPy in, NumPy out. The maps are SciPy's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.interpolation import affine_transform, map_coordinates
+
+
+def shift(
+    image: Any,
+    shift: float | Sequence[float],
+    *,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
+    moved = [-one for one in _each("shift", shift, image.ndim)]
+    eye = np.ones(image.ndim)
+    return affine_transform(image, eye, moved, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output)
+
+
+def zoom(
+    image: Any,
+    zoom: float | Sequence[float],
+    *,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+    grid_mode: bool = False,
+) -> Any:
+    """Scale an image, its first voxels kept where they are, and its last ones too.
+
+    With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
+    :func:`~linumpy.gpu.interpolation.resample_volume` does.
+    """
+    factors = _each("zoom", zoom, image.ndim)
+    if min(factors) <= 0:
+        raise ValueError(f"zoom={zoom!r}: factors are above 0")
+    shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
+    scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
+    return affine_transform(
+        image, scale, offset, output_shape=shape, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output
+    )
+
+
+def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
+    """Diagonal and offset of the map that :func:`zoom` applies."""
+    pairs = list(zip(shape, new_shape, strict=True))
+    if grid_mode:
+        scale = [n / m if m else 1.0 for n, m in pairs]
+        return scale, [(one - 1) / 2 for one in scale]
+    return [(n - 1) / (m - 1) if m > 1 else 1.0 for n, m in pairs], [0.0] * len(pairs)
+
+
+def rotate(
+    image: Any,
+    angle: float,
+    axes: tuple[int, int] = (1, 0),
+    *,
+    reshape: bool = True,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Turn an image about its middle by `angle` degrees in the plane of two axes.
+
+    With `reshape` the result is as large as it takes to hold all of it.
+    """
+    matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
+    return affine_transform(
+        image, matrix, offset, output_shape=shape, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output
+    )
+
+
+def rotation_map(
+    shape: Sequence[int], angle: float, axes: tuple[int, int], *, reshape: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Matrix, offset and shape of the map that :func:`rotate` applies."""
+    rank = len(shape)
+    if len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
+        raise ValueError(f"axes={axes!r}: two different axes of {rank} are needed")
+    first, second = sorted(axis % rank for axis in axes)
+    turn = math.radians(angle)
+    quarter = angle / 90
+    cos, sin = (math.cos(turn), math.sin(turn)) if quarter != int(quarter) else _right_angle(int(quarter))
+    plane = np.array([[cos, sin], [-sin, cos]])
+    sizes = np.array([shape[first], shape[second]], float)
+    new = sizes
+    if reshape:
+        corners = plane @ np.array([[0, 0, sizes[0], sizes[0]], [0, sizes[1], 0, sizes[1]]])
+        new = np.floor(np.ptp(corners, axis=1) + 0.5)
+    matrix, offset = np.eye(rank), np.zeros(rank)
+    matrix[np.ix_((first, second), (first, second))] = plane
+    offset[[first, second]] = (sizes - 1) / 2 - plane @ ((new - 1) / 2)
+    result = list(shape)
+    result[first], result[second] = int(new[0]), int(new[1])
+    return matrix, offset, tuple(result)
+
+
+def _right_angle(quarters: int) -> tuple[float, float]:
+    """Cosine and sine, without the rounding of pi."""
+    return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[quarters % 4]
+
+
+def apply_displacement_field(
+    image: Any,
+    field: Any,
+    *,
+    spacing: Sequence[float] | None = None,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Deform an image: voxel ``o`` of the result is the image at ``o + field[:, o]``.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank.
+    field : numpy.ndarray or cupy.ndarray, (rank, ...)
+        Displacements along each axis, in voxels; where the image is.
+    spacing : sequence of float, optional
+        Voxel spacing in µm; `field` is then in µm.
+    order, mode, cval, prefilter, output
+        As for :func:`~linumpy.gpu.interpolation.map_coordinates`.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of the shape of one component of `field`.
+    """
+    rank = image.ndim
+    if is_device_array(field) != is_device_array(image):
+        raise TypeError("image and field must both be on the GPU, or both on the host")
+    if field.shape[:1] != (rank,) or field.ndim != rank + 1:
+        raise ValueError(
+            f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}"
+        )
+    xp = array_module(image)
+    kind = np.float64 if field.dtype == np.float64 else np.float32
+    places = xp.empty(field.shape, kind)
+    sizes = _each("spacing", 1.0 if spacing is None else spacing, rank)
+    if min(sizes) <= 0:
+        raise ValueError(f"spacing={spacing!r}: voxels are larger than 0")
+    for axis, size in enumerate(sizes):
+        line = xp.arange(field.shape[axis + 1], dtype=kind)
+        places[axis] = field[axis] / kind(size)
+        places[axis] += line.reshape([-1 if other == axis else 1 for other in range(rank)])
+    return map_coordinates(image, places, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output)
+
+
+def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.ndarray:
+    """Compose NGFF coordinate transformations into one homogeneous matrix.
+
+    Parameters
+    ----------
+    transforms : sequence of mapping
+        In the order in which they are applied; ``"type"`` is ``identity``, ``scale``, ``translation``, ``rotation``,
+        ``affine`` (rank rows of rank + 1 numbers) or ``sequence``.
+    rank : int
+        Number of axes.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (rank + 1, rank + 1)
+        Maps voxels, as a homogeneous column, to the transforms' output.
+    """
+    matrix = np.eye(rank + 1)
+    for one in transforms:
+        matrix = _ngff_matrix(one, rank) @ matrix
+    return matrix
+
+
+def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
+    kind = transform.get("type")
+    if kind == "sequence":
+        return compose_affine(transform["transformations"], rank)
+    matrix = np.eye(rank + 1)
+    if kind == "identity":
+        return matrix
+    shapes = {"scale": (rank,), "translation": (rank,), "rotation": (rank, rank), "affine": (rank, rank + 1)}
+    if kind not in shapes:
+        raise ValueError(f"transformation {kind!r} is not known: identity, {', '.join(shapes)} and sequence are")
+    values = np.asarray(transform.get(kind), float)
+    if values.shape != shapes[kind]:
+        raise ValueError(f"transformation {kind!r} has shape {values.shape}: {rank} axes need {shapes[kind]}")
+    if kind == "scale":
+        matrix[:rank, :rank] = np.diag(values)
+    elif kind == "translation":
+        matrix[:rank, rank] = values
+    elif kind == "rotation":
+        matrix[:rank, :rank] = values
+    else:
+        matrix[:rank] = values
+    return matrix
+
+
+def _each(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
+    values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    if len(values) != rank or not all(map(math.isfinite, values)):
+        raise ValueError(f"{name}={value!r}: an image of {rank} axes needs one finite number, or one for each")
+    return values

@@ -1,0 +1,172 @@
+"""The average intensity projection of a mosaic of any size, from disk to disk.
+
+In: an OME-Zarr mosaic. Out: its mean along depth, as an OME-Zarr image or as a picture of 16 bits. The mosaic passes in
+columns of whole depth; the next is read while one is projected and the last is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import require_cuda, to_host
+from linumpy.gpu.projection import project
+from linumpy.io.files import check_file, replacing
+from linumpy.io.writer import Progress, check_place, create_omezarr
+from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.tiles import work_through
+from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+
+#: Percentiles of the intensities that are black and white in a picture.
+WINDOW = (0.1, 99.9)
+_WHITE = 65535
+
+
+@dataclass(frozen=True)
+class MosaicProjection:
+    """What was made.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Pixels.
+    nbytes : int
+        Bytes of the mosaic.
+    window : (float, float) or None
+        Intensities that are black and white in the picture.
+    """
+
+    shape: tuple[int, int]
+    nbytes: int
+    window: tuple[float, float] | None = None
+
+
+def project_mosaic(
+    source: str | Path,
+    output: str | Path,
+    *,
+    level: int = 0,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int = TILE_BYTES,
+) -> MosaicProjection:
+    """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
+
+    Parameters
+    ----------
+    source : str or Path
+        The mosaic: axes z, y and x in any order.
+    output : str or Path
+        The image to write: float32, with the mosaic's lateral axes, spacing and place.
+    level : int
+        Resolution level of the mosaic.
+    use_gpu : bool
+        Whether to read to the GPU and work there.
+    overwrite : bool
+        Whether to replace an output that is there.
+    progress : callable, optional
+        Called with the number of bytes done since the last call.
+    tile_bytes : int
+        About how many bytes of voxels a tile has; three are in memory.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+        A place that is taken, a source that is no mosaic.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    image = open_mosaic(source, level)
+    check_place(Path(output), overwrite=overwrite)
+    first, second = image.lateral_axes
+    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    with create_omezarr(
+        output, _shape(image), "float32", [image.spacing[a] for a in (first, second)],
+        origin=[image.origin[a] for a in (first, second)], axes=image.axes.replace("z", ""),
+        chunks=(size[first], size[second]), overwrite=overwrite,
+    ) as (target,):  # fmt: skip
+
+        def write(place: tuple[slice, slice], pixels: np.ndarray) -> None:
+            target[place] = pixels
+
+        _project(image, size, write, use_gpu, progress)
+    return MosaicProjection(_shape(image), image.nbytes)
+
+
+def project_mosaic_to_png(
+    source: str | Path,
+    output: str | Path,
+    *,
+    level: int = 0,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int = TILE_BYTES,
+) -> MosaicProjection:
+    """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
+
+    Intensities from the 0.1st to the 99.9th percentile go from black to white, a pixel a voxel; what is no number is
+    black. Parameters and errors are those of :func:`project_mosaic`, with a PNG for an output.
+    """
+    from PIL import Image
+
+    image = open_mosaic(source, level)
+    check_file(output, overwrite=overwrite)
+    xp = require_cuda() if use_gpu else np
+    pixels = xp.empty(_shape(image), np.float32)
+
+    def keep(place: tuple[slice, slice], part: Any) -> None:
+        pixels[place] = part
+
+    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    _project(image, size, keep, use_gpu, progress, to=lambda part: part)
+    picture, window = stretch(xp, pixels)
+    with replacing(output, overwrite=overwrite) as temporary:
+        Image.fromarray(to_host(picture)).save(temporary, format="PNG")
+    return MosaicProjection(_shape(image), image.nbytes, window)
+
+
+def stretch(xp: Any, pixels: Any) -> tuple[Any, tuple[float, float]]:
+    """Turn intensities into 16 bits, the window's percentiles black and white, where they are."""
+    finite = pixels[xp.isfinite(pixels)]
+    if not finite.size:
+        return xp.zeros(pixels.shape, np.uint16), (0.0, 0.0)
+    black, white = (float(one) for one in xp.percentile(finite, xp.asarray(WINDOW)))
+    scale = _WHITE / (white - black) if white > black else 0.0
+    levels = xp.clip((pixels - np.float32(black)) * np.float32(scale), 0, _WHITE)
+    return xp.rint(xp.where(xp.isfinite(levels), levels, 0)).astype(np.uint16), (black, white)
+
+
+def _shape(image: MosaicImage) -> tuple[int, int]:
+    first, second = image.lateral_axes
+    return image.array.shape[first], image.array.shape[second]
+
+
+def _project(
+    image: MosaicImage,
+    size: tuple[int, ...],
+    write: Callable[[tuple[slice, slice], Any], None],
+    use_gpu: bool,
+    progress: Progress | None,
+    to: Callable[[Any], Any] = to_host,
+) -> None:
+    first, second = image.lateral_axes
+
+    def mean(box: Box, column: Any) -> Any:
+        pixels = project(column, image.depth_axis)
+        if progress is not None:  # in the caller's thread, which may be interrupted
+            progress(box_nbytes(image.array, box))
+        return pixels
+
+    work_through(
+        boxes(image.array.shape, size),
+        lambda box: read_box(image.array, box, use_gpu),
+        mean,
+        lambda box, pixels: write((box[first], box[second]), to(pixels)),
+        use_gpu=use_gpu,
+    )
