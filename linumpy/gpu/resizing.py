@@ -1,134 +1,41 @@
 """Resize an image axis by axis, smoothing and interpolation in one table of weights: both are linear and separable.
 
-In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. The
-tables are planned in NumPy and SciPy alone; CuPy arrays are resampled by kernels of ``resize.cu``, NumPy arrays by the
-same tables as sparse matrices. No kernel is compiled for a shape. Temporary memory: the results between two passes.
+In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. Passes,
+tiles and tables are planned in NumPy alone and kept; CuPy arrays are resampled by kernels of ``resize.cu``, NumPy arrays
+by the same weights as sparse matrices. No kernel is compiled for a shape. Temporary memory: the results between two
+passes.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
+from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 
-#: Boundary modes, by SciPy's names: the voxel that stands for one outside. Those outside a constant image are zero.
-MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
-_TRUNCATE = 4.0  # sigmas, as SciPy's gaussian_filter
-_THREADS, _OUTPUTS, _PACK = 256, 4, 4  # OUTPUTS of resize.cu
-
-
-@dataclass(frozen=True)
-class AxisPlan:
-    """How one axis is resampled.
-
-    Attributes
-    ----------
-    axis : int
-        Of the image.
-    size, length : int
-        Voxels along it, before and after.
-    order : int
-        0 nearest, 1 linear.
-    mode : str
-        One of :data:`MODES`.
-    sigma : float
-        Of the Gaussian, in voxels of the image; 0 for none.
-    """
-
-    axis: int
-    size: int
-    length: int
-    order: int
-    mode: str
-    sigma: float
+DEFAULT = Tuning()
+_THREADS = 256
+_ALIGNED = 16  # bytes: of the loads of resize.cu, and of the parts of a table
+#: Tables of more bytes are made and sent up again at every call.
+_KEPT_BYTES = 4 * 2**20
 
 
 def plan_axes(
     shape: Sequence[int], output_shape: Sequence[int], order: int, mode: str, sigmas: Sequence[float]
 ) -> tuple[AxisPlan, ...]:
-    """List the passes: the axis that shrinks most first, then earlier axes, whose reads are coalesced."""
-    plans = [
-        AxisPlan(axis, int(n), int(m), order, mode, float(sigma))
-        for axis, (n, m, sigma) in enumerate(zip(shape, output_shape, sigmas, strict=True))
-        if n != m or sigma > 0
-    ]
-    return tuple(sorted(plans, key=lambda plan: (plan.length / plan.size, plan.axis)))
-
-
-def fold(index: np.ndarray, size: int, mode: str) -> np.ndarray:
-    """Find the voxels that stand for those outside; -1 for none."""
-    if mode == "nearest":
-        return np.clip(index, 0, size - 1)
-    if mode == "grid-wrap":
-        return index % size
-    if mode == "reflect":
-        place = index % (2 * size)
-        return np.minimum(place, 2 * size - 1 - place)
-    if mode == "mirror":
-        period = max(1, 2 * size - 2)
-        place = index % period
-        return np.minimum(place, period - place)
-    return np.where((index >= 0) & (index < size), index, -1)
-
-
-def _matrix(index: np.ndarray, weights: np.ndarray, size: int, mode: str) -> sparse.csr_array:
-    """Make a matrix of (rows, taps) weights at voxels that may lie outside."""
-    rows = np.broadcast_to(np.arange(len(index))[:, None], index.shape)
-    columns = fold(index, size, mode)
-    kept = (columns >= 0) & (weights != 0)
-    return sparse.coo_array((weights[kept], (rows[kept], columns[kept])), shape=(len(index), size)).tocsr()
-
-
-def axis_matrix(plan: AxisPlan) -> sparse.csr_array:
-    """Compose interpolation and smoothing: (length, size), float64.
-
-    The centre of voxel i of the result lies at voxel (i + 1/2) size / length - 1/2. The Gaussian is that of SciPy's
-    ``gaussian_filter``, cut at four sigmas.
-    """
-    place = (np.arange(plan.length) + 0.5) * (plan.size / plan.length) - 0.5
-    if plan.order == 0:
-        index, weights = np.floor(place + 0.5)[:, None], np.ones((plan.length, 1))
-    else:
-        below = np.floor(place)
-        index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - place, place - below], 1)
-    matrix = _matrix(index.astype(np.int64), weights, plan.size, plan.mode)
-    if plan.sigma <= 1e-15:
-        return matrix
-    radius = int(_TRUNCATE * plan.sigma + 0.5)
-    taps = np.arange(-radius, radius + 1)
-    bell = np.exp(-0.5 / plan.sigma**2 * taps**2)
-    index = np.arange(plan.size)[:, None] + taps
-    return matrix @ _matrix(index, np.broadcast_to(bell / bell.sum(), index.shape), plan.size, plan.mode)
-
-
-def axis_table(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lay the matrix out as the kernels read it.
-
-    Returns
-    -------
-    weights : numpy.ndarray of float64, (taps, length)
-        Zero behind a row's last.
-    first, count : numpy.ndarray of int32, (length,)
-        The first voxel of each row and how many follow from it.
-    """
-    entries = axis_matrix(plan).tocoo()
-    first = np.full(plan.length, plan.size, np.int64)
-    last = np.full(plan.length, -1, np.int64)
-    np.minimum.at(first, entries.row, entries.col)
-    np.maximum.at(last, entries.row, entries.col)
-    first = np.where(last < 0, 0, first)  # a row that holds nothing
-    count = np.where(last < 0, 0, last + 1 - first)
-    weights = np.zeros((max(1, int(count.max(initial=1))), plan.length))
-    np.add.at(weights, (entries.col - first[entries.row], entries.row), entries.data)
-    return weights, first.astype(np.int32), count.astype(np.int32)
+    """Plan every axis by itself."""
+    return tuple(
+        AxisPlan(int(n), int(m), order, mode, float(sigma)) if n != m or sigma > 0 else unchanged(int(n))
+        for n, m, sigma in zip(shape, output_shape, sigmas, strict=True)
+    )
 
 
 def resample_axes(
@@ -151,7 +58,7 @@ def resample_axes(
     order : int
         0 nearest, 1 linear.
     mode : str
-        One of :data:`MODES`.
+        One of :data:`~linumpy.gpu.resize_tables.MODES`.
     sigmas : sequence of float
         Of the Gaussian, one for each axis, in voxels of the image.
     dtype : dtype, optional
@@ -165,77 +72,169 @@ def resample_axes(
     """
     between = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
     target = between if dtype is None else np.dtype(dtype)
-    # Without a pass there may still be a cast to do: an axis resampled onto itself does it.
-    plans = plan_axes(image.shape, output_shape, order, mode, sigmas)
-    if not plans:
-        if target == between:
-            return image.astype(between)
-        plans = (AxisPlan(0, image.shape[0], image.shape[0], 0, mode, 0.0),)
+    axes = plan_axes(image.shape, output_shape, order, mode, sigmas)
+    if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
+        return _nearest(image, axes).astype(target, copy=False)
     if not is_device_array(image):
-        return _on_host(image, plans, target)
-    return run_passes(array_module(image).ascontiguousarray(image), plans, between, target)
+        return _on_host(image, axes, target)
+    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target)
 
 
-def _on_host(image: np.ndarray, plans: Sequence[AxisPlan], target: np.dtype) -> np.ndarray:
+def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
+    """Take voxels as they are, by the array module: exact for every dtype. What shrinks most goes first."""
+    xp = array_module(image)
+    result = image
+    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
+        if axes[axis].length != axes[axis].size:
+            result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
+    return result.copy() if result is image else result
+
+
+def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], target: np.dtype) -> np.ndarray:
     result = image.astype(np.float64)
-    for plan in plans:
-        lines = np.moveaxis(result, plan.axis, 0)
+    for axis, plan in enumerate(axes):
+        if plan == unchanged(plan.size):
+            continue
+        lines = np.moveaxis(result, axis, 0)
         done = axis_matrix(plan) @ lines.reshape(plan.size, -1)
-        result = np.moveaxis(done.reshape(plan.length, *lines.shape[1:]), 0, plan.axis)
+        result = np.moveaxis(done.reshape(plan.length, *lines.shape[1:]), 0, axis)
     if target.kind in "iu":
         info = np.iinfo(target)
         result = np.clip(np.trunc(result + np.copysign(0.5, result)), info.min, info.max)
     return np.ascontiguousarray(result, target)
 
 
-def run_passes(image: Any, plans: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> Any:
-    """Launch one kernel for each plan on a C-contiguous image; the last writes `target`, others `between`."""
-    xp = array_module(image)
-    for number, plan in enumerate(plans):
-        shape = (*image.shape[: plan.axis], plan.length, *image.shape[plan.axis + 1 :])
-        out = xp.empty(shape, target if number == len(plans) - 1 else between)
-        _launch(image, out, plan, between)
+@dataclass(frozen=True)
+class _Launch:
+    """A step with all that it needs on the device."""
+
+    kernel: Any
+    blocks: int
+    shared: int
+    tables: tuple[Any, ...]
+    sizes: tuple[np.generic, ...]
+    shape: tuple[int, ...]
+    target: np.dtype
+
+
+def run_passes(
+    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT
+) -> Any:
+    """Resample a C-contiguous image: the last pass writes `target`, others `between`."""
+    dtypes = (image.dtype, between, target)
+    for launch in _prepare(tuple(axes), dtypes, _address(image) % _ALIGNED == 0, tuning, _place(image)):
+        out = array_module(image).empty(launch.shape, launch.target)
+        launch.kernel(
+            (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
+        )
         image = out
     return image
 
 
-@functools.lru_cache(maxsize=32)
-def _packed_table(plan: AxisPlan, compute: np.dtype) -> np.ndarray:
-    """Lay a table's three arrays into one, of bytes: one copy to the device."""
-    weights, first, count = axis_table(plan)
-    return np.concatenate([one.reshape(-1).view(np.uint8) for one in (weights.astype(compute), first, count)])
+def _address(array: Any) -> int:
+    return int(array.data.ptr if is_device_array(array) else array.ctypes.data)
 
 
-def _launch(image: Any, out: Any, plan: AxisPlan, compute: np.dtype) -> None:
-    packed = array_module(image).asarray(_packed_table(plan, compute))
-    ends = packed.size - 8 * plan.length, packed.size - 4 * plan.length
-    table = (packed[: ends[0]], packed[ends[0] : ends[1]], packed[ends[1] :])
-    outer, inner = math.prod(image.shape[: plan.axis]), math.prod(image.shape[plan.axis + 1 :])
-    sizes: tuple[np.generic, ...] = (*int64(outer), *int32(plan.size, plan.length))
-    if inner == 1:
-        threads = outer * plan.length
-        kernel = "along_x"
+def _place(image: Any) -> tuple[int, int, int] | None:
+    """Name the queue of work in which a table is made and used: by it both come in order, without a wait."""
+    if not is_device_array(image):
+        return None
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    return int(stream.device_id), int(stream.ptr), threading.get_ident()
+
+
+@functools.lru_cache(maxsize=64)
+def _steps(axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
+    return plan_steps(axes, dtypes, aligned, tuning)
+
+
+def _prepare(
+    axes: tuple[AxisPlan, ...],
+    dtypes: tuple[np.dtype, ...],
+    aligned: bool,
+    tuning: Tuning,
+    place: tuple[int, int, int] | None,
+) -> tuple[_Launch, ...]:
+    taps = sum(windows_of(plan).weights.size for plan in axes)
+    make = _kept if 8 * taps <= _KEPT_BYTES and place is not None else _made
+    return make(axes, dtypes, aligned, tuning, place)
+
+
+def _made(
+    axes: tuple[AxisPlan, ...],
+    dtypes: tuple[np.dtype, ...],
+    aligned: bool,
+    tuning: Tuning,
+    place: tuple[int, int, int] | None,
+) -> tuple[_Launch, ...]:
+    return tuple(_launch(step, tuning, place) for step in _steps(axes, dtypes, aligned, tuning))
+
+
+_kept = functools.lru_cache(maxsize=32)(_made)
+
+
+def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _Launch:
+    sizes: tuple[np.generic, ...]
+    if step.kernel == "planes":
+        assert step.tile is not None
+        y, x = step.axes
+        tile = step.tile
+        sizes = int32(y.size, y.length, x.size, x.length, tile.width, tile.groups, tile.pitch, int(step.packed))
+    elif step.kernel == "along":
+        (plan,) = step.axes
+        sizes = (*int64(step.outer), *int32(plan.size, plan.length), *int64(step.inner), *int32(int(step.packed)))
     else:
-        pack = _PACK if inner % _PACK == 0 and _is_aligned(image) and _is_aligned(out) else 1
-        threads = outer * -(-plan.length // _OUTPUTS) * (inner // pack)
-        kernel, sizes = "along", (*sizes, *int64(inner), *int32(pack))
-    load(kernel_spec(kernel, image.dtype, out.dtype))(
-        (-(-threads // _THREADS),), (_THREADS,), (image, out, *table, *sizes)
-    )
+        (plan,) = step.axes
+        sizes = (*int64(step.outer), *int32(plan.size, plan.length))
+    kernel = load(kernel_spec(step.kernel, step.source, step.target, tuning))
+    return _Launch(kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target)
 
 
-def _is_aligned(array: Any) -> bool:
-    address = array.data.ptr if is_device_array(array) else array.ctypes.data
-    return address % (_PACK * array.itemsize) == 0
+def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
+    """Lay out the tables that a kernel takes, in its order."""
+    compute = np.float64 if step.source == np.float64 else np.float32
+    tables: list[np.ndarray] = []
+    if step.kernel != "along_x":
+        groups = join(windows_of(step.axes[0]), tuning.outputs)
+        tables += [_records(groups.first, groups.count, groups.start), groups.weights.astype(compute)]
+    if step.kernel != "along":
+        windows = windows_of(step.axes[-1])
+        tables += [_records(windows.first, windows.count), windows.weights.astype(compute)]
+    if step.tile is not None:
+        tables.append(np.array(step.tile.spans, np.int32))
+    return tables
 
 
-def kernel_spec(name: str, source: np.dtype, target: np.dtype) -> KernelSpec:
+def _records(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, 1).astype(np.int32)
+
+
+def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
+    """Bring tables to the device in one copy; views of it."""
+    sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
+    ends = np.cumsum(sizes)
+    packed: Any = np.zeros(int(ends[-1]), np.uint8)
+    for table, size, end in zip(tables, sizes, ends, strict=True):
+        packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
+    if place is not None:
+        import cupy
+
+        packed = cupy.asarray(packed)
+    return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+
+
+def kernel_spec(name: str, source: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT) -> KernelSpec:
     """Describe a kernel for the types it reads and writes; sums of float64 images are float64, others float32."""
-    kinds = source.str[1:], target.str[1:]
     wide = source == np.float64
     defines = {
-        "SOURCE": CUDA_TYPES[kinds[0]],
-        "TARGET": CUDA_TYPES[kinds[1]],
+        "SOURCE": CUDA_TYPES[source.str[1:]],
+        "TARGET": CUDA_TYPES[target.str[1:]],
         "COMPUTE": "double" if wide else "float",
+        "OUTPUTS": str(tuning.outputs),
+        "PACK": str(tuning.pack(source.itemsize)),
+        "UNROLL": str(tuning.unroll),
+        "BLOCKS": str(max(1, tuning.blocks // 2) if wide else tuning.blocks),
     }
     return KernelSpec("resize", name, tuple(defines.items()))
