@@ -37,7 +37,7 @@ class Tuning:
 
     outputs: int = 4
     pack_bytes: int = 16
-    pack_most: int = 8
+    pack_most: int = 4
     unroll: int = 4
     blocks: int = 4
     shared: int = 36 * 1024

@@ -136,11 +136,12 @@ def windows_of(plan: AxisPlan) -> Windows:
     """Lay the matrix out as one window of each row."""
     voxels, weights, below = _entries(plan)
     kept = voxels >= 0
-    # Around a wrapped axis a window is short only if it may begin before 0; one as long as the axis begins at 0.
-    reach = _radius(plan.sigma) + 1
+    # Around a wrapped axis a window is short only if it may begin before 0; one as long as the axis begins at 0. So no
+    # voxel of a window is without weight: it might be NaN.
+    radius = _radius(plan.sigma)
     base = np.zeros_like(below)
-    if plan.mode == "grid-wrap" and 2 * reach < plan.size:
-        base = below - reach
+    if plan.mode == "grid-wrap" and 2 * radius + 2 <= plan.size:
+        base = below - radius
         voxels = np.where(kept, (voxels - base[:, None]) % plan.size, -1)
     low = np.where(kept, voxels, plan.size).min(1)
     count = voxels.max(1) + 1 - low

@@ -2,8 +2,8 @@
 
 In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. Passes,
 tiles and tables are planned in NumPy alone and kept; CuPy arrays are resampled by kernels of ``resize.cu``, NumPy arrays
-by the same weights as sparse matrices. No kernel is compiled for a shape. Temporary memory: the results between two
-passes.
+by the same weights as sparse matrices. Nearest voxels are taken as they are. No kernel is compiled for a shape.
+Temporary memory: the results between two passes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _THREADS = 256
 _ALIGNED = 16  # bytes: of the loads of resize.cu, and of the parts of a table
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
+_HOST_VOXELS = 2**20  # that are float64 at a time
 
 
 def plan_axes(
@@ -74,9 +75,10 @@ def resample_axes(
     target = between if dtype is None else np.dtype(dtype)
     axes = plan_axes(image.shape, output_shape, order, mode, sigmas)
     if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
-        return _nearest(image, axes).astype(target, copy=False)
+        taken = _nearest(image, axes)
+        return taken.astype(target, copy=taken is image)
     if not is_device_array(image):
-        return _on_host(image, axes, target)
+        return _on_host(image, axes, between, target)
     return run_passes(array_module(image).ascontiguousarray(image), axes, between, target)
 
 
@@ -87,17 +89,24 @@ def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
         if axes[axis].length != axes[axis].size:
             result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
-    return result.copy() if result is image else result
+    return result
 
 
-def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], target: np.dtype) -> np.ndarray:
-    result = image.astype(np.float64)
-    for axis, plan in enumerate(axes):
+def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> np.ndarray:
+    """Resample by sparse matrices, in float64; between two axes `between` is kept, as on a device."""
+    result = image
+    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
+        plan = axes[axis]
         if plan == unchanged(plan.size):
             continue
-        lines = np.moveaxis(result, axis, 0)
-        done = axis_matrix(plan) @ lines.reshape(plan.size, -1)
-        result = np.moveaxis(done.reshape(plan.length, *lines.shape[1:]), 0, axis)
+        moved = np.moveaxis(result, axis, 0)
+        lines = moved.reshape(plan.size, -1)
+        done = np.empty((plan.length, lines.shape[1]), between)
+        matrix = axis_matrix(plan)
+        step = max(1, _HOST_VOXELS // max(plan.size, plan.length))
+        for start in range(0, lines.shape[1], step):
+            done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
+        result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
     if target.kind in "iu":
         info = np.iinfo(target)
         result = np.clip(np.trunc(result + np.copysign(0.5, result)), info.min, info.max)

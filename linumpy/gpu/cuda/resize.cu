@@ -22,24 +22,59 @@ template <class T, int N> struct alignas(sizeof(T) * N) Pack { T v[N]; };
 
 __device__ __forceinline__ int around(int i, int n) { return i < 0 ? i + n : i >= n ? i - n : i; }
 
+template <class T> struct IsFloat { static constexpr bool value = false; };
+template <> struct IsFloat<half_bits> { static constexpr bool value = true; };
+template <> struct IsFloat<float> { static constexpr bool value = true; };
+template <> struct IsFloat<double> { static constexpr bool value = true; };
+
+template <int N>
+__device__ __forceinline__ void read_row(const SOURCE *in, const COMPUTE *weights, COMPUTE (&values)[N],
+                                        Pack<COMPUTE, OUTPUTS> &w) {
+    const Pack<SOURCE, N> here = *reinterpret_cast<const Pack<SOURCE, N> *>(in);
+    w = *reinterpret_cast<const Pack<COMPUTE, OUTPUTS> *>(weights);
+#pragma unroll
+    for (int c = 0; c < N; ++c) values[c] = Widen<COMPUTE, SOURCE>::of(here.v[c]);
+}
+
+// Sums of N columns for the OUTPUTS neighbours of a group.
 template <int N>
 __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Group group, const COMPUTE *table,
                                       COMPUTE (&sums)[OUTPUTS][N]) {
+    const COMPUTE *weights = table + static_cast<int64>(group.start) * OUTPUTS;
+    Pack<COMPUTE, OUTPUTS> w;
+    COMPUTE values[N], finite = 0;
 #pragma unroll
     for (int j = 0; j < OUTPUTS; ++j)
 #pragma unroll
         for (int c = 0; c < N; ++c) sums[j][c] = 0;
-    const Pack<COMPUTE, OUTPUTS> *weights = reinterpret_cast<const Pack<COMPUTE, OUTPUTS> *>(table) + group.start;
 #pragma unroll UNROLL
     for (int k = 0; k < group.count; ++k) {
-        const int row = around(group.first + k, n);
-        const Pack<SOURCE, N> here = *reinterpret_cast<const Pack<SOURCE, N> *>(in + row * stride);
-        const Pack<COMPUTE, OUTPUTS> w = weights[k];
+        read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+            for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
+    }
+    if (!IsFloat<SOURCE>::value) return;
+    // A row that is NaN or infinite spoils neighbours in whose window it is not: 0 times it is NaN. Such sums are rare,
+    // and taken again, more slowly.
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) finite += sums[j][c] * 0;
+    if (finite == 0) return;
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+#pragma unroll 1
+    for (int k = 0; k < group.count; ++k) {
+        read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
 #pragma unroll
         for (int j = 0; j < OUTPUTS; ++j)
             if (w.v[j] != 0)
 #pragma unroll
-                for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * Widen<COMPUTE, SOURCE>::of(here.v[c]);
+                for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
     }
 }
 
@@ -131,9 +166,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
         for (int k = 0; k < window.count; ++k) {
             const COMPUTE w = weights[static_cast<int64>(k) * mx];
             const COMPUTE *from = rows + in_tile(window.first - span.first + k);
-            if (w != 0)
 #pragma unroll
-                for (int j = 0; j < OUTPUTS; ++j) sums[j] += w * from[j * pitch];
+            for (int j = 0; j < OUTPUTS; ++j) sums[j] += w * from[j * pitch];
         }
 #pragma unroll
         for (int j = 0; j < OUTPUTS; ++j)
@@ -154,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(256) along_x(
     COMPUTE sum = 0;
     for (int k = 0; k < window.count; ++k) {
         const COMPUTE w = table[static_cast<int64>(k) * m + i];
-        if (w != 0) sum += w * Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
+        sum += w * Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
     }
     out[thread] = Narrow<TARGET, COMPUTE>::of(sum);
 }
