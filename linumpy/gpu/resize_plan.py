@@ -156,9 +156,7 @@ def bytes_moved(
     return total
 
 
-def plan_steps(
-    axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: Tuning
-) -> tuple[Step, ...]:
+def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
     """List the launches that resize a C-contiguous image.
 
     Parameters

@@ -1,8 +1,8 @@
 """Resize an image axis by axis, smoothing and interpolation in one table of weights: both are linear and separable.
 
 In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. Passes,
-tiles and tables are planned in NumPy alone and kept; CuPy arrays are resampled by kernels of ``resize.cu``, NumPy arrays
-by the same weights as sparse matrices. Nearest voxels are taken as they are. No kernel is compiled for a shape.
+tiles and tables are planned in NumPy alone and kept. CuPy arrays are resampled by kernels of ``resize.cu``, NumPy
+arrays by the same weights as sparse matrices; nearest voxels are taken as they are. No kernel is compiled for a shape.
 Temporary memory: the results between two passes.
 """
 
@@ -198,7 +198,9 @@ def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _
         (plan,) = step.axes
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
     kernel = load(kernel_spec(step.kernel, step.source, step.target, tuning))
-    return _Launch(kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target)
+    return _Launch(
+        kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target
+    )
 
 
 def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
