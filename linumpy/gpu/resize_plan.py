@@ -109,7 +109,9 @@ def in_tile(column: int) -> int:
     return column + (column >> 5)
 
 
-def order_axes(shape: Sequence[int], output_shape: Sequence[int], changed: Sequence[int], sizes: Sequence[int]) -> list:
+def order_axes(
+    shape: Sequence[int], output_shape: Sequence[int], changed: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
     """Choose which axes are resampled together, and in which order, so that the fewest bytes are moved.
 
     What shrinks most goes first. The last axis goes together with the one before it where that saves a volume between
@@ -131,7 +133,7 @@ def order_axes(shape: Sequence[int], output_shape: Sequence[int], changed: Seque
     """
     rank = len(shape)
     last = (rank - 2, rank - 1)
-    candidates = [[(axis,) for axis in changed]]
+    candidates: list[list[tuple[int, ...]]] = [[(axis,) for axis in changed]]
     if set(last) <= set(changed):
         candidates.insert(0, [last, *((axis,) for axis in changed if axis not in last)])
     ordered = [sorted(one, key=lambda axes: (_ratio(shape, output_shape, axes), axes)) for one in candidates]

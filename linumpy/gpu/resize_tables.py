@@ -1,4 +1,4 @@
-"""Tables of weights by which one axis is resampled: smoothing and interpolation are both linear, so one table does both.
+"""Tables of weights by which an axis is resampled: smoothing and interpolation are linear, so one table does both.
 
 In: an :class:`AxisPlan`. Out: a sparse matrix, or the tables that the kernels of ``resize.cu`` read. Pure; float64.
 """

@@ -70,8 +70,9 @@ def test_same_as_scikit_image(pairs, dtype, order, mode, anti_aliasing, sigma, p
     assert got.shape == expected.shape
     if order == 0 and image.dtype.kind in "biu":
         assert got.dtype == image.dtype.newbyteorder("=")
-        # scikit-image cuts integers off after every axis that is smoothed.
-        assert np.abs(got.astype("f8") - expected).max() <= (image.ndim + 1 if anti_aliasing else 0)
+        # scikit-image cuts integers off after every axis that is smoothed; ours went through float32.
+        allowed = image.ndim + 1 + 1e-6 * np.abs(image.astype("f8")).max() if anti_aliasing else 0
+        assert np.abs(got.astype("f8") - expected).max() <= allowed
     else:
         assert got.dtype == ("f8" if dtype == "f8" else "f4")
         assert np.allclose(got, expected, rtol=0, atol=2e-5 * max(1.0, np.abs(expected).max()))
@@ -144,7 +145,7 @@ def same_as_host(cupy, image, wanted, **options):
     numbers = image[np.isfinite(image)] if image.dtype.kind == "f" else image
     scale = max(1.0, float(np.abs(numbers.astype("f8")).max(initial=0)))
     # Integers: a unit where rounding decides.
-    tolerance = 1.0 if expected.dtype.kind in "iu" and options.get("anti_aliasing") else 0.0
+    tolerance = 1.0 + 1e-6 * scale if expected.dtype.kind in "iu" and options.get("anti_aliasing") else 0.0
     tolerance = tolerance if expected.dtype.kind in "biu" else (1e-9 if image.dtype == "f8" else 2e-5) * scale
     found = to_host(got).astype("f8")
     assert np.allclose(found, expected.astype("f8"), rtol=0, atol=tolerance, equal_nan=True), (wanted, options)
