@@ -261,7 +261,7 @@ def resize(
 def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
     result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
     if any(asked.sigmas):
-        result = _ndimage(image).gaussian_filter(result, asked.sigmas, mode=asked.mode)
+        result = _ndimage(image).gaussian_filter(result, asked.sigmas, mode=asked.mode.removeprefix("grid-"))
     factors = [n / m for n, m in zip(image.shape, asked.shape, strict=True)]
     offset = [(factor - 1) / 2 for factor in factors]
     return affine_transform(result, factors, offset, output_shape=asked.shape, order=order, mode=asked.mode)

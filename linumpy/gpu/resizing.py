@@ -23,7 +23,8 @@ from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, wi
 
 DEFAULT = Tuning()
 _THREADS = 256
-_ALIGNED = 16  # bytes: of the loads of resize.cu, and of the parts of a table
+_ALIGNED = 16  # bytes: of the loads of resize.cu
+_TABLE_ALIGNED = 64  # of weights, of which a thread loads a row at once
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
 _HOST_VOXELS = 2**20  # that are float64 at a time
@@ -150,8 +151,7 @@ def _place(image: Any) -> tuple[int, int, int] | None:
         return None
     import cupy
 
-    stream = cupy.cuda.get_current_stream()
-    return int(stream.device_id), int(stream.ptr), threading.get_ident()
+    return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
 
 
 @functools.lru_cache(maxsize=64)
@@ -224,7 +224,7 @@ def _records(*columns: np.ndarray) -> np.ndarray:
 
 def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
     """Bring tables to the device in one copy; views of it."""
-    sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
+    sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
     ends = np.cumsum(sizes)
     packed: Any = np.zeros(int(ends[-1]), np.uint8)
     for table, size, end in zip(tables, sizes, ends, strict=True):

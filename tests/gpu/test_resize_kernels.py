@@ -179,6 +179,22 @@ def test_no_order_of_passes_moves_fewer_bytes(pairs, itemsizes):
     assert resize_plan.bytes_moved(shape, wanted, chosen, itemsizes) == least
 
 
+def test_several_elements_are_loaded_at_once_only_where_rows_begin_there():
+    dtypes = [np.dtype("f4")] * 3
+    for shape, aligned, packed in [
+        ((16, 32, 64), True, [True, True]),
+        ((16, 32, 64), False, [False, True]),
+        ((16, 32, 66), True, [False, False]),
+    ]:
+        wanted = (8, 15, shape[2] // 2)
+        axes = resizing.plan_axes(shape, wanted, 1, "mirror", (0.5, 0.5, 0.5))
+        steps = resize_plan.plan_steps(axes, dtypes, aligned, Tuning())
+        assert [step.kernel for step in steps] == ["planes", "along"]
+        # Behind Z lie 15 rows of half as many columns.
+        assert packed[1] == (wanted[1] * wanted[2] % 4 == 0)
+        assert [step.packed for step in steps] == packed
+
+
 def test_half_of_a_volume_is_two_launches_and_few_bytes():
     shape, wanted = (512, 512, 512), (256, 256, 256)
     axes = resizing.plan_axes(shape, wanted, 1, "mirror", (0.5, 0.5, 0.5))
