@@ -157,8 +157,11 @@ def same_as_host(cupy, image, wanted, **options):
     tolerance = 1.0 + 1e-6 * scale if expected.dtype.kind in "iu" and options.get("anti_aliasing") else 0.0
     if expected.dtype.kind == "f":
         relative = precision(image, {"order": 1, "mode": "reflect", **options})
-        exact = image.dtype == "f8" and options.get("order", 1) < 2
-        tolerance = scale * (1e-9 if exact else relative)
+        if options.get("order", 1) > 1:
+            relative = max(relative, 1e-4)  # of some modes cupyx's kernels, with places in float32
+        elif image.dtype == "f8":
+            relative = 1e-9
+        tolerance = scale * relative
     found = to_host(got).astype("f8")
     assert np.allclose(found, expected.astype("f8"), rtol=0, atol=tolerance, equal_nan=True), (wanted, options)
 
