@@ -2,7 +2,8 @@
 
 In: an image, and places, a map, or voxel spacings. Out: samples. NumPy arrays are answered by SciPy. CuPy arrays of two
 and three axes are sampled by this package's kernels for orders 0, 1 and 3; all else goes to ``cupyx.scipy.ndimage``.
-Spacings are in µm, or in any one unit.
+`resize` and `resample_volume` smooth and sample an image of any rank axis by axis, orders 0 and 1 by kernels of their
+own (:mod:`~linumpy.gpu.resizing`). Spacings are in µm, or in any one unit.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
 rounded, places that lie next to a tie may be decided the other way. Integers are rounded, halves away from zero, and

@@ -166,9 +166,13 @@ def _prepare(
     tuning: Tuning,
     place: tuple[int, int, int] | None,
 ) -> tuple[_Launch, ...]:
-    taps = sum(windows_of(plan).weights.size for plan in axes)
-    make = _kept if 8 * taps <= _KEPT_BYTES and place is not None else _made
+    make = _kept if place is not None and _is_small(axes) else _made
     return make(axes, dtypes, aligned, tuning, place)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_small(axes: tuple[AxisPlan, ...]) -> bool:
+    return sum(windows_of(plan).weights.nbytes for plan in axes) <= _KEPT_BYTES
 
 
 def _made(
