@@ -1,7 +1,7 @@
 """Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
 
-In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``points.cu`` and ``affine.cu`` for
-two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is compiled for a
+In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``points.cu`` and
+``affine.cu`` for two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is compiled for a
 shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
 """
 
@@ -75,7 +75,7 @@ class _Shape:
     blocks : int
         Blocks of a multiprocessor at least, which bounds the registers of a thread.
     together : int
-        Voxels of a thread whose loads are under way at once; of points only.
+        Voxels of a thread whose loads are under way at once; not of affine maps without a brick.
     """
 
     march: int
@@ -96,7 +96,7 @@ _LISTS = {0: _Shape(4, 4, together=4), 1: _Shape(4, 4, together=4), 3: _Shape(1,
 _SMALL_GRIDS = {0: _Shape(16, 8), 1: _Shape(16, 8), 3: _Shape(16, 5)}
 _GRIDS = {0: _Shape(4, 5, together=4), 1: _Shape(4, 5, together=4), 3: _Shape(16, 5)}
 _AFFINE = {0: _Shape(16, 4), 1: _Shape(16, 4), 3: _Shape(2, 3)}
-_BRICKS = {1: _Shape(16, 4, tile_x=16), 3: _Shape(16, 3)}
+_BRICKS = {1: _Shape(16, 4, tile_x=16, together=4), 3: _Shape(16, 3, together=2)}
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,6 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=str(int(scale is not None)),
         GRID=str(int(is_grid)),
-        POINTS=str(cut.together),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
     load(spec)(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
@@ -369,7 +368,7 @@ def _brick(matrix: _Matrix, order: int, itemsize: int) -> _Brick | None:
 def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
     """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
 
-    A place that needs one of four columns of a row is less than (order + 1) / 2 away from one of them.
+    A place that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
     minors = ((e * i - f * h, c * h - b * i, b * f - c * e), (f * g - d * i, a * i - c * g, c * d - a * f))
@@ -379,7 +378,7 @@ def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
         return None
     rows = [[one / determinant for one in row] for row in minors]
     near = (order + 1) / 2
-    slack = [near * (abs(z) + abs(y)) + (near + 1.5) * abs(x) + 0.01 for z, y, x in rows]
+    slack = [near * (abs(z) + abs(y)) + (near + 3.5) * abs(x) + 0.01 for z, y, x in rows]
     per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]
     return (*rows[0], *rows[1], *rows[2], *per, *slack)
 
@@ -417,6 +416,7 @@ def _spec_of(source: str, name: str, kinds: _Kinds, cut: _Shape, more: tuple[tup
         "TILE_X": str(cut.tile_x),
         "THREADS": str(cut.threads),
         "MARCH": str(cut.march),
+        "TOGETHER": str(cut.together),
         "BLOCKS": str(1 if wide else cut.blocks),  # double precision keeps its registers
     }
     return KernelSpec(source, name, (*defines.items(), *more))

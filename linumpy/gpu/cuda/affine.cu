@@ -1,7 +1,7 @@
 // Sample an image on a grid under an affine map, directly (`affine`) or through shared memory (`affine_brick`).
 //
-// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), BLOCKS (of a multiprocessor,
-// at least), and WARP_X (lanes of a warp along x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`.
+// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread),
+// TOGETHER (of those, at a time), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`.
 // Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
@@ -16,7 +16,7 @@ struct Affine {
     int shape[3];  // of the block
     Image image;
     // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis, that a
-    // place of four columns can be away from.
+    // place of eight columns can be away from.
     float inverse[3][3], per[3], slack[3];
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
@@ -146,10 +146,12 @@ struct Corner {
     float from_place[3];
 };
 
-// The planes of the brick in which four columns of a row are needed by any place of the tile. Such a place is less than
-// (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile.
-__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int chunk, int *begin, int *end) {
-    const float z = corner.from_place[0], y = corner.from_place[1] + q, x = corner.from_place[2] + (4 * chunk + 1.5f);
+// The planes of the brick in which eight columns of a row are needed by any place of the tile. Such a place is less than
+// (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile. Eight,
+// since memory gives 32 bytes at a time: those who bring them go from plane to plane together.
+__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin, int *end) {
+    const float z = corner.from_place[0], y = corner.from_place[1] + q;
+    const float x = corner.from_place[2] + ((column & ~7) - corner.first[2] + 3.5f);
     constexpr int size[3] = {MARCH, TILE_Y, TILE_X};
     float low = 0, high = how.brick[0] - 1;
 #pragma unroll
@@ -179,7 +181,7 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
     for (int q = row; q < how.brick[1]; q += ROWS) {
         const SOURCE *line = data + static_cast<INDEX>(min(max(first[1] + q, 0), box[1] - 1)) * box[2];
         int p, end;
-        needed_planes(how, corner, q, chunk, &p, &end);
+        needed_planes(how, corner, q, column, &p, &end);
         COMPUTE *to = brick + ((p * how.brick[1] + q) * PITCH + 4 * chunk);
         if (how.aligned) {
             line += min(max(column, 0), box[2] - 4);
@@ -257,7 +259,7 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
     if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
-#pragma unroll (ORDER == 3 ? 2 : 4)
+#pragma unroll (TOGETHER)
         for (int k = 0; k < MARCH; ++k) {
             Place at[3];
             grid.locate_all(how, k, at);

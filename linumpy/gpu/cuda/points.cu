@@ -1,7 +1,7 @@
 // Sample an image at given places.
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (0, or 1: displacements), GRID (0: a list
-// of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and POINTS (places of a thread, and of
+// of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (places of a thread, and of
 // those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy
 // of the image in cells is there, for orders 0 and 1 and three axes), with those of cells.cuh. Never a shape.
 #include "number.cuh"
@@ -66,14 +66,14 @@ __device__ __forceinline__ PLACE place_of(COORDINATE given, const Points &how, i
 
 // coordinates: RANK × count. Threads of a block sample neighbours in space where places are those of a grid, and
 // neighbours in the list otherwise: what one has brought into the cache is there for the other. A thread makes MARCH
-// of them, POINTS at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
+// of them, TOGETHER at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
            const SOURCE *__restrict__ cells, const Points how) {
     const Image image = {{how.whole[0], how.whole[1], how.whole[2]}, {0, 0, 0}, {how.whole[0], how.whole[1], how.whole[2]}};
     typedef decltype(locate(PLACE(), COMPUTE())) Place;
     const Inside<Place::BIAS> inside(image);
-    static_assert(MARCH <= 32 && MARCH % POINTS == 0, "a bit for each");
+    static_assert(MARCH <= 32 && MARCH % TOGETHER == 0, "a bit for each");
 #if GRID
     const Tile tile = tile_of_block(how.tiles);
     const int x = tile.x * TILE_X + static_cast<int>(threadIdx.x % TILE_X);
@@ -90,10 +90,10 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
     const int left = static_cast<int>(min((how.count - begin + THREADS - 1) / THREADS, static_cast<int64>(MARCH)));
 #define VOXEL_OF_PLACE(i) const int *const voxel = nullptr
 #endif
-    COORDINATE next[POINTS][3];
+    COORDINATE next[TOGETHER][3];
     const auto fetch = [&](int i) {
 #pragma unroll
-        for (int k = 0; k < POINTS; ++k)
+        for (int k = 0; k < TOGETHER; ++k)
 #pragma unroll
             for (int a = FIRST_AXIS; a < 3; ++a)
                 next[k][a] = __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
@@ -106,15 +106,15 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
     } else {
         fetch(0);
 #pragma unroll 1
-        for (int i = 0; i < left; i += POINTS) {
-            COORDINATE given[POINTS][3];
+        for (int i = 0; i < left; i += TOGETHER) {
+            COORDINATE given[TOGETHER][3];
 #pragma unroll
-            for (int k = 0; k < POINTS; ++k)
+            for (int k = 0; k < TOGETHER; ++k)
 #pragma unroll
                 for (int a = FIRST_AXIS; a < 3; ++a) given[k][a] = next[k][a];
-            if (i + POINTS < left) fetch(i + POINTS);
+            if (i + TOGETHER < left) fetch(i + TOGETHER);
 #pragma unroll
-            for (int k = 0; k < POINTS; ++k) {
+            for (int k = 0; k < TOGETHER; ++k) {
                 VOXEL_OF_PLACE(i + k);
                 Place at[3];
 #pragma unroll
