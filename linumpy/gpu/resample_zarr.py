@@ -25,10 +25,13 @@ from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
+from linumpy.io.new_image import NewImage, blocks, plan_image
 from linumpy.io.ome import open_image
+from linumpy.io.place import drop_partial_files
+from linumpy.io.pyramid import halved
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
-from linumpy.io.writer import NewImage, Progress, blocks, drop_partial_files, halved, plan_image
+from linumpy.io.writer import Progress
 from linumpy.plan.regrid import Regrid, plan_regrid
 from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
 

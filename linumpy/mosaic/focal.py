@@ -20,7 +20,10 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, halved
+from linumpy.io.new_image import blocks
+from linumpy.io.place import check_place
+from linumpy.io.pyramid import halved
+from linumpy.io.writer import Progress, create_omezarr
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
 from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box

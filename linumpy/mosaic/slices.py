@@ -20,7 +20,10 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, halved
+from linumpy.io.new_image import blocks
+from linumpy.io.place import check_place
+from linumpy.io.pyramid import halved
+from linumpy.io.writer import Progress, create_omezarr
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.stacking import (
