@@ -27,11 +27,13 @@ from linumpy.io.place import check_place, new_folder
 from linumpy.io.pyramid import halve
 from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.write_state import WriteState
-from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
+from linumpy.plan.pyramid import Box, Pyramid, grown, shape_of, split, within
 from linumpy.plan.region import normalize_region
 
 #: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
 STEP_BYTES = 256 * 2**20
+#: On the host, coarser voxels are made in pieces of so many bytes: with what they come from they fit the cache.
+_PIECE_BYTES = 2**17
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
@@ -315,15 +317,15 @@ class OmeZarrWriter:
         if is_device_array(block):
             return halve(block, self._downsampling)
         result = np.empty([-(-n // 2) for n in block.shape], block.dtype.newbyteorder("="))
-        axis = int(np.argmax(result.shape))
-        step = [n if k != axis else -(-n // self._threads) for k, n in enumerate(result.shape)]
-        boxes = list(split(tuple(map(slice, (0,) * block.ndim, result.shape)), tuple(step)))
+        step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_BYTES)
+        boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
 
-        def make(box: Box) -> None:
-            source = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, block.shape, strict=True))
-            result[box] = halve(block[source], self._downsampling)
+        def make(some: list[Box]) -> None:
+            for box in some:
+                finer = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, block.shape, strict=True))
+                result[box] = halve(block[finer], self._downsampling)
 
-        for future in [self._pool.submit(make, box) for box in boxes]:
+        for future in [self._pool.submit(make, boxes[k :: self._threads]) for k in range(self._threads)]:
             future.result()
         return result
 

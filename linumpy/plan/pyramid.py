@@ -92,7 +92,7 @@ class Pyramid:
             if math.prod(larger) * self.itemsize > limit:
                 break
             size = larger
-        return _grown(size, self.shapes[level], self.itemsize, limit)
+        return grown(size, self.shapes[level], self.itemsize, limit)
 
     def _aligned(self, level: int, above: int) -> tuple[int, ...]:
         return tuple(min(s << above, n) for s, n in zip(self.stored[level + above], self.shapes[level], strict=True))
@@ -115,7 +115,7 @@ def within(box: Box, outer: Box) -> Box:
     return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
 
 
-def _grown(step: tuple[int, ...], shape: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
+def grown(step: tuple[int, ...], shape: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
     """Lengthen a step by whole steps, the last axes first, within a limit of bytes."""
     size = list(step)
     for axis in reversed(range(len(shape))):
