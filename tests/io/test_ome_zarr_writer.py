@@ -387,6 +387,16 @@ def test_what_is_already_written_is_kept_when_it_is_cut_later(tmp_path):
     assert_pyramid(tmp_path / "i", expected, 3)
 
 
+def test_a_whole_chunk_takes_the_place_of_what_waited(tmp_path):
+    data = values((4, 12))
+    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1), chunks=(4, 4), buffer_bytes=2**20) as target:
+        target[0:2, 0:12] = data[0:2] + 1
+        target[0:4, 0:8] = data[:, 0:8]
+        target[0:4, 9:12] = data[:, 9:12]
+        target[0:4, 8:9] = data[:, 8:9]
+    assert_pyramid(tmp_path / "i", data, 1)
+
+
 # --- Threads.
 
 
