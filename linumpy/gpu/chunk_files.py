@@ -11,6 +11,7 @@ many files are under way at the same time. With GPUDirect Storage they do not pa
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import write_file
 from linumpy.plan.pyramid import Box
+
+log = logging.getLogger(__name__)
 
 #: Files open at the same time; kvikio opens each twice.
 _OPEN_FILES = 128
@@ -83,37 +86,55 @@ def write_rows(paths: list[str], rows: Any) -> None:
     with transfer_settings():
         for begin in range(0, len(paths), _OPEN_FILES):
             some = slice(begin, begin + _OPEN_FILES)
-            for number in _write_batch(paths[some], rows[some]):
+            batch = _Batch(rows.shape[1])
+            try:
+                batch.start(paths[some], rows[some])
+            finally:
+                batch.wait()
+            if batch.failed:
+                log.warning("kvikio did not write %d chunks (%s); they go through the host", *batch.why())
+            for number in batch.failed:
                 # Whatever kvikio's reason was, the system's is the one to tell; and a passing one is gone now.
                 write_file(paths[begin + number], [(to_host(rows[begin + number]), 0)])
 
 
-def _write_batch(paths: list[str], rows: Any) -> list[int]:
-    """Write a few files at the same time; returns the numbers of those that kvikio did not write."""
-    import kvikio
+class _Batch:
+    """A few files that are written at the same time, each with so many bytes."""
 
-    files: list[Any] = []
-    futures: list[Any] = []
-    failed: list[int] = []
-    interrupt: BaseException | None = None
-    try:
+    def __init__(self, nbytes: int) -> None:
+        self.failed: dict[int, str] = {}
+        self._nbytes = nbytes
+        self._files: list[Any] = []
+        self._futures: list[tuple[int, Any]] = []
+
+    def start(self, paths: list[str], rows: Any) -> None:
+        """Open all files and start to write them."""
+        import kvikio
+
         for number, path in enumerate(paths):
             try:
-                files.append(kvikio.CuFile(path, "w"))
-                futures.append((number, files[-1].pwrite(rows[number])))
-            except (RuntimeError, OSError):
-                failed.append(number)
-    finally:
-        for number, future in futures:
+                self._files.append(kvikio.CuFile(path, "w"))
+                self._futures.append((number, self._files[-1].pwrite(rows[number])))
+            except (RuntimeError, OSError) as error:
+                self.failed[number] = str(error)
+
+    def wait(self) -> None:
+        """Wait for all of them, interrupted or not, since they read from the rows until then; note which failed."""
+        interrupt: BaseException | None = None
+        for number, future in self._futures:
             try:
-                if future.get() != rows.shape[1]:
-                    failed.append(number)
-            except (RuntimeError, OSError):
-                failed.append(number)
-            except BaseException as error:  # an interrupt: the writes behind this one read from `rows` all the same
+                count = future.get()
+                if count != self._nbytes:
+                    self.failed[number] = f"{count} of {self._nbytes} bytes"
+            except (RuntimeError, OSError) as error:
+                self.failed[number] = str(error)
+            except BaseException as error:
                 interrupt = error
-        for file in files:
+        for file in self._files:
             file.close()
-    if interrupt is not None:
-        raise interrupt
-    return failed
+        if interrupt is not None:
+            raise interrupt
+
+    def why(self) -> tuple[int, str]:
+        """How many failed, and the reason of one."""
+        return len(self.failed), next(iter(self.failed.values()))

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.io.zarr_mode import host_zarr_context
+
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.5": 3, "0.4": 2}
 #: How a coarser resolution comes from a finer one.
@@ -72,7 +74,11 @@ class NewImage:
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
 
     def create(self, folder: Path) -> list[zarr.Array]:
-        """Make the image, empty, in a folder; returns its arrays, finest first."""
+        """Make the image, empty, in a folder; returns its arrays, finest first, for use from host memory."""
+        with host_zarr_context():
+            return self._create(folder)
+
+    def _create(self, folder: Path) -> list[zarr.Array]:
         version: Any = ZARR_FORMATS[self.ngff_version]
         group = zarr.create_group(folder, zarr_format=version)
         options: dict[str, Any] = (

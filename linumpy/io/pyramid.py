@@ -9,12 +9,16 @@ float64 (float16 in float32) and rounded once. An odd last voxel stands alone: i
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.plan.pyramid import Box
+from linumpy.plan.pyramid import Box, grown, split
+
+#: Coarser voxels are made in pieces of so many bytes: with what they come from they fit a processor's cache.
+_PIECE_NBYTES = 2**17
 
 
 def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
@@ -56,6 +60,21 @@ def halve(block: Any, downsampling: str = "mean") -> Any:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
     return mean.astype(dtype)
+
+
+def halve_by_threads(block: np.ndarray, downsampling: str, pool: ThreadPoolExecutor, threads: int) -> np.ndarray:
+    """Halve a block in host memory as :func:`halve` does, in pieces that several threads make."""
+    result = np.empty([-(-n // 2) for n in block.shape], block.dtype.newbyteorder("="))
+    step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_NBYTES)
+    boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
+
+    def make(some: list[Box]) -> None:
+        for box in some:
+            result[box] = halved(block, box, downsampling)
+
+    for future in [pool.submit(make, boxes[k::threads]) for k in range(threads)]:
+        future.result()
+    return result
 
 
 def _mean_of_floats(xp: Any, block: Any, axes: list[int]) -> Any:

@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -83,20 +84,24 @@ class ZarrChunks:
 
 def write_by_zarr(array: zarr.Array, box: Box, block: np.ndarray) -> None:
     """Write a box by zarr, from host memory even where zarr is in its GPU mode."""
-    if array.shards is None:
-        array.set_basic_selection(box, block, prototype=cpu.buffer_prototype)
-        return
-    with host_zarr_context():  # the sharding codec asks the process-wide configuration
+    with _in_host_memory(array):
         array.set_basic_selection(box, block, prototype=cpu.buffer_prototype)
 
 
 def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Any:
     """Read a box of what was written."""
-    if not on_device:
-        return np.asarray(array.get_basic_selection(box, prototype=cpu.buffer_prototype))
-    from linumpy.gpu.chunk_files import read_to_device
+    if on_device:
+        from linumpy.gpu.chunk_files import read_to_device
 
-    return read_to_device(array, box)
+        return read_to_device(array, box)
+    with _in_host_memory(array):
+        return np.asarray(array.get_basic_selection(box, prototype=cpu.buffer_prototype))
+
+
+def _in_host_memory(array: zarr.Array) -> AbstractContextManager[None]:
+    """The codecs of shards and of zarr v2 ask zarr's process-wide configuration; others do as they are told."""
+    asks = array.shards is not None or array.metadata.zarr_format == 2
+    return host_zarr_context() if asks else nullcontext()
 
 
 class RawChunks:

@@ -24,16 +24,14 @@ from linumpy.device import is_device_array
 from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
 from linumpy.io.place import check_place, new_folder
-from linumpy.io.pyramid import halve
+from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.write_state import WriteState
-from linumpy.plan.pyramid import Box, Pyramid, grown, shape_of, split, within
+from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
 
 #: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
 STEP_BYTES = 256 * 2**20
-#: On the host, coarser voxels are made in pieces of so many bytes: with what they come from they fit the cache.
-_PIECE_BYTES = 2**17
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
@@ -103,14 +101,17 @@ class OmeZarrWriter:
     **Threads.** Several may write at the same time, if their regions share no chunk: a second one there is an error.
     With `buffer_bytes` they may cut the same chunks.
 
-    **Memory.** Beyond the regions themselves: up to about four times 256 MiB, or four times the size of a coarser
-    chunk's eight finer ones, and `buffer_bytes`.
+    **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
+    eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
+
+    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks need
+    kvikio to leave the device without CuPy's copy; without it they go through host memory like the encoded ones.
 
     Examples
     --------
-    >>> with OmeZarrWriter("half.ome.zarr", (64, 512, 512), "uint16", (5, 10, 10), n_levels=3) as writer:
+    >>> with OmeZarrWriter("a.ome.zarr", (64, 512, 512), "uint16", (5, 10, 10), n_levels=3) as writer:  # doctest: +SKIP
     ...     for region in writer.regions():
-    ...         writer[region] = make(region)  # doctest: +SKIP
+    ...         writer[region] = make(region)
     """
 
     def __init__(
@@ -316,18 +317,7 @@ class OmeZarrWriter:
         """Halve a block where it is; on the host in several threads."""
         if is_device_array(block):
             return halve(block, self._downsampling)
-        result = np.empty([-(-n // 2) for n in block.shape], block.dtype.newbyteorder("="))
-        step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_BYTES)
-        boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
-
-        def make(some: list[Box]) -> None:
-            for box in some:
-                finer = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, block.shape, strict=True))
-                result[box] = halve(block[finer], self._downsampling)
-
-        for future in [self._pool.submit(make, boxes[k :: self._threads]) for k in range(self._threads)]:
-            future.result()
-        return result
+        return halve_by_threads(block, self._downsampling, self._pool, self._threads)
 
     def _finish(self) -> None:
         """Write what waits, and the coarser chunks that no region held alone, from the finer ones."""

@@ -194,6 +194,28 @@ def test_big_endian_goes_through_zarr(tmp_path):
     assert_pyramid(tmp_path / "swapped", data, 2)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compressors": ZstdCodec()},
+        {"shards": (8, 8)},
+        {"ngff_version": "0.4"},
+        {"ngff_version": "0.4", "compressors": numcodecs.Zstd()},
+    ],
+)
+def test_where_zarr_is_in_its_gpu_mode(tmp_path, options):
+    """Whoever switched it on, and in whichever thread: the writer's arrays are in host memory. Needs no GPU to fail."""
+    data = values((20, 20))
+    with (
+        zarr.config.enable_gpu(),
+        OmeZarrWriter(tmp_path / "i", (20, 20), "u2", (1, 1), chunks=(4, 4), n_levels=3, **options) as target,
+    ):
+        for region in boxes_of((20, 20), (8, 8)):
+            target[region] = data[region]
+    assert_pyramid(tmp_path / "i", data, 3)
+
+
 def test_regions_as_numpy_takes_them(tmp_path):
     data = values((4, 6, 8))
     with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), chunks=(1, 3, 8)) as target:
