@@ -165,7 +165,7 @@ def resample_zarr(
     )
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
-    stored = image.shards or tuple(map(min, image.chunks, regrid.shape))
+    stored = image.stored[0]
     plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:

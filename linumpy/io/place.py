@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,16 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise
         raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, to which threads that were interrupted may still add a last file."""
+    for wait in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(wait)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:

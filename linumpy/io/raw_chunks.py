@@ -64,28 +64,28 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         and not layout.swapped
         and layout.stored_axes == tuple(range(layout.rank))
     )
-    return RawChunks(array, layout, pool, threads) if raw else ZarrChunks(array)
+    return RawChunks(array, layout, pool, threads) if raw else ZarrChunks(array, pool)
 
 
 class ZarrChunks:
     """Chunks that zarr writes: encoded ones, and those in shards."""
 
-    def __init__(self, array: zarr.Array) -> None:
-        self.array = array
+    def __init__(self, array: zarr.Array, pool: ThreadPoolExecutor) -> None:
+        self.array, self._pool = array, pool
 
     def write(self, box: Box, block: Any) -> None:
-        """Copy a device array to the host, once, and hand it to zarr."""
-        write_by_zarr(self.array, box, to_host(block))
+        """Copy a device array to the host, once, and hand it to zarr.
+
+        In a thread of the pool: zarr goes on with a write whose caller is interrupted, and only what waits for the pool
+        knows when it is over.
+        """
+        block = to_host(block)
+        with _in_host_memory(self.array):
+            self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
 
     def read(self, box: Box, *, on_device: bool) -> Any:
         """Read by zarr, or by the reader of the device."""
         return read_back(self.array, box, on_device=on_device)
-
-
-def write_by_zarr(array: zarr.Array, box: Box, block: np.ndarray) -> None:
-    """Write a box by zarr, from host memory even where zarr is in its GPU mode."""
-    with _in_host_memory(array):
-        array.set_basic_selection(box, block, prototype=cpu.buffer_prototype)
 
 
 def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Any:
@@ -127,6 +127,9 @@ class RawChunks:
             from linumpy.gpu.chunk_files import write_from_device
 
             write_from_device(paths, block, chunk, self._layout.fill_value)
+            return
+        if len(boxes) == 1:
+            self._write_one(paths[0], block)
             return
         tasks = min(len(boxes), 4 * self._threads)  # a task a chunk would be felt where chunks are small
         futures = [

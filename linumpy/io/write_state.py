@@ -102,7 +102,7 @@ class WriteState:
             box = self._pyramid.coarser(level - 1, finer)
             assert box is not None
             units = self._pyramid.units(level, box)
-            missing = (self._touched[level] & ~self._there[level])[units]
+            missing = self._touched[level][units] & ~self._there[level][units]
             if missing.all():
                 yield box
             elif missing.any():

@@ -186,7 +186,7 @@ class OmeZarrWriter:
     def __enter__(self) -> OmeZarrWriter:
         self._state = WriteState(self._pyramid)
         with ExitStack() as scope:
-            folder = scope.enter_context(new_folder(self.path, overwrite=self._overwrite))
+            folder = scope.enter_context(new_folder(self.path.absolute(), overwrite=self._overwrite))
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
             self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]

@@ -180,7 +180,8 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
     data = values((13, 18, 21))
     options = {"chunks": (4, 4, 4), "n_levels": 3, "compressors": compressors, "buffer_bytes": 2**20 if cut else 0}
     with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target:
-        monkeypatch.setattr(target._pool, "submit", lambda *_: pytest.fail("the host's threads were asked"))
+        if compressors is None:
+            monkeypatch.setattr(target._pool, "submit", lambda *_: pytest.fail("the host's threads were asked"))
         step = 3 if cut else 4
         for begin in range(0, 13, step):
             region = slice(begin, min(begin + step, 13))

@@ -560,6 +560,25 @@ def test_killed_at_any_moment(tmp_path, codec):
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_interrupted_at_any_moment(tmp_path, codec):
+    """All of the image, or nothing, not even under another name."""
+    data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")
+    for number, wait in enumerate([0.0, 0.01, 0.03, 0.1]):
+        path = tmp_path / str(number) / "i"
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITE, path, codec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        process.stdout.close()
+        if path.exists():
+            assert_pyramid(path, data, 3)
+        assert [one.name for one in path.parent.iterdir()] in ([], ["i"])
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_a_disk_that_is_full(tmp_path, codec):
     """The real thing, where this system lets a user mount one: 1 MiB of disk for 1 MiB of voxels and a pyramid."""
     script = (
