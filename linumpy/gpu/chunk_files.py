@@ -42,17 +42,15 @@ def write_from_device(paths: list[str], block: Any, chunk_shape: tuple[int, ...]
     paths : list of str
         One for each chunk, the last axis fastest. Their folders are there.
     block : cupy.ndarray
-        Ordered on CuPy's current stream, which is waited for.
+        On the current device, ordered on CuPy's current stream, which is waited for.
     chunk_shape : tuple of int
         Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
     fill_value : numpy.generic
         What is beyond the edge.
     """
-    cupy = require_cuda()
-    with block.device:
-        chunks = cut_into_chunks(block, chunk_shape, fill_value)
-        cupy.cuda.get_current_stream().synchronize()  # kvikio knows nothing of streams
-        write_rows(paths, chunks.reshape(len(paths), -1).view(np.uint8))
+    chunks = cut_into_chunks(block, chunk_shape, fill_value)
+    require_cuda().cuda.get_current_stream().synchronize()  # kvikio knows nothing of streams
+    write_rows(paths, chunks.reshape(len(paths), -1).view(np.uint8))
 
 
 def cut_into_chunks(block: Any, chunk_shape: tuple[int, ...], fill_value: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +234,9 @@ class OmeZarrWriter:
         name = _text(box)
         if cut and not self._cut.limit:
             raise ValueError(self._refusal(name, cut[0]))
-        with self._state.writing(whole, box, name):
-            self._on_device = self._on_device or is_device_array(block)
+        here = is_device_array(block)
+        with self._state.writing(whole, box, name), block.device if here else nullcontext():
+            self._on_device = self._on_device or here
             if cut:
                 self._keep(cut, box, block, name)
             if whole is not None:

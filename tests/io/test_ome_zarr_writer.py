@@ -27,6 +27,7 @@ from linumpy.io import raw_chunks, writer
 from linumpy.io.ome import open_image
 from linumpy.io.pyramid import halve
 from linumpy.io.writer import OmeZarrWriter, create_omezarr
+from linumpy.io.zarr_mode import config_lock
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 V3_CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(), "gzip": [GzipCodec()]}
@@ -208,6 +209,7 @@ def test_where_zarr_is_in_its_gpu_mode(tmp_path, options):
     """Whoever switched it on, and in whichever thread: the writer's arrays are in host memory. Needs no GPU to fail."""
     data = values((20, 20))
     with (
+        config_lock,
         zarr.config.enable_gpu(),
         OmeZarrWriter(tmp_path / "i", (20, 20), "u2", (1, 1), chunks=(4, 4), n_levels=3, **options) as target,
     ):
