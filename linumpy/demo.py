@@ -22,8 +22,9 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io import synthetic
 from linumpy.io.ome import read_omezarr
+from linumpy.io.place import check_place
 from linumpy.io.synthetic import MosaicSpec
-from linumpy.io.writer import check_place, write_omezarr
+from linumpy.io.writer import write_omezarr
 
 _SMOOTH_UM = 50.0
 

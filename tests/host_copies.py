@@ -10,7 +10,7 @@ import linumpy
 
 _HERE = str(Path(linumpy.__file__).parent)
 #: Where a result may leave the device.
-WRITERS = (f"{_HERE}/mosaic/output.py", f"{_HERE}/io/writer.py")
+WRITERS = tuple(f"{_HERE}/{one}" for one in ("io/writer.py", "io/raw_chunks.py", "io/cut_chunks.py", "gpu/chunk_files.py"))
 
 
 @dataclass

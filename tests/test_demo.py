@@ -83,7 +83,9 @@ def test_scale_bars_are_round():
 
 @pytest.mark.gpu
 def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
-    """Nothing but the results and one plane comes back to the host, and they are those of the CPU."""
+    """Nothing but the results and one plane leaves the device, and they are those of the CPU."""
+    from linumpy.gpu.chunk_files import write_from_device
+
     fetched, real = [], cupy.ndarray.get
 
     def count(array):
@@ -93,8 +95,14 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
     monkeypatch.setattr("linumpy.device.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr("linumpy.demo.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr(
-        "linumpy.io.writer.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
+        "linumpy.io.raw_chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
     )
+
+    def write(paths, block, *rest):
+        fetched.append((block.shape, block.nbytes))
+        write_from_device(paths, block, *rest)
+
+    monkeypatch.setattr("linumpy.gpu.chunk_files.write_from_device", write)
     on_gpu = run_demo(tmp_path / "out", "small", "cuda")
     assert on_gpu.how.startswith("kvikio")
     volume = 4 * np.prod(on_gpu.shape)

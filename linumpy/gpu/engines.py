@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from linumpy.gpu.kvikio_settings import read_settings, wanted_threads
+from linumpy.gpu.kvikio_settings import transfer_settings, wanted_threads
 from linumpy.gpu.slots import Slots
 from linumpy.io import posix_aio
 from linumpy.plan.slabs import Slab
@@ -77,7 +77,7 @@ class CuFileEngine:
         self._scope = contextlib.ExitStack()
 
     def __enter__(self) -> CuFileEngine:
-        self._scope.enter_context(read_settings())
+        self._scope.enter_context(transfer_settings())
         return self
 
     def __exit__(self, *error: object) -> None:

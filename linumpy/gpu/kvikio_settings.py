@@ -1,4 +1,4 @@
-"""kvikio's process-wide settings, changed for the time of a read and put back after it."""
+"""kvikio's process-wide settings, changed for the time of a read or a write and put back after it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _scope: Any = None
 
 
 @contextmanager
-def read_settings() -> Iterator[None]:
-    """Set kvikio's threads and thresholds for reads.
+def transfer_settings() -> Iterator[None]:
+    """Set kvikio's threads and thresholds for reads and writes.
 
-    Reads that run at the same time in several threads share one scope: the first sets, the last puts back. A number
+    Those that run at the same time in several threads share one scope: the first sets, the last puts back. A number
     of threads that the caller set, by ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, stays.
     """
     global _users, _scope

@@ -21,9 +21,9 @@ import zarr
 
 from linumpy.device import require_cuda, resolve
 from linumpy.gpu.affine_box import affine_box
-from linumpy.gpu.zarr_gpu import host_zarr_context
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.source import Source, open_source
+from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.resample import Block, ResamplePlan
 
 

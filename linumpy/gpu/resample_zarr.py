@@ -25,10 +25,13 @@ from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
+from linumpy.io.new_image import NewImage, blocks, plan_image
 from linumpy.io.ome import open_image
+from linumpy.io.place import drop_partial_files
+from linumpy.io.pyramid import halved
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
-from linumpy.io.writer import NewImage, Progress, blocks, drop_partial_files, halved, plan_image
+from linumpy.io.writer import Progress
 from linumpy.plan.regrid import Regrid, plan_regrid
 from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
 
@@ -162,7 +165,7 @@ def resample_zarr(
     )
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
-    stored = image.shards or tuple(map(min, image.chunks, regrid.shape))
+    stored = image.stored[0]
     plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:

@@ -6,7 +6,6 @@ In: a request. Out: a CuPy array. This is the fallback, and what the kvikio read
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +20,11 @@ from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
+from linumpy.io.zarr_mode import config_lock
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read import plan_read
 
 log = logging.getLogger(__name__)
-
-# zarr keeps one configuration for the whole process: two threads must not put back each other's.
-_config_lock = threading.RLock()
 
 
 @contextmanager
@@ -42,14 +39,7 @@ def gpu_zarr_context() -> Iterator[None]:
         No CUDA device.
     """
     require_cuda()
-    with _config_lock, zarr.config.enable_gpu():
-        yield
-
-
-@contextmanager
-def host_zarr_context() -> Iterator[None]:
-    """Keep the reads of other threads from zarr's GPU mode while arrays are sliced, or written, in host memory."""
-    with _config_lock:
+    with config_lock, zarr.config.enable_gpu():
         yield
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.errors import ResumeError
-from linumpy.io.writer import check_place, take_place
+from linumpy.io.place import check_place, take_place
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.errors import RegionError
-from linumpy.io.writer import Progress, blocks, create_omezarr
+from linumpy.io.writer import OmeZarrWriter, Progress
 
 #: Speckle is drawn in cells of this shape, each from a generator of its own.
 _CELL = (32, 64, 64)
@@ -271,17 +271,17 @@ def write_mosaic(
         As for :func:`linumpy.io.writer.write_omezarr`.
     """
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
-    with create_omezarr(path, spec.shape, spec.dtype, spec.spacing_um, **options) as (target,):
+    with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:
 
         def write(box: tuple[slice, ...]) -> int:
             depth, rows, columns = ((b.start, b.stop) for b in box)
             voxels = block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
-            target[box] = voxels
+            writer[box] = voxels
             return voxels.nbytes
 
         pool = ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))))
         try:
-            for nbytes in pool.map(write, blocks(target)):
+            for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each
                 if progress is not None:
                     progress(nbytes)
         finally:

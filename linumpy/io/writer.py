@@ -1,37 +1,335 @@
-"""Write an array as an OME-Zarr image (NGFF 0.5), complete or not at all.
+"""Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
-In: a NumPy or CuPy array and its voxel spacing in µm. Out: a folder. It is written under a temporary name beside its
-place and renamed when complete, so that a run that is killed leaves nothing that looks finished. A device array is
-copied to the host block by block, once. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
-sizes that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
+is written under a temporary name beside its place and renamed when complete, so that a run that is killed leaves
+nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are copied
+to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for sizes and
+regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
 
-import errno
-import itertools
 import math
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.device import to_host
+from linumpy.device import is_device_array
+from linumpy.io.cut_chunks import CutChunks
+from linumpy.io.new_image import plan_image
+from linumpy.io.place import check_place, new_folder
+from linumpy.io.pyramid import halve, halve_by_threads
+from linumpy.io.raw_chunks import Chunks, chunks_of
+from linumpy.io.write_state import WriteState
+from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
+from linumpy.plan.region import normalize_region
 
-#: A chunk of about this many bytes, where the caller names none.
-_CHUNK_NBYTES = 8 * 2**20
-_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
+STEP_BYTES = 256 * 2**20
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
+
+
+class OmeZarrWriter:
+    """An OME-Zarr image that is written region by region; it takes its place when the ``with`` block ends well.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder to make.
+    shape : sequence of int
+        Voxels of the finest resolution, two or three axes.
+    dtype : dtype
+        Of all resolutions: bool, integers, or floats of 2 to 8 bytes.
+    spacing : sequence of float
+        Voxel spacing in µm, one for each axis.
+    axes : str, optional
+        Names of the axes, two or three of ``"zyx"``, all of space; by default the last of ``"zyx"``.
+    chunks, shards : sequence of int, optional
+        By default chunks of at most 8 MiB and no shards. Shards need chunks that divide them, and NGFF 0.5.
+    compressors
+        As zarr takes it for the format: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks
+        are raw.
+    name : str, optional
+        Of the image; by default that of the folder.
+    origin : sequence of float, optional
+        Where the centre of the first voxel lies, in µm.
+    n_levels : int
+        Resolutions. Each has half the voxels of the one before along each axis that has more than one.
+    downsampling : {"mean", "nearest"}
+        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; or
+        the first of them, for labels. An odd last voxel stands alone. The metadata gives the centre of all eight.
+    ngff_version : {"0.5", "0.4"}
+        Of the metadata, and with it the zarr format, 3 or 2.
+    fill_value : number
+        Of voxels that are never written.
+    buffer_bytes : int
+        How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
+        are whole chunks (or shards).
+    overwrite : bool
+        Whether to replace a Zarr folder that is there. Nothing else is ever replaced.
+    progress : callable, optional
+        Called with the number of bytes of the finest resolution written since the last call, in the thread that
+        writes.
+
+    Raises
+    ------
+    FileExistsError
+        The place is taken.
+    ValueError
+        Something does not fit the shape.
+    TypeError
+        Voxels that are no numbers.
+
+    Notes
+    -----
+    **Regions.** One that begins and ends at the edges of chunks (of shards, where there are some), or at the end of
+    the image, is written straight to its files. One that cuts a chunk is refused, unless `buffer_bytes` lets the chunk
+    wait for its rest; what still lacks some at the end is written with the fill value there. A region may be written
+    again; the last one counts.
+
+    **Pyramid.** Coarser chunks that lie in a region are made from it, where it is, before :meth:`write` returns. Those
+    that several regions share are made at the end, from what was written; regions of :meth:`regions` leave few.
+
+    **Threads.** Several may write at the same time, if their regions share no chunk: a second one there is an error.
+    With `buffer_bytes` they may cut the same chunks.
+
+    **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
+    eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
+
+    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks need
+    kvikio to leave the device without CuPy's copy; without it they go through host memory like the encoded ones.
+
+    Examples
+    --------
+    >>> with OmeZarrWriter("a.ome.zarr", (64, 512, 512), "uint16", (5, 10, 10), n_levels=3) as writer:  # doctest: +SKIP
+    ...     for region in writer.regions():
+    ...         writer[region] = make(region)
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        shape: Sequence[int],
+        dtype: Any,
+        spacing: Sequence[float],
+        *,
+        axes: str | None = None,
+        chunks: Sequence[int] | None = None,
+        shards: Sequence[int] | None = None,
+        compressors: Any = None,
+        name: str | None = None,
+        origin: Sequence[float] | None = None,
+        n_levels: int = 1,
+        downsampling: str = "mean",
+        ngff_version: str = "0.5",
+        fill_value: Any = 0,
+        buffer_bytes: int = 0,
+        overwrite: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._image = image = plan_image(
+            shape,
+            dtype,
+            spacing,
+            axes=axes,
+            chunks=chunks,
+            shards=shards,
+            compressors=compressors,
+            name=name if name is not None else self.path.name,
+            origin=origin,
+            levels=n_levels,
+            downsampling=downsampling,
+            ngff_version=ngff_version,
+            fill_value=fill_value,
+        )
+        check_place(self.path, overwrite=overwrite)
+        self._downsampling, self._overwrite, self._progress = downsampling, overwrite, progress
+        self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
+        self._cut = CutChunks(buffer_bytes, image.dtype.itemsize)
+        self._state = WriteState(self._pyramid)
+        self._scope = ExitStack()
+        self._chunks: list[Chunks] = []
+        self._threads = max(4, min(16, len(os.sched_getaffinity(0))))
+        self._on_device = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels of the finest resolution."""
+        return self._image.shapes[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the voxels."""
+        return self._image.dtype
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """What is whole in storage at the finest resolution: shards, or else chunks."""
+        return self._image.stored[0]
+
+    def regions(self, nbytes: int = STEP_BYTES) -> Iterator[Box]:
+        """Cut the image into regions that are whole in storage, of at most so many bytes or one chunk or shard.
+
+        Where the bytes allow it, coarser chunks too come from one region each.
+        """
+        return split(tuple(map(slice, (0,) * len(self.shape), self.shape)), self._pyramid.step(0, nbytes))
+
+    def __enter__(self) -> OmeZarrWriter:
+        self._state = WriteState(self._pyramid)
+        with ExitStack() as scope:
+            folder = scope.enter_context(new_folder(self.path.absolute(), overwrite=self._overwrite))
+            self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
+            scope.callback(self._pool.shutdown, cancel_futures=True)
+            self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]
+            scope.callback(self._state.close)
+            self._state.open()
+            self._scope = scope.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is not None:
+            self._scope.__exit__(*error)
+            return
+        with self._scope:
+            self._finish()
+
+    def __setitem__(self, region: Any, block: Any) -> None:
+        self.write(region, block)
+
+    def write(self, region: Any, block: Any) -> None:
+        """Write a region, and return when it is on the file system.
+
+        Parameters
+        ----------
+        region : slice, int, Ellipsis, or a tuple of these
+            As NumPy takes it, with steps of 1, within the image.
+        block : numpy.ndarray or cupy.ndarray
+            Of the region's shape and the image's dtype, in either byte order. A device array is ordered on CuPy's
+            current stream, which is waited for.
+
+        Raises
+        ------
+        IndexError
+            The region is not within the image.
+        ValueError
+            It has no voxels, cuts a chunk (see `buffer_bytes`), is being written by another thread, or has another
+            shape than `block`.
+        TypeError
+            `block` has another dtype.
+        OSError
+            Such as a full disk. The image cannot be finished then.
+        """
+        box, block = self._checked(region, block)
+        whole = self._pyramid.whole(0, box)
+        cut = [] if whole == box else [one for one in split(box, self.stored) if self._pyramid.whole(0, one) is None]
+        name = _text(box)
+        if cut and not self._cut.limit:
+            raise ValueError(self._refusal(name, cut[0]))
+        here = is_device_array(block)
+        with self._state.writing(whole, box, name), block.device if here else nullcontext():
+            self._on_device = self._on_device or here
+            if cut:
+                self._keep(cut, box, block, name)
+            if whole is not None:
+                self._write_whole(whole, block if whole == box else block[within(whole, box)])
+
+    def _checked(self, region: Any, block: Any) -> tuple[Box, Any]:
+        wanted = normalize_region(region, self.shape)
+        box = tuple(slice(a, b) for a, b in zip(wanted.start, wanted.stop, strict=True))
+        if not wanted.size:
+            raise ValueError(f"region {wanted} of an image of shape {self.shape} has no voxels to write")
+        if not hasattr(block, "shape") or not hasattr(block, "dtype"):
+            block = np.asarray(block)
+        if tuple(block.shape) != wanted.shape:
+            raise ValueError(f"region {wanted} has shape {wanted.shape}, but the block has {tuple(block.shape)}")
+        if np.dtype(block.dtype).newbyteorder("=") != self.dtype.newbyteorder("="):
+            raise TypeError(f"the block is of {block.dtype}, the image of {self.dtype}: round and cast it yourself")
+        if not all(wanted.kept):
+            block = (block if is_device_array(block) else np.asarray(block)).reshape(wanted.box_shape)
+        return box, block
+
+    def _refusal(self, name: str, cut: Box) -> str:
+        unit = self._pyramid.voxels(0, self._pyramid.units(0, cut))
+        kind = "chunk" if self._image.shards is None else "shard"
+        return (
+            f"region {name} cuts the {kind} {_text(unit)}: write whole {kind}s of {self.stored} (only the end of the "
+            f"image may be ragged), or let cut ones wait in memory for the rest with buffer_bytes="
+        )
+
+    def _write_whole(self, box: Box, block: Any) -> None:
+        with self._state.lock:
+            if self._cut.limit:
+                for one in split(box, self.stored):
+                    self._cut.drop(tuple(b.start for b in one))
+        for step in split(box, self._pyramid.step(0, STEP_BYTES)):
+            part = block[within(step, box)]
+            self._store(0, step, part if is_device_array(part) else np.asarray(part))
+            self._report(step)
+
+    def _keep(self, cut: list[Box], box: Box, block: Any, name: str) -> None:
+        """Let chunks wait that a region cuts, and write those that it completes."""
+        pyramid, complete = self._pyramid, []
+        with self._state.lock:
+            units = [pyramid.voxels(0, pyramid.units(0, one)) for one in cut]
+            self._cut.reserve(units, name)
+            for unit, part in zip(units, cut, strict=True):
+                voxels = block[within(part, box)]
+                voxels = voxels if is_device_array(voxels) else np.asarray(voxels)
+                every = self._cut.add(unit, part, voxels, self._held)
+                if every is not None:
+                    self._state.begin(unit)
+                    complete.append((unit, every))
+        for unit, voxels in complete:
+            try:
+                self._store(0, unit, voxels)
+            finally:
+                self._state.end(unit)
+        for part in cut:
+            self._report(part)
+
+    def _held(self, xp: Any, unit: Box) -> tuple[Any, bool]:
+        """What a stored object holds before its first part comes: what was written, or the fill value."""
+        if self._state.is_stored(unit):
+            return self._chunks[0].read(unit, on_device=xp is not np), True
+        return xp.full(shape_of(unit), self._image.fill_value, self.dtype.newbyteorder("=")), False
+
+    def _report(self, box: Box) -> None:
+        if self._progress is not None:
+            self._progress(math.prod(shape_of(box)) * self.dtype.itemsize)
+
+    def _store(self, level: int, box: Box, block: Any) -> None:
+        """Write what is whole in storage, and what comes from it alone in coarser resolutions."""
+        self._chunks[level].write(box, block)
+        self._state.stored(level, box)
+        if level + 1 < len(self._chunks) and (coarser := self._pyramid.coarser(level, box)) is not None:
+            finer = within(self._pyramid.finer(level + 1, coarser), box)
+            self._store(level + 1, coarser, self._halved(block[finer]))
+
+    def _halved(self, block: Any) -> Any:
+        """Halve a block where it is; on the host in several threads."""
+        if is_device_array(block):
+            return halve(block, self._downsampling)
+        return halve_by_threads(block, self._downsampling, self._pool, self._threads)
+
+    def _finish(self) -> None:
+        """Write what waits, and the coarser chunks that no region held alone, from the finer ones."""
+        self._state.close()
+        self._state.check(self.path)
+        for unit, voxels in self._cut.drain():
+            self._store(0, unit, voxels)
+        for level in range(1, len(self._chunks)):
+            for box in self._state.to_make(level, STEP_BYTES):
+                finer = self._chunks[level - 1].read(self._pyramid.finer(level, box), on_device=self._on_device)
+                self._store(level, box, self._halved(finer))
 
 
 def write_omezarr(
@@ -46,6 +344,8 @@ def write_omezarr(
     name: str | None = None,
     origin: Sequence[float] | None = None,
     levels: int = 1,
+    downsampling: str = "mean",
+    ngff_version: str = "0.5",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -53,59 +353,25 @@ def write_omezarr(
 
     Parameters
     ----------
-    path : str or Path
-        The folder to make.
     array : numpy.ndarray or cupy.ndarray
         The finest resolution.
-    spacing : sequence of float
-        Voxel spacing in µm, one for each axis.
-    axes : str, optional
-        Names of the axes, two or three of ``"zyx"``, all of space; by default the last of ``"zyx"``.
-    chunks, shards : sequence of int, optional
-        By default chunks of at most 8 MiB and no shards. Shards need chunks that divide them.
-    compressors
-        As zarr takes it; by default chunks are raw.
-    name : str, optional
-        Of the image; by default that of the folder.
-    origin : sequence of float, optional
-        Where the centre of the first voxel lies, in µm.
     levels : int
-        Resolutions to write; each is the mean of 2 × 2 × 2 voxels of the one before, along the axes that still have
-        more than one voxel.
-    overwrite : bool
-        Whether to replace a Zarr folder that is there. Nothing else is ever replaced.
-    progress : callable, optional
-        Called with the number of bytes written since the last call.
+        Resolutions, as `n_levels` of :class:`OmeZarrWriter`.
+    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, progress
+        As for :class:`OmeZarrWriter`, and so are the errors.
 
     Returns
     -------
     Path
         `path`.
-
-    Raises
-    ------
-    FileExistsError
-        The place is taken.
-    ValueError
-        Spacing, axes, chunks, shards or levels that do not fit the array, or an array without voxels.
-    TypeError
-        The array is not one of numbers.
-    OSError
-        Such as a full disk; nothing of the image is left then.
     """
     if not hasattr(array, "shape"):
         array = np.asarray(array)
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
-    options |= {"axes": axes, "name": name, "origin": origin, "levels": levels}
-    with create_omezarr(path, array.shape, array.dtype, spacing, **options) as targets:
-        for box in blocks(targets[0]):
-            block = to_host(array[box])
-            targets[0][box] = block
-            if progress is not None:
-                progress(block.nbytes)
-        for finer, coarser in itertools.pairwise(targets):
-            for box in blocks(coarser):
-                coarser[box] = halved(finer, box)
+    options |= {"axes": axes, "name": name, "origin": origin, "n_levels": levels, "downsampling": downsampling}
+    options |= {"ngff_version": ngff_version, "progress": progress}
+    with OmeZarrWriter(path, array.shape, array.dtype, spacing, **options) as writer:
+        writer[...] = array
     return Path(path)
 
 
@@ -116,268 +382,20 @@ def create_omezarr(
     dtype: Any,
     spacing: Sequence[float],
     *,
-    axes: str | None = None,
-    chunks: Sequence[int] | None = None,
-    shards: Sequence[int] | None = None,
-    compressors: Any = None,
     name: str | None = None,
-    origin: Sequence[float] | None = None,
-    levels: int = 1,
     overwrite: bool = False,
+    **options: Any,
 ) -> Iterator[list[zarr.Array]]:
-    """Make an OME-Zarr image whose arrays the caller fills, finest first; it takes its place when the block ends well.
+    """Make an OME-Zarr image whose arrays the caller fills by zarr, finest first; it takes its place as the writer's.
 
-    Parameters
-    ----------
-    path, spacing, axes, chunks, shards, compressors, name, origin, levels, overwrite
-        As for :func:`write_omezarr`, and so are the errors.
-    shape : sequence of int
-        Of the finest resolution.
-    dtype : dtype
-        Of all resolutions.
+    For those who fill arrays in another way than :class:`OmeZarrWriter`, its pyramid included. Parameters and errors
+    are the same; `options` are those of :func:`linumpy.io.new_image.plan_image`.
     """
     path = Path(path)
-    image = plan_image(
-        shape,
-        dtype,
-        spacing,
-        axes=axes,
-        chunks=chunks,
-        shards=shards,
-        compressors=compressors,
-        name=name if name is not None else path.name,
-        origin=origin,
-        levels=levels,
-    )
-    check_place(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        yield image.create(temporary)
-        check_place(path, overwrite=overwrite)  # someone else may have come first
-        take_place(temporary, path)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    image = plan_image(shape, dtype, spacing, name=name if name is not None else path.name, **options)
+    with new_folder(path, overwrite=overwrite) as folder:
+        yield image.create(folder)
 
 
-@dataclass(frozen=True)
-class NewImage:
-    """An OME-Zarr image that is yet to be made, all of it checked.
-
-    Attributes
-    ----------
-    shapes : tuple of tuple of int
-        Of each resolution, finest first.
-    dtype : numpy.dtype
-        Of all resolutions.
-    chunks : tuple of int
-        Of the finest resolution.
-    shards : tuple of int or None
-        Of all resolutions.
-    compressors
-        As zarr takes it.
-    names : tuple of str
-        Of the axes.
-    metadata : dict
-        Of NGFF, for the group's attribute ``"ome"``.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: np.dtype
-    chunks: tuple[int, ...]
-    shards: tuple[int, ...] | None
-    compressors: Any
-    names: tuple[str, ...]
-    metadata: dict[str, Any]
-
-    def create(self, folder: Path) -> list[zarr.Array]:
-        """Make the image, empty, in a folder; returns its arrays, finest first."""
-        group = zarr.create_group(folder, zarr_format=3)
-        arrays = [
-            group.create_array(
-                str(level),
-                shape=one,
-                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
-                shards=self.shards,
-                dtype=self.dtype,
-                compressors=self.compressors,
-                dimension_names=self.names,
-                # So that a chunk that happens to be all zeros is there like the others.
-                config={"write_empty_chunks": True},
-            )
-            for level, one in enumerate(self.shapes)
-        ]
-        group.attrs["ome"] = self.metadata
-        return arrays
-
-
-def plan_image(
-    shape: Sequence[int],
-    dtype: Any,
-    spacing: Sequence[float],
-    *,
-    name: str,
-    axes: str | None = None,
-    chunks: Sequence[int] | None = None,
-    shards: Sequence[int] | None = None,
-    compressors: Any = None,
-    origin: Sequence[float] | None = None,
-    levels: int = 1,
-) -> NewImage:
-    """Check what is asked of an image, and choose what is not, before anything is written.
-
-    Parameters and errors are those of :func:`create_omezarr`.
-    """
-    shape, dtype = tuple(int(n) for n in shape), np.dtype(dtype)
-    if dtype.kind not in "biuf":
-        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers")
-    names = _names(shape, spacing, axes, origin)
-    factors = _level_factors(shape, levels)
-    return NewImage(
-        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
-        dtype=dtype,
-        chunks=_chunk(shape, dtype.itemsize, chunks, shards),
-        shards=None if shards is None else tuple(shards),
-        compressors=compressors,
-        names=tuple(names),
-        metadata=_metadata(name, names, spacing, origin, factors),
-    )
-
-
-def check_place(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place that is taken, unless it holds a Zarr folder that may be replaced.
-
-    Raises
-    ------
-    FileExistsError
-        Naming the place.
-    """
-    if not (path.exists() or path.is_symlink()):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
-    if not any((path / name).is_file() for name in _ZARR_FILES):
-        raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
-
-
-def take_place(temporary: Path, path: Path) -> None:
-    """Rename the finished image to its place; what was there goes only when the new one stands."""
-    if not (path.exists() or path.is_symlink()):
-        temporary.rename(path)
-        return
-    old = temporary.with_name(f"{temporary.name}.old")
-    path.rename(old)
-    try:
-        temporary.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    if old.is_symlink():
-        old.unlink()  # what it points to is somebody else's
-    else:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def drop_partial_files(folder: Path) -> None:
-    """Remove the temporary files that zarr leaves of chunks it was writing when the process was killed."""
-    for partial in folder.rglob("*.partial"):
-        partial.unlink(missing_ok=True)
-
-
-def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
-    chunk = [1] * len(shape)
-    while growing := [axis for axis, n in enumerate(shape) if chunk[axis] < n]:
-        # The shortest side doubles; of equal ones the last, along which voxels are contiguous.
-        axis = min(growing, key=lambda axis: (chunk[axis], -axis))
-        longer = [*chunk[:axis], min(2 * chunk[axis], shape[axis]), *chunk[axis + 1 :]]
-        if math.prod(longer) * itemsize > _CHUNK_NBYTES:
-            break
-        chunk = longer
-    return tuple(chunk)
-
-
-def _chunk(
-    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None
-) -> tuple[int, ...]:
-    """Check chunks and shards, and choose chunks where there are none."""
-    for label, sizes in (("chunks", chunks), ("shards", shards)):
-        if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
-            raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
-    if chunks is None and shards is not None:
-        raise ValueError(f"shards={tuple(shards)} need chunks= that divide them")
-    if chunks is None:
-        return default_chunks(shape, itemsize)
-    if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
-        raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
-    return tuple(chunks)
-
-
-def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
-    """Walk an array in boxes that are whole in storage: shards where it has them, else chunks."""
-    step = array.shards or array.chunks
-    starts = (range(0, n, s) for n, s in zip(array.shape, step, strict=True))
-    for corner in itertools.product(*starts):
-        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, array.shape, strict=True))
-
-
-def halved(finer: Any, box: tuple[slice, ...]) -> np.ndarray:
-    """Mean of 2 × 2 × … voxels of an array, for a box of the coarser one; an odd last voxel stands alone."""
-    lengths = [min(2 * b.stop, n) - 2 * b.start for b, n in zip(box, finer.shape, strict=True)]
-    source = np.asarray(finer[tuple(slice(2 * b.start, 2 * b.start + k) for b, k in zip(box, lengths, strict=True))])
-    # Wide enough to hold every value of the dtype exactly: float64 would round the largest int64 out of its range.
-    wide = np.longdouble if source.dtype.kind in "iu" else np.float64
-    mean = source.astype({1: np.float32, 2: np.float32, 4: np.float64}.get(source.dtype.itemsize, wide))
-    for axis, length in enumerate(lengths):
-        pairs = np.add.reduceat(mean, np.arange(0, length, 2), axis=axis)
-        counts = np.minimum(2, length - np.arange(0, length, 2))
-        mean = pairs / counts.reshape([-1 if a == axis else 1 for a in range(mean.ndim)])
-    return (np.rint(mean) if source.dtype.kind in "biu" else mean).astype(source.dtype)
-
-
-def _level_factors(shape: tuple[int, ...], levels: int) -> list[tuple[int, ...]]:
-    """By how much each level is coarser than the finest, along each axis; an axis of one voxel is halved no more."""
-    most = (max(shape, default=1) - 1).bit_length() + 1
-    if not 1 <= levels <= most:
-        raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
-    return [tuple(2 ** min(level, (n - 1).bit_length()) for n in shape) for level in range(levels)]
-
-
-def _names(
-    shape: tuple[int, ...], spacing: Sequence[float], axes: str | None, origin: Sequence[float] | None
-) -> list[str]:
-    names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
-    if len(names) != len(shape) or not 2 <= len(shape) <= 3:
-        raise ValueError(f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three are written")
-    if len(set(names)) != len(names) or not set(names) <= set("zyx"):
-        raise ValueError(f"axes {''.join(names)!r}: only axes of space are written, each of z, y and x once at most")
-    if 0 in shape:
-        raise ValueError(f"an array of shape {shape} has no voxels to write")
-    if len(spacing) != len(shape) or not all(np.isfinite(s) and s > 0 for s in spacing):
-        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} needs {len(shape)} positive µm")
-    if origin is not None and (len(origin) != len(shape) or not all(map(np.isfinite, origin))):
-        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} needs {len(shape)} numbers in µm")
-    return names
-
-
-def _metadata(
-    name: str,
-    names: list[str],
-    spacing: Sequence[float],
-    origin: Sequence[float] | None,
-    factors: list[tuple[int, ...]],
-) -> dict[str, Any]:
-    """Spell the metadata of NGFF 0.5: of each level the spacing, and where the mean of its first voxels lies."""
-    start = [0.0] * len(names) if origin is None else [float(o) for o in origin]
-    datasets = []
-    for level, factor in enumerate(factors):
-        steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
-        first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
-        transformations = [{"type": "scale", "scale": steps}, {"type": "translation", "translation": first}]
-        datasets.append({"path": str(level), "coordinateTransformations": transformations})
-    axes = [{"name": one, "type": "space", "unit": "micrometer"} for one in names]
-    return {"version": "0.5", "multiscales": [{"name": name, "axes": axes, "datasets": datasets}]}
+def _text(box: Box) -> str:
+    return "[" + ", ".join(f"{b.start}:{b.stop}" for b in box) + "]"

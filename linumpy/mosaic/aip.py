@@ -15,7 +15,8 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.gpu.projection import project
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, check_place
+from linumpy.io.place import check_place
+from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import Write, new_image
 from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through

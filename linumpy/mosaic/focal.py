@@ -19,7 +19,8 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, check_place
+from linumpy.io.place import check_place
+from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of

@@ -16,7 +16,8 @@ from typing import Any
 
 from linumpy.errors import SourceError
 from linumpy.gpu.resample_tiles import resample_tiles
-from linumpy.io.writer import Progress, check_place
+from linumpy.io.place import check_place
+from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, read_box, tile_shape, work_through

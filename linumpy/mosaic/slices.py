@@ -21,7 +21,8 @@ import numpy as np
 from linumpy.device import require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, check_place
+from linumpy.io.place import check_place
+from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts

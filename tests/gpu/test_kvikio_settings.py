@@ -7,7 +7,7 @@ import types
 import pytest
 
 from linumpy.gpu import kvikio_settings
-from linumpy.gpu.kvikio_settings import read_settings, wanted_threads
+from linumpy.gpu.kvikio_settings import transfer_settings, wanted_threads
 
 
 @pytest.fixture
@@ -38,25 +38,25 @@ def defaults(monkeypatch):
 
 
 def test_set_for_the_read_and_put_back(defaults):
-    with read_settings():
+    with transfer_settings():
         assert defaults.values == {"num_threads": 16, "gds_threshold": 0}
     assert defaults.values == {"num_threads": 1, "gds_threshold": 16384}
 
 
 def test_put_back_after_an_error(defaults):
-    with pytest.raises(RuntimeError), read_settings():
+    with pytest.raises(RuntimeError), transfer_settings():
         raise RuntimeError
     assert defaults.values == {"num_threads": 1, "gds_threshold": 16384}
 
 
 def test_what_the_caller_set_stays(defaults, monkeypatch):
     defaults.values["num_threads"] = 3
-    with read_settings():
+    with transfer_settings():
         assert defaults.values["num_threads"] == 3
     defaults.values["num_threads"] = 1
     monkeypatch.setenv("KVIKIO_NTHREADS", "1")
     assert wanted_threads() == 1
-    with read_settings():
+    with transfer_settings():
         assert defaults.values["num_threads"] == 1
 
 
@@ -69,7 +69,7 @@ def test_reads_side_by_side_share_one_scope(defaults):
     inside, leave = threading.Barrier(3), threading.Barrier(3)
 
     def read():
-        with read_settings():
+        with transfer_settings():
             inside.wait()
             leave.wait()
 
@@ -77,7 +77,7 @@ def test_reads_side_by_side_share_one_scope(defaults):
     [thread.start() for thread in threads]
     inside.wait()
     assert len(defaults.history) == 1
-    with read_settings():
+    with transfer_settings():
         pass
     assert defaults.values["num_threads"] == 16, "the first to leave must not put back what others still use"
     leave.wait()

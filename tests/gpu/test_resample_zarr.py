@@ -30,7 +30,8 @@ from linumpy.gpu import resample_blocks
 from linumpy.gpu import resample_zarr as room
 from linumpy.gpu.resample_zarr import resample_zarr
 from linumpy.io.ome import open_image
-from linumpy.io.writer import halved, write_omezarr
+from linumpy.io.pyramid import halved
+from linumpy.io.writer import write_omezarr
 from linumpy.plan.resample import MODES
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from skimage.transform import downscale_local_mean
 
-from linumpy.io import writer
+from linumpy.io import raw_chunks
+from linumpy.io.new_image import default_chunks
 from linumpy.io.ome import open_image
-from linumpy.io.writer import default_chunks, halved, write_omezarr
+from linumpy.io.pyramid import halved
+from linumpy.io.writer import write_omezarr
 
 
 def volume(shape=(20, 30, 40), dtype="f4"):
@@ -150,10 +152,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, overwrite):
     if overwrite:
         write_omezarr(tmp_path / "i", data, (1, 1, 1))
 
-    def full(array):
+    def full(path, parts):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writer, "to_host", full)
+    monkeypatch.setattr(raw_chunks, "write_file", full)
     with pytest.raises(OSError, match="No space left"):
         write_omezarr(tmp_path / "i", data + 1, (1, 1, 1), overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["i"] * overwrite

@@ -1,0 +1,138 @@
+"""Raw chunks from device memory to files, by kvikio's ``CuFile.pwrite``; and back, for the next resolution.
+
+In: a device array that is whole in storage, and the files of its chunks. Out: files, each as long as a chunk, written
+when the call returns. Errors: ``OSError``, such as a full disk: what kvikio fails to write is written once more from
+host memory, and the system's own error is raised.
+
+One kernel brings the voxels of each chunk together (a second copy of the block on the device); then the ``pwrite`` of
+many files are under way at the same time. With GPUDirect Storage they do not pass host memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import array_module, require_cuda, to_host
+from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.raw_chunks import write_file
+from linumpy.plan.pyramid import Box
+
+log = logging.getLogger(__name__)
+
+#: Files open at the same time; kvikio opens each twice.
+_OPEN_FILES = 128
+
+
+def read_to_device(array: zarr.Array, box: Box) -> Any:
+    """Read a box of an array into device memory."""
+    return read_zarr_to_gpu(array, region=box)
+
+
+def write_from_device(paths: list[str], block: Any, chunk_shape: tuple[int, ...], fill_value: Any) -> None:
+    """Write the chunks of a block to their files.
+
+    Parameters
+    ----------
+    paths : list of str
+        One for each chunk, the last axis fastest. Their folders are there.
+    block : cupy.ndarray
+        On the current device, ordered on CuPy's current stream, which is waited for.
+    chunk_shape : tuple of int
+        Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
+    fill_value : numpy.generic
+        What is beyond the edge.
+    """
+    chunks = cut_into_chunks(block, chunk_shape, fill_value)
+    require_cuda().cuda.get_current_stream().synchronize()  # kvikio knows nothing of streams
+    write_rows(paths, chunks.reshape(len(paths), -1).view(np.uint8))
+
+
+def cut_into_chunks(block: Any, chunk_shape: tuple[int, ...], fill_value: Any) -> Any:
+    """Bring the voxels of each chunk together: (grid, chunk), contiguous, with the fill value beyond the edge."""
+    xp, dtype = array_module(block), block.dtype.newbyteorder("=")
+    grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
+    chunks = xp.empty((*grid, *chunk_shape), dtype)
+    if any(n % c for n, c in zip(block.shape, chunk_shape, strict=True)):
+        chunks[...] = fill_value
+    ways = [list(_whole_and_ragged(n, c)) for n, c in zip(block.shape, chunk_shape, strict=True)]
+    order = (*range(0, 2 * block.ndim, 2), *range(1, 2 * block.ndim, 2))
+    for one in itertools.product(*ways):
+        source, counts, lengths = zip(*one, strict=True)
+        pairs = [n for pair in zip((c.stop - c.start for c in counts), lengths, strict=True) for n in pair]
+        place = (*counts, *map(slice, lengths))
+        chunks[place] = block[source].reshape(pairs).transpose(order)
+    return chunks
+
+
+def _whole_and_ragged(length: int, chunk: int) -> Any:
+    """Yield the part of an axis that is whole chunks, and the rest: voxels, chunks, and voxels of a chunk."""
+    count, rest = divmod(length, chunk)
+    if count:
+        yield slice(0, count * chunk), slice(0, count), chunk
+    if rest:
+        yield slice(count * chunk, length), slice(count, count + 1), rest
+
+
+def write_rows(paths: list[str], rows: Any) -> None:
+    """Write each row of bytes to its file; those under way are waited for whatever happens."""
+    with transfer_settings():
+        for begin in range(0, len(paths), _OPEN_FILES):
+            some = slice(begin, begin + _OPEN_FILES)
+            batch = _Batch(rows.shape[1])
+            try:
+                batch.start(paths[some], rows[some])
+            finally:
+                batch.wait()
+            if batch.failed:
+                log.warning("kvikio did not write %d chunks (%s); they go through the host", *batch.why())
+            for number in batch.failed:
+                # Whatever kvikio's reason was, the system's is the one to tell; and a passing one is gone now.
+                write_file(paths[begin + number], [(to_host(rows[begin + number]), 0)])
+
+
+class _Batch:
+    """A few files that are written at the same time, each with so many bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.failed: dict[int, str] = {}
+        self._nbytes = nbytes
+        self._files: list[Any] = []
+        self._futures: list[tuple[int, Any]] = []
+
+    def start(self, paths: list[str], rows: Any) -> None:
+        """Open all files and start to write them."""
+        import kvikio
+
+        for number, path in enumerate(paths):
+            try:
+                self._files.append(kvikio.CuFile(path, "w"))
+                self._futures.append((number, self._files[-1].pwrite(rows[number])))
+            except (RuntimeError, OSError) as error:
+                self.failed[number] = str(error)
+
+    def wait(self) -> None:
+        """Wait for all of them, interrupted or not, since they read from the rows until then; note which failed."""
+        interrupt: BaseException | None = None
+        for number, future in self._futures:
+            try:
+                count = future.get()
+                if count != self._nbytes:
+                    self.failed[number] = f"{count} of {self._nbytes} bytes"
+            except (RuntimeError, OSError) as error:
+                self.failed[number] = str(error)
+            except BaseException as error:
+                interrupt = error
+        for file in self._files:
+            file.close()
+        if interrupt is not None:
+            raise interrupt
+
+    def why(self) -> tuple[int, str]:
+        """How many failed, and the reason of one."""
+        return len(self.failed), next(iter(self.failed.values()))

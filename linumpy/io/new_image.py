@@ -1,0 +1,250 @@
+"""Plan an OME-Zarr image, and make it, empty.
+
+In: shape, dtype, voxel spacing in µm, and what is wanted of storage. Out: :class:`NewImage`, all of it checked before
+anything is written, which makes the folder with its metadata (NGFF 0.5 in zarr v3, or NGFF 0.4 in zarr v2) and gives
+its arrays. Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for what is not made of numbers.
+
+Formats: https://ngff.openmicroscopy.org/0.5/ and https://ngff.openmicroscopy.org/0.4/, section "multiscales".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.io.zarr_mode import host_zarr_context
+
+#: Versions of NGFF that are written, and the zarr format of each.
+ZARR_FORMATS = {"0.5": 3, "0.4": 2}
+#: How a coarser resolution comes from a finer one.
+DOWNSAMPLING = ("mean", "nearest")
+
+#: A chunk of about this many bytes, where the caller names none.
+_CHUNK_NBYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class NewImage:
+    """An OME-Zarr image that is yet to be made, all of it checked.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+        Of each resolution, finest first.
+    dtype : numpy.dtype
+        Of all resolutions.
+    chunks : tuple of int
+        Of the finest resolution.
+    shards : tuple of int or None
+        Of all resolutions.
+    compressors
+        As zarr takes it.
+    names : tuple of str
+        Of the axes.
+    metadata : dict
+        Of NGFF: in 0.5 the group's attribute ``"ome"``, in 0.4 its attributes.
+    fill_value : numpy.generic
+        Of voxels that are never written.
+    ngff_version : str
+        ``"0.5"`` or ``"0.4"``.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    compressors: Any
+    names: tuple[str, ...]
+    metadata: dict[str, Any]
+    fill_value: Any
+    ngff_version: str
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], ...]:
+        """What is whole in storage, for each resolution: shards, or else chunks."""
+        if self.shards is not None:
+            return (self.shards,) * len(self.shapes)
+        return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
+
+    def create(self, folder: Path) -> list[zarr.Array]:
+        """Make the image, empty, in a folder; returns its arrays, finest first, for use from host memory."""
+        with host_zarr_context():
+            return self._create(folder)
+
+    def _create(self, folder: Path) -> list[zarr.Array]:
+        version: Any = ZARR_FORMATS[self.ngff_version]
+        group = zarr.create_group(folder, zarr_format=version)
+        options: dict[str, Any] = (
+            {"dimension_names": self.names, "shards": self.shards}
+            if version == 3
+            else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+        )
+        arrays = [
+            group.create_array(
+                str(level),
+                shape=one,
+                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
+                dtype=self.dtype,
+                compressors=self.compressors,
+                fill_value=self.fill_value,
+                # So that a chunk that happens to be all fill value is there like the others.
+                config={"write_empty_chunks": True},
+                **options,
+            )
+            for level, one in enumerate(self.shapes)
+        ]
+        group.update_attributes({"ome": self.metadata} if version == 3 else self.metadata)
+        return arrays
+
+
+def plan_image(
+    shape: Sequence[int],
+    dtype: Any,
+    spacing: Sequence[float],
+    *,
+    name: str,
+    axes: str | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    origin: Sequence[float] | None = None,
+    levels: int = 1,
+    downsampling: str = "mean",
+    ngff_version: str = "0.5",
+    fill_value: Any = 0,
+) -> NewImage:
+    """Check what is asked of an image, and choose what is not, before anything is written.
+
+    Parameters and errors are those of :class:`linumpy.io.writer.OmeZarrWriter`.
+    """
+    shape, dtype = tuple(int(n) for n in shape), np.dtype(dtype)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
+    if ngff_version not in ZARR_FORMATS:
+        raise ValueError(f"ngff_version={ngff_version!r}: one of {', '.join(ZARR_FORMATS)} is written")
+    if downsampling not in DOWNSAMPLING:
+        raise ValueError(f"downsampling={downsampling!r}: one of {', '.join(DOWNSAMPLING)} is wanted")
+    if shards is not None and ZARR_FORMATS[ngff_version] == 2:
+        raise ValueError(f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out")
+    names = _names(shape, spacing, axes, origin)
+    factors = _level_factors(shape, levels)
+    return NewImage(
+        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
+        dtype=dtype,
+        chunks=_chunk(shape, dtype.itemsize, chunks, shards),
+        shards=None if shards is None else tuple(int(n) for n in shards),
+        compressors=compressors,
+        names=tuple(names),
+        metadata=_metadata(name, names, spacing, origin, factors, downsampling, ngff_version),
+        fill_value=_fill_value(fill_value, dtype),
+        ngff_version=ngff_version,
+    )
+
+
+def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
+    chunk = [1] * len(shape)
+    while growing := [axis for axis, n in enumerate(shape) if chunk[axis] < n]:
+        # The shortest side doubles; of equal ones the last, along which voxels are contiguous.
+        axis = min(growing, key=lambda axis: (chunk[axis], -axis))
+        longer = [*chunk[:axis], min(2 * chunk[axis], shape[axis]), *chunk[axis + 1 :]]
+        if math.prod(longer) * itemsize > _CHUNK_NBYTES:
+            break
+        chunk = longer
+    return tuple(chunk)
+
+
+def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
+    """Walk an array in boxes that are whole in storage: shards where it has them, else chunks."""
+    step = array.shards or array.chunks
+    starts = (range(0, n, s) for n, s in zip(array.shape, step, strict=True))
+    for corner in itertools.product(*starts):
+        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, array.shape, strict=True))
+
+
+def _chunk(
+    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Check chunks and shards, and choose chunks where there are none."""
+    for label, sizes in (("chunks", chunks), ("shards", shards)):
+        if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
+            raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
+    if chunks is None and shards is not None:
+        raise ValueError(f"shards={tuple(shards)} need chunks= that divide them")
+    if chunks is None:
+        return default_chunks(shape, itemsize)
+    if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
+        raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
+    return tuple(int(n) for n in chunks)
+
+
+def _fill_value(value: Any, dtype: np.dtype) -> Any:
+    """Take a fill value as a number of the dtype."""
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value)
+            fill = given.astype(dtype)[()]
+        fits = given.ndim == 0 and given.dtype.kind in "biuf" and (given == fill or (given != given and fill != fill))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(f"fill_value={value!r} is no value of {dtype}")
+    return fill
+
+
+def _level_factors(shape: tuple[int, ...], levels: int) -> list[tuple[int, ...]]:
+    """By how much each level is coarser than the finest, along each axis; an axis of one voxel is halved no more."""
+    most = (max(shape, default=1) - 1).bit_length() + 1
+    if not 1 <= levels <= most:
+        raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
+    return [tuple(2 ** min(level, (n - 1).bit_length()) for n in shape) for level in range(levels)]
+
+
+def _names(
+    shape: tuple[int, ...], spacing: Sequence[float], axes: str | None, origin: Sequence[float] | None
+) -> list[str]:
+    names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
+    if len(names) != len(shape) or not 2 <= len(shape) <= 3:
+        raise ValueError(f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three are written")
+    if len(set(names)) != len(names) or not set(names) <= set("zyx"):
+        raise ValueError(f"axes {''.join(names)!r}: only axes of space are written, each of z, y and x once at most")
+    if min(shape) < 1:
+        raise ValueError(f"an array of shape {shape} has no voxels to write")
+    if len(spacing) != len(shape) or not all(np.isfinite(s) and s > 0 for s in spacing):
+        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} needs {len(shape)} positive µm")
+    if origin is not None and (len(origin) != len(shape) or not all(map(np.isfinite, origin))):
+        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} needs {len(shape)} numbers in µm")
+    return names
+
+
+def _metadata(
+    name: str,
+    names: list[str],
+    spacing: Sequence[float],
+    origin: Sequence[float] | None,
+    factors: list[tuple[int, ...]],
+    downsampling: str,
+    version: str,
+) -> dict[str, Any]:
+    """Spell the metadata of NGFF: of each level the spacing, and where the centre of its first voxel lies."""
+    start = [0.0] * len(names) if origin is None else [float(o) for o in origin]
+    datasets = []
+    for level, factor in enumerate(factors):
+        steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
+        first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
+        transformations = [{"type": "scale", "scale": steps}, {"type": "translation", "translation": first}]
+        datasets.append({"path": str(level), "coordinateTransformations": transformations})
+    axes = [{"name": one, "type": "space", "unit": "micrometer"} for one in names]
+    image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
+    if len(factors) > 1:
+        image["type"] = downsampling
+    if version == "0.4":
+        return {"multiscales": [{"version": "0.4", **image}]}
+    return {"version": version, "multiscales": [image]}

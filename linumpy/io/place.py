@@ -1,0 +1,102 @@
+"""A place for a folder: taken or free, filled under a temporary name, and taken by a rename.
+
+In: where a folder shall stand. Out: a temporary one beside it, which is renamed when its block ends well and removed
+when it does not. A process that is killed leaves the temporary one, whose name begins with a dot. Errors:
+``FileExistsError`` for a place that is taken, ``OSError`` for a disk that is full.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a temporary place for a folder, which takes its own when the block ends well.
+
+    Parameters
+    ----------
+    path : Path
+        The folder to make, and those above it.
+    overwrite : bool
+        Whether to replace a Zarr folder that is there.
+
+    Raises
+    ------
+    FileExistsError
+        As :func:`check_place`.
+    OSError
+        The disk is full. Nothing is left then, nor after any other error or interrupt.
+    """
+    check_place(path, overwrite=overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        yield temporary
+        check_place(path, overwrite=overwrite)  # someone else may have come first
+        take_place(temporary, path)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
+    finally:
+        _remove(temporary)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, to which threads that were interrupted may still add a last file."""
+    for wait in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(wait)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+
+
+def check_place(path: Path, *, overwrite: bool) -> None:
+    """Refuse a place that is taken, unless it holds a Zarr folder that may be replaced.
+
+    Raises
+    ------
+    FileExistsError
+        Naming the place.
+    """
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not overwrite:
+        raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
+    if not any((path / name).is_file() for name in _ZARR_FILES):
+        raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def take_place(temporary: Path, path: Path) -> None:
+    """Rename the finished folder to its place; what was there goes only when the new one stands."""
+    if not (path.exists() or path.is_symlink()):
+        temporary.rename(path)
+        return
+    old = temporary.with_name(f"{temporary.name}.old")
+    path.rename(old)
+    try:
+        temporary.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    if old.is_symlink():
+        old.unlink()  # what it points to is somebody else's
+    else:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def drop_partial_files(folder: Path) -> None:
+    """Remove the temporary files that zarr leaves of chunks it was writing when the process was killed."""
+    for partial in folder.rglob("*.partial"):
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,122 @@
+"""Halve an image: the mean of 2 × 2 × … voxels, or the first of them.
+
+In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along each axis, rounded up. The same
+bits on the host and on a device. Errors: none of its own.
+
+Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
+float64 (float16 in float32) and rounded once. An odd last voxel stands alone: it is the mean of itself.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.plan.pyramid import Box, grown, split
+
+#: Coarser voxels are made in pieces of so many bytes: with what they come from they fit a processor's cache.
+_PIECE_NBYTES = 2**17
+
+
+def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
+    """Make a box of a coarser resolution from the array of the finer one, on the host.
+
+    Parameters
+    ----------
+    finer : zarr.Array or numpy.ndarray
+        The finer resolution.
+    box : tuple of slice
+        In the voxels of the coarser one.
+    downsampling : {"mean", "nearest"}
+        As for :func:`halve`.
+    """
+    source = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, finer.shape, strict=True))
+    return halve(np.asarray(finer[source]), downsampling)
+
+
+def halve(block: Any, downsampling: str = "mean") -> Any:
+    """Halve a block whose first voxels are even ones of the image.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray
+        Of bools, integers or floats.
+    downsampling : {"mean", "nearest"}
+        The mean of 2 × 2 × … voxels; or the first of them, for labels, which have no mean.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Like `block`, in this machine's byte order.
+    """
+    xp, dtype = array_module(block), block.dtype.newbyteorder("=")
+    if downsampling == "nearest":
+        return xp.ascontiguousarray(block[(slice(None, None, 2),) * block.ndim], dtype)
+    block = block.astype(dtype, copy=False)
+    axes = [axis for axis, n in enumerate(block.shape) if n > 1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
+    return mean.astype(dtype)
+
+
+def halve_by_threads(block: np.ndarray, downsampling: str, pool: ThreadPoolExecutor, threads: int) -> np.ndarray:
+    """Halve a block in host memory as :func:`halve` does, in pieces that several threads make."""
+    result = np.empty([-(-n // 2) for n in block.shape], block.dtype.newbyteorder("="))
+    step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_NBYTES)
+    boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
+
+    def make(some: list[Box]) -> None:
+        for box in some:
+            result[box] = halved(block, box, downsampling)
+
+    for future in [pool.submit(make, boxes[k::threads]) for k in range(threads)]:
+        future.result()
+    return result
+
+
+def _mean_of_floats(xp: Any, block: Any, axes: list[int]) -> Any:
+    wide = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
+    # A power of two: the product is exact.
+    return _sums(xp, block, axes, wide) * wide.type(0.5 ** len(axes))
+
+
+def _mean_of_integers(xp: Any, block: Any, axes: list[int]) -> Any:
+    block = block.view(np.uint8) if block.dtype.kind == "b" else block
+    if not axes:
+        return block
+    bits = len(axes)
+    if block.dtype.itemsize <= 4:
+        total = _sums(xp, block, axes, np.dtype(np.int32 if block.dtype.itemsize <= 2 else np.int64))
+        return _divided(total, total >> total.dtype.type(bits), bits)
+    # The sum of eight does not fit: quotients and remainders are summed by themselves.
+    number = block.dtype.type
+    quotients = _sums(xp, block >> number(bits), axes, block.dtype)
+    remainders = _sums(xp, block & number(2**bits - 1), axes, block.dtype)
+    return quotients + _divided(remainders, quotients + (remainders >> number(bits)), bits)
+
+
+def _divided(total: Any, floor: Any, bits: int) -> Any:
+    """Divide by a power of two, rounding half to even; `floor` is the number that is rounded, without its fraction.
+
+    With half of the divisor added, less one, exactly one half goes down; with one more, where that is odd, up.
+    """
+    number = total.dtype.type
+    return (total + number(2 ** (bits - 1) - 1) + (floor & number(1))) >> number(bits)
+
+
+def _sums(xp: Any, block: Any, axes: list[int], wide: np.dtype) -> Any:
+    """Sum pairs along axes; an odd last voxel counts twice."""
+    for axis in axes:
+        pairs, odd = divmod(block.shape[axis], 2)
+        total = xp.empty([n if k != axis else pairs + odd for k, n in enumerate(block.shape)], wide)
+        at = (slice(None),) * axis
+        first, second = block[(*at, slice(0, 2 * pairs, 2))], block[(*at, slice(1, 2 * pairs, 2))]
+        xp.add(first, second, out=total[(*at, slice(0, pairs))], dtype=wide)
+        if odd:
+            last = block[(*at, slice(2 * pairs, None))]
+            xp.add(last, last, out=total[(*at, slice(pairs, None))], dtype=wide)
+        block = total
+    return block.astype(wide, copy=False)

@@ -1,0 +1,125 @@
+"""Plan the writing of a pyramid: which boxes are whole in storage, and which coarser ones come from a finer one.
+
+In: shapes of all resolutions and what is whole in storage in each (chunks, or shards). Out: boxes, as tuples of slices
+in the voxels of a resolution. Each resolution has half the voxels of the one before along each axis, rounded up; a
+voxel at place ``i`` comes from those at ``2 i`` and, where there is one, ``2 i + 1``. Pure: nothing is opened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Resolutions of an image and how they are stored.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+        Of each resolution, finest first.
+    stored : tuple of tuple of int
+        What is whole in storage, for each resolution.
+    itemsize : int
+        Bytes of a voxel.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    stored: tuple[tuple[int, ...], ...]
+    itemsize: int
+
+    def grid(self, level: int) -> tuple[int, ...]:
+        """How many stored objects there are along each axis."""
+        return tuple(-(-n // s) for n, s in zip(self.shapes[level], self.stored[level], strict=True))
+
+    def units(self, level: int, box: Box) -> Box:
+        """The stored objects that a box touches, as slices of the grid."""
+        return tuple(slice(b.start // s, -(-b.stop // s)) for b, s in zip(box, self.stored[level], strict=True))
+
+    def voxels(self, level: int, units: Box) -> Box:
+        """The voxels of stored objects."""
+        rows = zip(units, self.stored[level], self.shapes[level], strict=True)
+        return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in rows)
+
+    def whole(self, level: int, box: Box) -> Box | None:
+        """The largest box of whole stored objects within a box; None where there is none.
+
+        What is ragged at the end of the array is whole if the box reaches that end.
+        """
+        result = []
+        for b, s, n in zip(box, self.stored[level], self.shapes[level], strict=True):
+            start, stop = -(-b.start // s) * s, n if b.stop == n else b.stop // s * s
+            if start >= stop:
+                return None
+            result.append(slice(start, stop))
+        return tuple(result)
+
+    def coarser(self, level: int, box: Box) -> Box | None:
+        """The largest box of whole objects of the next resolution that comes from a box of this one alone."""
+        below = []
+        for b, n, m in zip(box, self.shapes[level], self.shapes[level + 1], strict=True):
+            below.append(slice(-(-b.start // 2), m if b.stop == n else b.stop // 2))
+            if below[-1].start >= below[-1].stop:
+                return None
+        return self.whole(level + 1, tuple(below))
+
+    def finer(self, level: int, box: Box) -> Box:
+        """The voxels of the resolution before from which a box comes."""
+        return tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, self.shapes[level - 1], strict=True))
+
+    def touched(self, level: int, box: Box) -> Box:
+        """The stored objects of a resolution that a box of the finest one touches, as slices of the grid."""
+        scaled = tuple(
+            slice(b.start >> level, min(-(-b.stop // 2**level), n))
+            for b, n in zip(box, self.shapes[level], strict=True)
+        )
+        return self.units(level, scaled)
+
+    def step(self, level: int, limit: int, first: int = 0) -> tuple[int, ...]:
+        """Choose a step to walk a resolution in, of at most `limit` bytes or one stored object.
+
+        It is whole in as many of the coarser resolutions as the limit allows, so that these come from one box each.
+        `first` is how many of them it has to be whole in, whatever the limit.
+        """
+        size = self._aligned(level, first)
+        for above in range(first + 1, len(self.shapes) - level):
+            larger = self._aligned(level, above)
+            if math.prod(larger) * self.itemsize > limit:
+                break
+            size = larger
+        return grown(size, self.shapes[level], self.itemsize, limit)
+
+    def _aligned(self, level: int, above: int) -> tuple[int, ...]:
+        return tuple(min(s << above, n) for s, n in zip(self.stored[level + above], self.shapes[level], strict=True))
+
+
+def split(box: Box, step: tuple[int, ...]) -> Iterator[Box]:
+    """Cut a box at the multiples of a step."""
+    starts = [range(b.start // s * s, b.stop, s) for b, s in zip(box, step, strict=True)]
+    for corner in itertools.product(*starts):
+        yield tuple(slice(max(a, b.start), min(a + s, b.stop)) for a, b, s in zip(corner, box, step, strict=True))
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """Lengths of a box."""
+    return tuple(b.stop - b.start for b in box)
+
+
+def within(box: Box, outer: Box) -> Box:
+    """A box as it lies in another one that holds it."""
+    return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
+
+
+def grown(step: tuple[int, ...], shape: tuple[int, ...], itemsize: int, limit: int) -> tuple[int, ...]:
+    """Lengthen a step by whole steps, the last axes first, within a limit of bytes."""
+    size = list(step)
+    for axis in reversed(range(len(shape))):
+        others = math.prod(size) // size[axis] * itemsize
+        count = min(-(-shape[axis] // step[axis]), limit // (others * step[axis]))
+        size[axis] = min(max(1, count) * step[axis], shape[axis])
+    return tuple(size)
