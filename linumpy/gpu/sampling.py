@@ -1,8 +1,8 @@
 """Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
 
 In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``points.cu`` and
-``affine.cu`` for two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is compiled for a
-shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
+``affine.cu`` for two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is
+compiled for a shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class _Shape:
         return self.march, self.threads // self.tile_x, self.tile_x
 
 
-#: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and with
-#: a brick. Bricks pay for order 0 only where the caches do worse, which is hard to tell.
+#: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and
+#: with a brick.
 _LISTS = {0: _Shape(4, 4, together=4), 1: _Shape(4, 4, together=4), 3: _Shape(1, 5)}
 _SMALL_GRIDS = {0: _Shape(16, 8), 1: _Shape(16, 8), 3: _Shape(16, 5)}
 _GRIDS = {0: _Shape(4, 5, together=4), 1: _Shape(4, 5, together=4), 3: _Shape(16, 5)}
@@ -278,7 +278,7 @@ def sample_affine(
     if not out.size:
         return
     rank, order = box.ndim, how.order
-    shape = _three(out.shape)
+    shape: Any = _three(out.shape)
     brick = _brick(affine.matrix, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
     if brick is not None:
         cut, name, more = _BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
@@ -371,8 +371,11 @@ def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
     A place that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
-    minors = ((e * i - f * h, c * h - b * i, b * f - c * e), (f * g - d * i, a * i - c * g, c * d - a * f))
-    minors = (*minors, (d * h - e * g, b * g - a * h, a * e - b * d))
+    minors = (
+        (e * i - f * h, c * h - b * i, b * f - c * e),
+        (f * g - d * i, a * i - c * g, c * d - a * f),
+        (d * h - e * g, b * g - a * h, a * e - b * d),
+    )
     determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
     if abs(determinant) * _LARGEST_INVERSE <= max(abs(one) for row in minors for one in row):
         return None

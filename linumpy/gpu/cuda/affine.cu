@@ -1,8 +1,8 @@
 // Sample an image on a grid under an affine map, directly (`affine`) or through shared memory (`affine_brick`).
 //
-// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread),
-// TOGETHER (of those, at a time), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`.
-// Never a shape.
+// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of those,
+// at a time, where there is a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along x: 32 or 8)
+// for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "sampling.cuh"

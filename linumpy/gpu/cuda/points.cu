@@ -2,8 +2,8 @@
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (0, or 1: displacements), GRID (0: a list
 // of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (places of a thread, and of
-// those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy
-// of the image in cells is there, for orders 0 and 1 and three axes), with those of cells.cuh. Never a shape.
+// those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of the image in cells is there, for orders 0
+// and 1 and three axes), with those of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "sampling.cuh"
