@@ -22,8 +22,6 @@ MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "g
 ORDERS, RANKS = (0, 1, 3), (2, 3)
 #: Integers of 32 bits and more do not fit into a float.
 _IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: SciPy pads the image before it filters it for splines in these modes.
-_PADDED = ("nearest", "grid-constant")
 _THREADS = 256
 _POINTS = {0: 4, 1: 4, 3: 2}  # POINTS and MARCH of interpolate.cu
 _TILE_X, _TILE_Y = 32, 8
@@ -46,18 +44,20 @@ class Sampler:
         One of :data:`MODES`: what lies outside.
     cval : float
         The value there, for the constant modes.
+    pad : int
+        Voxels that were added at either end of each axis of the image that is sampled, as SciPy does for some splines.
+        Places are those of the image without them; `mode` applies beyond them.
     """
 
     order: int
     mode: str
     cval: float
+    pad: int = 0
 
 
 def can_sample(image: Any, order: int, mode: str) -> bool:
     """Say whether the kernels sample this kind of image."""
     kind = image.dtype.str[1:]
-    if order == 3 and mode in _PADDED:
-        return False
     return image.ndim in RANKS and order in ORDERS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
 
 
@@ -79,7 +79,9 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     count = coordinates.shape[1]
     if not count:
         return
-    spec = _spec("map_points", image, out, how, COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]], FIELD="0")
+    spec = _spec(
+        "map_points", image, out, how, COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]], FIELD="0", PAD=str(how.pad)
+    )
     blocks = -(-count // (_THREADS * _POINTS[how.order]))
     sizes = int32(*_three(image.shape))
     grid = (np.float64(how.cval), *int32(1, 1), *map(np.float64, (1, 1, 1)))
@@ -135,7 +137,7 @@ def sample_affine(
     if not out.size:
         return
     rank = box.ndim
-    place = AffineMap(*_padded(affine, rank))
+    place = AffineMap(*_padded(affine, rank, how.pad))
     zeros = (0,) * rank
     starts = [_three(one if one is not None else zeros, 0) for one in (out_start, box_start)]
     integers = (*starts[0], *_three(out.shape), *_three(whole or box.shape), *starts[1], *_three(box.shape))
@@ -209,11 +211,11 @@ def _three(sizes: Sequence[int], first: int = 1) -> tuple[int, ...]:
     return (first,) * (3 - len(sizes)) + tuple(int(one) for one in sizes)
 
 
-def _padded(affine: AffineMap, rank: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+def _padded(affine: AffineMap, rank: int, pad: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
     matrix = np.zeros((3, 3))
     matrix[3 - rank :, 3 - rank :] = affine.matrix
     offset = np.zeros(3)
-    offset[3 - rank :] = affine.offset
+    offset[3 - rank :] = np.add(affine.offset, pad)
     return tuple(tuple(row) for row in matrix.tolist()), tuple(offset.tolist())
 
 

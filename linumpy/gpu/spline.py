@@ -85,6 +85,17 @@ class Ends:
     cval: float | None = None
 
 
+def filtered(image: Any, ends: Ends, dtype: Any, out: Any = None) -> Any:
+    """Return the coefficients of an image of any layout, in `out` where it is given: see :func:`filter_cubic`."""
+    if out is None:
+        out = array_module(image).empty([n + 2 * ends.pad for n in image.shape], dtype)
+    if not image.flags.c_contiguous and not ends.pad:  # no copy beside the result
+        out[...] = image
+        image = out
+    filter_cubic(array_module(image).ascontiguousarray(image), ends, out)
+    return out
+
+
 def can_filter(image: Any) -> bool:
     """Say whether the kernels filter this kind of image."""
     kind = image.dtype.str[1:]

@@ -35,15 +35,13 @@ struct Axis {
     COMPUTE value;
 
     __device__ __forceinline__ int whole() const { return size + 2 * pad; }
-    // A voxel's number from anywhere to [0, whole).
+    // A voxel's number from anywhere to [0, whole). Short code: it stands for every voxel of a window.
     __device__ __forceinline__ int folded(int p) const {
-        const int n = whole();
-        if (static_cast<unsigned>(p) < static_cast<unsigned>(n)) return p;
-        const int period = fold == WRAP ? n : fold == MIRROR ? 2 * n - 2 : 2 * n;
-        p %= period;
-        if (p < 0) p += period;
-        if (p < n) return p;
-        return fold == MIRROR ? period - p : period - 1 - p;
+        const int n = whole(), at_start = fold == WRAP ? n : fold == MIRROR ? 0 : -1;
+        const int at_end = fold == WRAP ? -n : fold == MIRROR ? 2 * n - 2 : 2 * n - 1;
+        while (static_cast<unsigned>(p) >= static_cast<unsigned>(n))
+            p = (fold == WRAP ? p : -p) + (p < 0 ? at_start : at_end);
+        return p;
     }
     __device__ __forceinline__ bool is_constant(int p) const {
         return constant && static_cast<unsigned>(p - pad) >= static_cast<unsigned>(size);
@@ -89,22 +87,22 @@ struct Column {
         if (axis.is_constant(p)) return axis.value;
         return Widen<COMPUTE, SOURCE>::of(from[static_cast<INDEX>(axis.voxel(p)) * step]);
     }
-    // Fill the first K of a window with c from voxel p on. Returns c before it.
-    __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, COMPUTE (&window)[WINDOW]) const {
-        COMPUTE x[K], before = 0;
+    // Fill the first K of a window with c from voxel p on. Where `given` is not null, it is c before p. Returns that.
+    __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given, COMPUTE (&window)[WINDOW]) const {
+        constexpr int BATCH = 8;  // all 2 K at once would be more code than the rest
+        COMPUTE c = 0, before = 0;
+#pragma unroll 1
+        for (int t = given ? 0 : -K; t < K; t += BATCH) {
+            if (t == 0) c = before = given ? *given : c;
+            COMPUTE x[BATCH];
 #pragma unroll
-        for (int k = 0; k < K; ++k) x[k] = at(axis, axis.folded(p - K + k));
+            for (int j = 0; j < BATCH; ++j) x[j] = at(axis, axis.folded(p + t + j));
 #pragma unroll
-        for (int k = 0; k < K; ++k) before = POLE * before + GAIN * x[k];
-        fill(axis, p, before, window);
+            for (int k = 0; k < K - BATCH; ++k) window[k] = window[k + BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) window[K - BATCH + j] = c = POLE * c + GAIN * x[j];
+        }
         return before;
-    }
-    __device__ __forceinline__ void fill(const Axis &axis, int p, COMPUTE c, COMPUTE (&window)[WINDOW]) const {
-        COMPUTE x[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) x[k] = at(axis, axis.folded(p + k));
-#pragma unroll
-        for (int k = 0; k < K; ++k) window[k] = c = POLE * c + GAIN * x[k];
     }
     // Take in BLOCK voxels from p on; what lies at `end` and beyond is not looked at.
     __device__ __forceinline__ void take(const Axis &axis, int p, int end, COMPUTE (&window)[WINDOW]) const {
@@ -144,14 +142,16 @@ spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int 
     const INDEX step = static_cast<INDEX>(out_step);
     TARGET *const to = target + a * out_a + b * out_b;
 
-    COMPUTE window[WINDOW], made[BLOCK], ending;
+    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
     if (states) {
-        column.fill(axis, first, states[number * lines + line], window);
+        column.begin(axis, first, states + number * lines + line, window);
         ending = states[(segments + 1 + number) * lines + line];
     } else {
-        column.begin(axis, end, window);
-        ending = first_made(window);
-        column.begin(axis, first, window);
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {  // one copy of the code
+            column.begin(axis, turn ? first : end, nullptr, window);
+            if (!turn) ending = first_made(window);
+        }
     }
     for (int p = first; p < end; p += BLOCK) {
         column.take(axis, p + K, end, window);
@@ -182,8 +182,9 @@ spline_boundaries(const SOURCE *source, COMPUTE *states, int size, int pad, int 
     const int number = static_cast<int>(blockIdx.x / blocks);
     const INDEX a = line / static_cast<INDEX>(count), b = line - a * static_cast<INDEX>(count);
     const Column column = {source + a * in_a + b * in_b, static_cast<INDEX>(in_step)};
-    COMPUTE window[WINDOW];
-    states[number * lines + line] = column.begin(axis, number == segments ? axis.whole() : number * segment, window);
+    COMPUTE window[WINDOW] = {};
+    const int p = number == segments ? axis.whole() : number * segment;
+    states[number * lines + line] = column.begin(axis, p, nullptr, window);
     // The end of segment i is found beside the beginning of segment i + 1.
     if (number > 0) states[(segments + number) * lines + line] = first_made(window);
 }
@@ -250,15 +251,17 @@ spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int siz
     const INDEX pitch = static_cast<INDEX>(out_pitch);
     TARGET *to = target + top * out_pitch;
 
-    COMPUTE window[WINDOW], made[BLOCK], ending;
+    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
     if (states) {
         const COMPUTE *const mine = states + top + min(lane, rows.count - 1);
         ending = mine[(segments + 1 + number) * lines];
         rows.begin(axis, first, mine + number * lines, window);
     } else {
-        rows.begin(axis, end, nullptr, window);
-        ending = first_made(window);
-        rows.begin(axis, first, nullptr, window);
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {
+            rows.begin(axis, turn ? first : end, nullptr, window);
+            if (!turn) ending = first_made(window);
+        }
     }
     const int column = lane % BLOCK, row = lane / BLOCK;
     for (int p = first; p < end; p += BLOCK) {
