@@ -154,8 +154,8 @@ def affine_transform(
 def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: str = "mirror") -> Any:
     """Find the coefficients of the spline that goes through an image's voxels.
 
-    What the functions above do first for orders above 1, unless ``prefilter=False``: an image that is sampled many times
-    need be filtered once.
+    What the functions above do first for orders above 1, unless ``prefilter=False``: an image that is sampled many
+    times need be filtered once.
 
     Parameters
     ----------
@@ -183,10 +183,10 @@ def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: st
 
     Notes
     -----
-    On a device, order 3 into float32 or float64 is filtered by this package's kernel, in the precision of the result; all
-    else by ``cupyx.scipy.ndimage``. NaN and infinities spoil what is near them on their line and behind; with SciPy's
-    filter, all of the line. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` differs from sampling
-    these coefficients: SciPy, and so this package, adds 12 voxels at either end first.
+    On a device, this package's kernels filter for order 3, where the result is float32 or float64;
+    ``cupyx.scipy.ndimage`` does all else. NaN and infinities spoil what is near them on their lines and behind; with
+    SciPy's filter, all of the lines. To sample with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` is not
+    to sample these coefficients: SciPy, and so this package, adds 12 voxels at either end first.
     """
     check_image(image)
     check_spline(order, mode)
