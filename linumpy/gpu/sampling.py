@@ -79,9 +79,8 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     count = coordinates.shape[1]
     if not count:
         return
-    spec = _spec(
-        "map_points", image, out, how, COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]], FIELD="0", PAD=str(how.pad)
-    )
+    given = CUDA_TYPES[coordinates.dtype.str[1:]]
+    spec = _spec("map_points", image, out, how, COORDINATE=given, FIELD="0", PAD=str(how.pad))
     blocks = -(-count // (_THREADS * _POINTS[how.order]))
     sizes = int32(*_three(image.shape))
     grid = (np.float64(how.cval), *int32(1, 1), *map(np.float64, (1, 1, 1)))

@@ -1,4 +1,4 @@
-"""The spline filter's kernels on the CPU, thread after thread, against SciPy; and what is sampled from what they make."""
+"""The spline filter's kernels on the CPU, thread after thread, against SciPy; and samples of what they make."""
 
 import numpy as np
 import pytest
@@ -297,15 +297,7 @@ def test_pads_that_the_kernels_cannot_make():
 
 
 def specs():
-    for source, target in [
-        ("u1", "f4"),
-        ("u2", "f4"),
-        ("f2", "f4"),
-        ("f4", "f4"),
-        ("f4", "f8"),
-        ("f8", "f8"),
-        ("i8", "f4"),
-    ]:
+    for source, target in [*PAIRS, ("f2", "f4"), ("i8", "f4")]:
         image, out = np.empty(1, source), np.empty(1, target)
         wide = source not in spline._IN_FLOAT or target == "f8"
         for name in ("spline_columns", "spline_rows", "spline_boundaries", "spline_short"):
