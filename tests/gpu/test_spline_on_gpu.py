@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 )
 def test_as_scipy(cupy, shape, dtype, kind, mode, turned, seed):
     image = image_of(dtype, shape, seed)
-    given_ = cupy.asarray(image.T).T if turned else cupy.asarray(image)
+    given_ = cupy.asarray(np.ascontiguousarray(image.T)).T if turned else cupy.asarray(image)
     got = spline_filter(given_, output=kind, mode=mode)
     assert isinstance(got, cupy.ndarray)
     assert got.dtype == kind
@@ -143,8 +143,8 @@ def test_a_volume_of_more_than_2_to_the_31_voxels(cupy):
     """Its lines are those of small images: an axis is checked where indices exceed 32 bits."""
     shape = (1100, 1400, 1401)
     free, _ = cupy.cuda.runtime.memGetInfo()
-    if free < 14 * 2**30:
-        pytest.skip("needs 14 GiB of device memory")
+    if free < 40 * 2**30:
+        pytest.skip("needs 40 GiB of device memory")
     image = (cupy.arange(shape[0] * shape[1] * shape[2], dtype=cupy.uint32) * cupy.uint32(2654435761)).view(cupy.uint8)
     image = image[3::4].reshape(shape)  # pseudo-random bytes
     result = spline_filter(image, output=np.float32)
