@@ -62,7 +62,7 @@ TUNING = {
     ("spline_columns", False): Tuning(16, 128, 8),
     ("spline_columns", True): Tuning(16, 128, 4),
     ("spline_rows", False): Tuning(32, 128, 5),
-    ("spline_rows", True): Tuning(16, 128, 4),
+    ("spline_rows", True): Tuning(16, 128, 3),
 }
 
 
