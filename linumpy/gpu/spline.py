@@ -208,7 +208,7 @@ def _filter_axis(source: Any, out: Any, one: _Pass, ends: Ends, wide: bool) -> N
         segment, segments = whole, 1
     constant = ends.cval is not None
     axis = (*int32(one.size, ends.pad, _FOLDS[ends.mode], constant), np.float64(ends.cval if constant else 0))
-    states: Any = np.uint64(0)  # a null pointer
+    states: Any = np.int64(0)  # a null pointer
     if in_place and segments > 1:
         states = array_module(out).empty((2, segments + 1, one.lines), np.float64 if wide else np.float32)
         width = TUNING["spline_columns", wide].threads

@@ -194,6 +194,26 @@ def test_points_of_cubic_splines_as_scipy(shape, dtype, mode, kind, cval, far, s
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+@pytest.mark.parametrize("mode", MODES)
+def test_places_in_and_beyond_the_pad(mode, kind):
+    image = image_of(kind, (7, 15), 2)
+    rng = np.random.default_rng(3)
+    places = np.stack([rng.uniform(-40, n + 40, 5000) for n in image.shape])
+    places[0, :2000] = rng.uniform(0, 6, 2000)
+    places[1, 1000:3000] = rng.uniform(0, 8, 2000)
+    options = {"order": 3, "mode": mode, "cval": 2.0}
+    got = interpolation.map_coordinates(image, places, **options)
+    expected = ndimage.map_coordinates(image.astype("f8"), places, **options)
+    assert error(got, expected, image) < (3e-6 if kind == "f4" else 1e-12)
+    matrix, offset = [[3.0, 0.9], [-0.8, 2.5]], [-30.0, -20.0]
+    got = interpolation.affine_transform(image, matrix, offset, output_shape=(40, 40), **options)
+    expected = ndimage.affine_transform(image.astype("f8"), matrix, offset, (40, 40), **options)
+    assert error(got, expected, image) < (3e-6 if kind == "f4" else 1e-12)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("as_if_on_a_device")
 @settings(max_examples=60)
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
