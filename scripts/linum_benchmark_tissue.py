@@ -3,16 +3,22 @@
 
 Timed are the tissue interface (200×1024×1024 float32; depth first, depth last as a view of that, depth last in
 memory), the Z overlap (41 candidates of 512×512; the peer with views, as one writes it, and with contiguous copies),
-the mean projection along Z (512³ uint16) and the correction of focal curvature (the peer rolls A-line after A-line; 256
-of them are timed, and the time is that for all).
+the mean projection along Z (512³ uint16), the correction of focal curvature (the peer rolls A-line after A-line; 256
+of them are timed, and the time is that for all) and the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
+uint16; the peer filters and interpolates one after another).
 
 Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
 one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
 linumpy's; "of copy" is the rate of bytes that must at least be read and written, as a part of a plain copy's.
 
+With --end-to-end, whole scripts are timed instead: linum-aip and linum-resample-mosaic-grid on a raw mosaic of that
+many GiB, made in a folder of its own below --folder and removed at the end. "ratio" is the time of the slower of
+reading alone and writing alone over that of the script. It runs on the CPU, too, where there is no GPU.
+
 For example:
   linum-benchmark-tissue
   linum-benchmark-tissue --only interface-depth-first mean-projection --runs 50 --json tissue.json
+  linum-benchmark-tissue --end-to-end 16 --folder /scratch --runs 5
 """
 
 from __future__ import annotations
@@ -23,19 +29,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
+from linumpy.benchmark.end_to_end import CASES, EndToEndRequest, run_end_to_end
 from linumpy.benchmark.kernel_run import KernelRequest, run, wrong_results
 from linumpy.benchmark.tissue import MAKERS
+from linumpy.device import resolve
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="linum-benchmark-tissue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=tuple(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
-    parser.add_argument("--runs", type=int, default=20, metavar="N", help="Timed runs. [%(default)s]")
+    names = (*MAKERS, *CASES)
+    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"Of {', '.join(names)}.")
+    parser.add_argument("--runs", type=int, metavar="N", help="Timed runs. [20; 5 from end to end]")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
+    parser.add_argument("--end-to-end", type=float, metavar="GIB", help="Time whole scripts, on a mosaic of this size.")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="Where that is made. [where temporary files go]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
     return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run what is asked for; returns the number of wrong results."""
+    only = tuple(args.only or ())
+    if args.end_to_end is None:
+        runs = 20 if args.runs is None else args.runs
+        return wrong_results(run(KernelRequest(only, runs, args.scale, args.json), MAKERS))
+    request = EndToEndRequest(
+        args.end_to_end, args.folder, only, 5 if args.runs is None else args.runs, use_gpu=resolve().is_cuda,
+        json=args.json,
+    )  # fmt: skip
+    return sum(bool(one.wrong) for one in run_end_to_end(request))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,10 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
     try:
-        results = run(KernelRequest(tuple(args.only or ()), args.runs, args.scale, args.json), MAKERS)
+        wrong = _run(args)
     except cli.EXPECTED as error:
         parser.error(str(error))
-    wrong = wrong_results(results)
     if wrong:
         print(f"{parser.prog}: {wrong} results were WRONG", file=sys.stderr)
     return 1 if wrong else 0

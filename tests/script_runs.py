@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 _HALF_WAY = """
 import contextlib, sys, time
 from linumpy import cli
-from linumpy.mosaic import aip, focal, slices, surface
-here = (surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics)
+from linumpy.mosaic import aip, focal, grid, slices, surface
+here = (grid.resample_mosaic_grid, surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics)
 for function in (*here, aip.project_mosaic, aip.project_mosaic_to_png):
     function.__kwdefaults__["tile_bytes"] = 1  # many small tiles
 calls = 0

@@ -5,7 +5,9 @@ In: an array module and a scale. Out: :class:`KernelCase` records, made one afte
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,9 @@ from linumpy.gpu.correlation import central_half, overlap_correlations
 from linumpy.gpu.interface import find_tissue_interface
 from linumpy.gpu.interface_filters import interface_by_filters, ndimage_module
 from linumpy.gpu.projection import project
+from linumpy.gpu.resample_tiles import resample_tiles
 from linumpy.io.synthetic import MosaicSpec, block
+from linumpy.plan.tile_axis import TileAxis
 
 
 def _size(n: int, scale: float) -> int:
@@ -181,6 +185,54 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> KernelCase:
     )
 
 
+def _tiles(xp: ModuleType, scale: float) -> KernelCase:
+    count, side = 4, _size(128, scale)
+    part = resampled_part((side, count * side, count * side), side)
+    rng = np.random.default_rng(0)
+    vol = xp.asarray(rng.integers(0, 60000, [axis.size for axis in part], np.uint16))
+    places = [
+        tuple(slice(p * side, (p + 1) * side) for p in place) for place in itertools.product((0,), *2 * (range(count),))
+    ]
+
+    def peer() -> Any:
+        ndimage = ndimage_module(vol)
+        out = xp.empty([axis.new_size for axis in part], vol.dtype)
+        new = part[0].new_tile
+        for place in places:
+            smooth = ndimage.gaussian_filter(vol[place].astype(np.float32), part[0].sigma, mode="nearest")
+            there = tuple(slice(one.start // side * new, one.stop // side * new) for one in place)
+            scales, offset = xp.full(3, part[0].factor), [part[0].offset] * 3
+            made = ndimage.affine_transform(smooth, scales, offset, (new,) * 3, order=1, mode="nearest")
+            out[there] = xp.rint(made)
+        return out
+
+    def check(found: Any) -> str:
+        first = resample_tiles(to_host(vol[places[0]]), [replace(axis, size=side) for axis in part])
+        corner = to_host(found[tuple(slice(0, n) for n in first.shape)])
+        worst = max(
+            int(np.abs(corner.astype(int) - first).max()),
+            int(np.abs(to_host(found).astype(int) - to_host(peer())).max()),
+        )
+        return f"a voxel differs by {worst}" if worst > 1 else ""
+
+    nbytes = int(vol.nbytes) * 9 // 8
+    return KernelCase(
+        "resample-tiles",
+        tuple(vol.shape),
+        "uint16",
+        lambda: resample_tiles(vol, part),
+        peer,
+        check,
+        nbytes,
+        None,
+    )
+
+
+def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
+    """Cut a volume into cubic tiles, half as many voxels of which are left along each axis."""
+    return tuple(TileAxis(n, side, side // 2) for n in shape)
+
+
 #: In their order.
 MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "interface-depth-first": lambda xp, scale: _interface(xp, scale, "first"),
@@ -191,4 +243,5 @@ MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "mean-projection": _projection,
     "focal-float32": lambda xp, scale: _focal(xp, scale, "float32"),
     "focal-uint16": lambda xp, scale: _focal(xp, scale, "uint16"),
+    "resample-tiles": _tiles,
 }

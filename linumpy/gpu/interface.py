@@ -179,10 +179,24 @@ def interface_by_kernels(
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
         vol = xp.ascontiguousarray(vol)
-    weights = gaussian_weights(s_z, order)
+    weights = _weights_on_device(xp, float(s_z), order)
     layout = choose_layout(vol.shape, vol.strides, depth_axis, int(s_xy), len(weights) - 1)
     run = _Run(xp, vol, layout, int(s_xy), float(s_z), bool(use_log), order % 2, bool(cutting_errors), weights)
     return run.surface()
+
+
+def _weights_on_device(xp: Any, s_z: float, order: int) -> Any:
+    if xp is np:
+        return gaussian_weights(s_z, order)
+    return _uploaded_weights(s_z, order, xp.cuda.runtime.getDevice(), xp.cuda.get_current_stream().ptr)
+
+
+@functools.lru_cache(maxsize=64)
+def _uploaded_weights(s_z: float, order: int, device_id: int, stream: int) -> Any:
+    """Upload weights once a stream: what is uploaded on one is not yet there for another."""
+    import cupy
+
+    return cupy.asarray(gaussian_weights(s_z, order))
 
 
 class _Run:
@@ -198,7 +212,7 @@ class _Run:
         use_log: bool,
         odd: int,
         cutting: bool,
-        weights: np.ndarray,
+        weights: Any,
     ) -> None:
         self.xp, self.vol, self.layout, self.s = xp, vol, layout, s
         self.log, self.cutting = str(int(use_log)), str(int(cutting))
@@ -209,7 +223,7 @@ class _Run:
         if layout.a > layout.b:
             self.out_stride = self.out_stride[::-1]
         self.radius = len(weights) - 1
-        self.profile_arguments = (xp.asarray(weights), np.int32(self.radius), np.int32(odd), np.float64(s_z / 2))
+        self.profile_arguments = (weights, np.int32(self.radius), np.int32(odd), np.float64(s_z / 2))
 
     def surface(self) -> Any:
         size_a, size_b, depth = self.shape
@@ -230,7 +244,7 @@ class _Run:
         return load(kernel_spec(name, np.dtype(np.float32), "0", self.cutting))
 
     def _start(self, launch: march.Launch) -> None:
-        load(launch.spec)((launch.blocks,), (launch.threads,), launch.args, shared_mem=launch.shared)
+        load(launch.spec)((launch.blocks,), (launch.threads,), launch.args)
 
     def _tiles(self, first: int, count: int, mean: Any) -> None:
         size_a, size_b, depth = self.shape

@@ -19,6 +19,7 @@ _GROUP, _STRIP = 8, 256  # as in interface_march.cu
 _THREADS, _COLUMN_THREADS = 256, 128
 #: Voxels of depth for which a block of :func:`lines` has threads.
 _LINE_THREADS = 256, 512
+_LINES = 32  # that a block has at a time, at most
 #: Rows that a thread marches, at least; those that it reads before them come on top.
 _ROWS = 128
 
@@ -35,15 +36,12 @@ class Launch:
         Of the grid, and of a block.
     args : tuple
         What it takes, each of its type.
-    shared : int
-        Bytes of shared memory.
     """
 
     spec: KernelSpec
     blocks: int
     threads: int
     args: tuple[Any, ...]
-    shared: int = 0
 
 
 def fits(s: int, radius: int) -> bool:
@@ -138,14 +136,12 @@ def lines(
 ) -> Launch:
     """Take the mean over s voxels along b and find the surface, as :func:`columns` from what `rows_of_lines` wrote."""
     count, size_b, depth = sizes
-    segment = _segment(s)
+    segment = -(-_ROWS // _LINES) * _LINES
     segments = -(-size_b // segment)
     threads = next(n for n in _LINE_THREADS if depth <= n)
-    padded = -(-depth // _GROUP) * _GROUP + 2 * radius
     args = (mean, surface, *profile, *int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*to))
     spec = kernel_spec("march_lines", np.dtype(np.float32), cutting=cutting, s=s, radius=radius, threads=threads)
-    words = 2 * _GROUP * (padded + padded // 8 + 1) + radius + 1
-    return Launch(spec, count * segments, threads, args, 4 * words)
+    return Launch(spec, count * segments, threads, args)
 
 
 def _segment(s: int) -> int:

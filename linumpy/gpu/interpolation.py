@@ -82,12 +82,12 @@ def map_coordinates(
         return _ndimage(image).map_coordinates(
             image, coordinates, output if output is not None else dtype, order, mode, cval, prefilter
         )
-    places = sampling.contiguous(coordinates.reshape(image.ndim, -1))
+    places = sampling.contiguous(coordinates)
     if places.dtype.str[1:] not in ("f4", "f8"):
         places = places.astype(np.float64)
     source, pad = _coefficients(image, order, mode, cval, prefilter)
     result = _result(image, shape, dtype, out)
-    sampling.sample_points(source, places, sampling.Sampler(order, mode, float(cval), pad), result.reshape(-1))
+    sampling.sample_points(source, places, sampling.Sampler(order, mode, float(cval), pad), result)
     return _into(result, out)
 
 

@@ -65,7 +65,7 @@ def load(spec: KernelSpec) -> Any:
     """Return the kernel, compiled for CuPy's current device."""
     import cupy
 
-    return _load(spec, cupy.cuda.Device().id)
+    return _load(spec, cupy.cuda.runtime.getDevice())
 
 
 #: Types of real numbers, by NumPy's name without the byte order, as number.cuh reads them.

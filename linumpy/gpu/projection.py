@@ -6,9 +6,10 @@ device the array is read once for all of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,24 +64,25 @@ def project(
         Complex or other elements.
     """
     wanted = (statistics,) if isinstance(statistics, str) else tuple(statistics)
-    _check(vol, axis, wanted, accumulate)
+    _check(vol.shape, vol.dtype, axis, wanted, accumulate)
     compute = _by_kernels if is_device_array(vol) else _by_numpy
     results = compute(vol, axis % vol.ndim, wanted, accumulate)
     return results[0] if isinstance(statistics, str) else results
 
 
-def _check(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -> None:
+@functools.lru_cache(maxsize=256)
+def _check(shape: tuple[int, ...], dtype: np.dtype, axis: int, wanted: tuple[str, ...], accumulate: str) -> None:
     unknown = [one for one in wanted if one not in STATISTICS]
     if unknown or not wanted:
         raise ValueError(f"statistics={unknown or wanted}: choose from {', '.join(STATISTICS)}")
     if accumulate not in _ACCUMULATORS:
         raise ValueError(f"accumulate={accumulate!r}: choose one of {', '.join(_ACCUMULATORS)}")
-    if not -vol.ndim <= axis < vol.ndim:
-        raise ValueError(f"axis={axis}: an array of {vol.ndim} axes has none of that number")
-    if vol.shape[axis] == 0:
-        raise ValueError(f"axis {axis} of an array of shape {vol.shape} has no elements to project")
-    if vol.dtype.kind not in "biuf" or vol.dtype.itemsize > 8:
-        raise TypeError(f"an array of {vol.dtype} cannot be projected: booleans, integers and floats can")
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis={axis}: an array of {len(shape)} axes has none of that number")
+    if shape[axis] == 0:
+        raise ValueError(f"axis {axis} of an array of shape {shape} has no elements to project")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise TypeError(f"an array of {dtype} cannot be projected: booleans, integers and floats can")
 
 
 def _by_numpy(vol: np.ndarray, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[np.ndarray, ...]:
@@ -161,49 +163,115 @@ def _power_of_two(n: int) -> int:
 
 def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[Any, ...]:
     xp = array_module(vol)
-    vol, order = _dense(xp, vol)
+    if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
+        vol = xp.ascontiguousarray(vol)
+    address = vol.ctypes.data if xp is np else vol.data.ptr
+    way = _choose_way(vol.shape, vol.strides, vol.dtype, math.gcd(16, address), axis, wanted, accumulate)
+    results = {one: xp.empty(way.kept, dtype) for one, dtype in way.dtypes}
+    if way.spec is not None:
+        _launch(xp, vol, results, way)
+    if way.back is None:
+        return tuple([results[one] for one in wanted])
+    return tuple([results[one].transpose(way.back) for one in wanted])
+
+
+@functools.lru_cache(maxsize=256)
+def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Order the axes as memory has them; none where it has gaps."""
+    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]) if shape[axis] > 1 else -math.inf)
+    pitch = itemsize
+    for axis in reversed(order):
+        if 0 not in shape and shape[axis] > 1 and strides[axis] != pitch:
+            return ()
+        pitch *= shape[axis]
+    return tuple(order)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """All that a projection needs and that does not depend on where its array lies.
+
+    Attributes
+    ----------
+    kept : tuple of int
+        Axes of a result, as they lie in memory.
+    back : tuple of int or None
+        Their transposition to the order that the caller knows, where it is another one.
+    dtypes : tuple of (str, numpy.dtype)
+        Each statistic that is wanted.
+    spec : KernelSpec or None
+        The kernel; none where nothing is to be computed.
+    grid, threads, shared : int
+        Its blocks, threads of each and their bytes of shared memory.
+    sizes : tuple
+        Its last arguments.
+    merge : KernelSpec or None
+        The kernel that merges the parts of an axis, where there are several.
+    outputs, parts : int
+        Elements of a result, and those parts.
+    """
+
+    kept: tuple[int, ...]
+    back: tuple[int, ...] | None
+    dtypes: tuple[tuple[str, np.dtype], ...]
+    spec: KernelSpec | None = None
+    grid: int = 0
+    threads: int = 0
+    shared: int = 0
+    sizes: tuple[Any, ...] = ()
+    merge: KernelSpec | None = None
+    outputs: int = 0
+    parts: int = 0
+
+
+@functools.lru_cache(maxsize=256)  # a projection of tiles is over before all this is worked out anew
+def _choose_way(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype,
+    alignment: int,
+    axis: int,
+    wanted: tuple[str, ...],
+    accumulate: str,
+) -> _Way:
+    """Prepare the projection of an array without gaps; pure."""
+    order = _order_of_memory(shape, strides, dtype.itemsize)
+    names = [name for name in order if name != axis]
+    kept = tuple(shape[name] for name in names)
+    back = tuple(sorted(range(len(names)), key=names.__getitem__))
+    dtypes = tuple((one, dtype if one in ("min", "max") else np.dtype(accumulate)) for one in dict.fromkeys(wanted))
+    way = _Way(kept, None if list(back) == sorted(back) else back, dtypes)
+    if not math.prod(kept):
+        return way
     place = order.index(axis)
-    kept = [n for k, n in enumerate(vol.shape) if k != place]
-    dtypes = {one: vol.dtype if one in ("min", "max") else np.dtype(accumulate) for one in wanted}
-    results = {one: xp.empty(kept, dtype) for one, dtype in dtypes.items()}
-    if math.prod(kept):
-        _launch(xp, vol, place, results, accumulate)
-    # Back to the order of axes that the caller knows.
-    names = [axis_name for axis_name in order if axis_name != axis]
-    back = sorted(range(len(names)), key=names.__getitem__)
-    return tuple(results[one].transpose(back) for one in wanted)
+    outer, n, inner = math.prod(kept[:place]), shape[axis], math.prod(kept[place:])
+    plan = plan_launch(outer, n, inner, dtype.itemsize, alignment)
+    want = sum(STATISTICS[one] for one, _ in dtypes)
+    threads = plan.lanes * plan.segments
+    return replace(
+        way,
+        spec=kernel_spec("project", dtype, accumulate, want, plan.vec, plan.rows),
+        grid=plan.blocks * plan.parts,
+        threads=threads,
+        shared=threads * _SHARED_BYTES,
+        sizes=(*int64(n, inner, plan.vectors, plan.chunk), *uint32(plan.lanes, plan.blocks, plan.parts)),
+        merge=kernel_spec("merge_partials", dtype, accumulate, want, plan.vec, plan.rows) if plan.parts > 1 else None,
+        outputs=outer * inner,
+        parts=plan.parts,
+    )
 
 
-def _dense(xp: Any, vol: Any) -> tuple[Any, list[int]]:
-    """Order the axes as memory has them; copy where it has gaps."""
-    order = sorted(range(vol.ndim), key=lambda axis: -abs(vol.strides[axis]) if vol.shape[axis] > 1 else -math.inf)
-    turned = vol.transpose(order)
-    if not turned.flags.c_contiguous:
-        return xp.ascontiguousarray(vol), list(range(vol.ndim))
-    return turned, order
-
-
-def _launch(xp: Any, vol: Any, axis: int, results: dict[str, Any], accumulate: str) -> None:
-    outer, n, inner = math.prod(vol.shape[:axis]), vol.shape[axis], math.prod(vol.shape[axis + 1 :])
-    address = vol.data.ptr if is_device_array(vol) else vol.ctypes.data
-    plan = plan_launch(outer, n, inner, vol.itemsize, math.gcd(16, address))
-    want = sum(STATISTICS[one] for one in results)
+def _launch(xp: Any, vol: Any, results: dict[str, Any], way: _Way) -> None:
+    assert way.spec is not None
     # A statistic that is not wanted is not written: any address does.
     outputs = [results.get(one, vol) for one in STATISTICS]
-    count = outer * inner
-    partials = xp.empty(plan.parts * count * _STATE_BYTES, np.uint8) if plan.parts > 1 else vol
-    sizes = n, inner, plan.vectors, plan.chunk
-    load(kernel_spec("project", vol.dtype, accumulate, want, plan.vec, plan.rows))(
-        (plan.blocks * plan.parts,),
-        (plan.lanes * plan.segments,),
-        (vol, *outputs, partials, *int64(*sizes), *uint32(plan.lanes, plan.blocks, plan.parts)),
-        shared_mem=plan.lanes * plan.segments * _SHARED_BYTES,
-    )
-    if plan.parts > 1:
-        load(kernel_spec("merge_partials", vol.dtype, accumulate, want, plan.vec, plan.rows))(
-            (-(-count * 32 // _THREADS),),
+    partials = vol if way.merge is None else xp.empty(way.parts * way.outputs * _STATE_BYTES, np.uint8)
+    load(way.spec)((way.grid,), (way.threads,), (vol, *outputs, partials, *way.sizes), shared_mem=way.shared)
+    if way.merge is not None:
+        load(way.merge)(
+            (-(-way.outputs * 32 // _THREADS),),
             (_THREADS,),
-            (partials, *outputs, *int64(count), *uint32(plan.parts)),
+            (partials, *outputs, *int64(way.outputs), *uint32(way.parts)),
             shared_mem=_THREADS * _STATE_BYTES,
         )
 

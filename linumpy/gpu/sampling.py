@@ -1,35 +1,100 @@
 """Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
 
-In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``interpolate.cu`` for
+In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``points.cu`` and ``affine.cu`` for
 two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is compiled for a
-shape. Temporary memory: none.
+shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, load
 
 #: As SciPy names them, by the number that the kernels give them.
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 ORDERS, RANKS = (0, 1, 3), (2, 3)
 #: Integers of 32 bits and more do not fit into a float.
 _IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
-_THREADS = 256
-_POINTS = {0: 4, 1: 4, 3: 2}  # POINTS and MARCH of interpolate.cu
-_TILE_X, _TILE_Y = 32, 8
-_TILE = (8, 8, 32)  # of affine_brick
 #: Shared memory of a block at most: two of them fit on a multiprocessor.
-_BRICK_NBYTES = 96 * 1024
+_BRICK_NBYTES = 110 * 1024
 #: A kernel that wants more must ask for it.
 _WITHOUT_ASKING = 48 * 1024
+#: Voxels from row to row of a brick: 8 more or less than a multiple of 32 (see affine_brick).
+_PITCHES = (24, 40, 72)
+#: Of the numbers of a map's inverse, for bricks: single precision then holds a voxel's number to a hundredth.
+_LARGEST_INVERSE = 100.0
+#: Blocks along the second and third axis of a grid.
+_GRID_LIMIT = 2**16 - 1
+#: Columns and rows below which a grid of places is taken as a list.
+_FEW_COLUMNS, _FEW_ROWS = 16, 8
+#: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
+_CELLS = {1: (2, 2, 2), 2: (2, 1, 2), 4: (2, 1, 2), 8: (1, 1, 1)}
+_UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+#: Images below this stay in a GPU's second cache.
+_CACHED_NBYTES = 32 * 2**20
+
+_IMAGE = [("whole", "i4", 3), ("start", "i4", 3), ("box", "i4", 3)]
+#: The structures of points.cu and affine.cu.
+_POINTS_DTYPE = np.dtype(
+    [("count", "i8"), ("outside", "f8"), ("scale", "f8", 3), ("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
+    align=True,
+)
+_AFFINE_DTYPE = np.dtype(
+    [
+        *[("matrix", "f8", (3, 3)), ("shift", "f8", 3), ("outside", "f8"), ("begin", "i4", 3), ("shape", "i4", 3)],
+        *_IMAGE,
+        *[("inverse", "f4", (3, 3)), ("per", "f4", 3), ("slack", "f4", 3)],
+        *[("brick", "i4", 3), ("tiles", "i4", 2), ("aligned", "i4")],
+    ],
+    align=True,
+)
+_AFFINE_FIELDS = struct.Struct("13d15i15f6i")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a kernel's work is cut, as measured on an H200.
+
+    Attributes
+    ----------
+    march : int
+        Voxels of a thread, one after another along the slowest axis.
+    tile_x, threads : int
+        Columns of a tile, and threads of a block: as many columns, and as many rows as are left.
+    blocks : int
+        Blocks of a multiprocessor at least, which bounds the registers of a thread.
+    together : int
+        Voxels of a thread whose loads are under way at once; of points only.
+    """
+
+    march: int
+    blocks: int
+    tile_x: int = 32
+    threads: int = 256
+    together: int = 1
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Voxels of a block along each axis."""
+        return self.march, self.threads // self.tile_x, self.tile_x
+
+
+#: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and with
+#: a brick. Bricks pay for order 0 only where the caches do worse, which is hard to tell.
+_LISTS = {0: _Shape(4, 4, together=4), 1: _Shape(4, 4, together=4), 3: _Shape(1, 5)}
+_SMALL_GRIDS = {0: _Shape(16, 8), 1: _Shape(16, 8), 3: _Shape(16, 5)}
+_GRIDS = {0: _Shape(4, 5, together=4), 1: _Shape(4, 5, together=4), 3: _Shape(16, 5)}
+_AFFINE = {0: _Shape(16, 4), 1: _Shape(16, 4), 3: _Shape(2, 3)}
+_BRICKS = {1: _Shape(16, 4, tile_x=16), 3: _Shape(16, 3)}
 
 
 @dataclass(frozen=True)
@@ -64,27 +129,106 @@ def can_sample(image: Any, order: int, mode: str) -> bool:
 def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     """Sample at given places.
 
+    Many places in a large image, given as a list, are taken for scattered ones: the image is copied into an order where
+    neighbours along all axes lie together, if there is memory for that.
+
     Parameters
     ----------
     image : cupy.ndarray
         Of two or three axes, C-contiguous, not empty.
-    coordinates : cupy.ndarray of float32 or float64, (rank, count)
+    coordinates : cupy.ndarray of float32 or float64, (rank, ...)
         Places in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in other
-        modes.
+        modes. They are best given in the shape of a grid, if they are near to one: what one place has brought into the
+        caches then serves its neighbours along all axes.
     how : Sampler
         Order, mode, constant value.
-    out : cupy.ndarray, (count,)
-        C-contiguous.
+    out : cupy.ndarray
+        C-contiguous, of the shape of a row of `coordinates`.
     """
-    count = coordinates.shape[1]
-    if not count:
+    _launch_points(image, coordinates, how, out, None)
+
+
+def sample_displaced(image: Any, field: Any, scale: Sequence[float], how: Sampler, out: Any) -> None:
+    """Sample at voxels that are displaced: as :func:`sample_points`, without an array of places.
+
+    Parameters
+    ----------
+    image, how, out
+        As for :func:`sample_points`.
+    field : cupy.ndarray of float32 or float64, (rank, ...)
+        Displacements of the voxels of a grid of as many axes as the image has; C-contiguous.
+    scale : sequence of float, (rank,)
+        Voxels of the image in a unit of `field`, for each axis.
+    """
+    _launch_points(image, field, how, out, scale)
+
+
+def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: Sequence[float] | None) -> None:
+    if not out.size:
         return
-    given = CUDA_TYPES[coordinates.dtype.str[1:]]
-    spec = _spec("map_points", image, out, how, COORDINATE=given, FIELD="0", PAD=str(how.pad))
-    blocks = -(-count // (_THREADS * _POINTS[how.order]))
-    sizes = int32(*_three(image.shape))
-    grid = (np.float64(how.cval), *int32(1, 1), *map(np.float64, (1, 1, 1)))
-    load(spec)((blocks,), (_THREADS,), (image, coordinates, out, *int64(count), *int32(1), *sizes, *grid))
+    rank, order = image.ndim, how.order
+    args = np.zeros(1, _POINTS_DTYPE)
+    args["count"], args["outside"], args["whole"] = out.size, how.cval, _three(image.shape)
+    shape = coordinates.shape[1:]
+    cells = None
+    is_grid = scale is not None or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
+    if is_grid:
+        cut = (_SMALL_GRIDS if image.itemsize < 4 else _GRIDS)[order]
+        args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
+        args["scale"] = 0 if scale is None else _three(scale, 0)
+        blocks, args["tiles"] = _blocks(grid, cut.tile, rank)
+    else:
+        cut = _LISTS[order]
+        blocks = (-(-out.size // (cut.threads * cut.march)),)
+        cells = _in_cells(image, how, out.size)
+    spec = _spec(
+        "points",
+        "map_points",
+        _kinds(image, out, how, coordinates),
+        cut,
+        COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
+        FIELD=str(int(scale is not None)),
+        GRID=str(int(is_grid)),
+        POINTS=str(cut.together),
+        PAD=str(how.pad),
+        **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
+    )
+    load(spec)(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
+
+
+def _cell_defines(image: Any) -> dict[str, str]:
+    logs = _CELLS[image.itemsize]
+    return {f"CELL_{axis}": str(log) for axis, log in zip("ZYX", logs, strict=True)}
+
+
+def _in_cells(image: Any, how: Sampler, count: int) -> Any:
+    """Copy the image into cells where that pays: many places all over an image that the caches do not hold."""
+    if image.ndim != 3 or how.order > 1 or image.nbytes < _CACHED_NBYTES or 8 * count < image.size:
+        return None
+    logs = _CELLS[image.itemsize]
+    planes, rows, columns = ((n + (1 << log) - 1) >> log for n, log in zip(image.shape, logs, strict=True))
+    row = columns << sum(logs)
+    if max(planes, rows) > _GRID_LIMIT or row >= 2**31 - 2**20:
+        return None
+    cells = _empty_if_it_fits(image, planes * rows * row)
+    if cells is None:
+        return None
+    defines = {"UNIT": _UNITS[image.itemsize], "INDEX": _index(cells.size), **_cell_defines(image)}
+    kernel = load(KernelSpec("cells", "to_cells", tuple(defines.items())))
+    kernel((-(-row // 256), rows, planes), (256,), (image, cells, *int32(*image.shape)))
+    return cells
+
+
+def _empty_if_it_fits(image: Any, size: int) -> Any:
+    """Make an array of the image's kind; None where there is no memory for it, which is no error."""
+    if not is_device_array(image):
+        return np.empty(size, image.dtype)
+    import cupy
+
+    try:
+        return cupy.empty(size, image.dtype)
+    except cupy.cuda.memory.OutOfMemoryError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -135,93 +279,176 @@ def sample_affine(
     """
     if not out.size:
         return
-    rank = box.ndim
-    place = AffineMap(*_padded(affine, rank, how.pad))
-    zeros = (0,) * rank
-    starts = [_three(one if one is not None else zeros, 0) for one in (out_start, box_start)]
-    integers = (*starts[0], *_three(out.shape), *_three(whole or box.shape), *starts[1], *_three(box.shape))
-    numbers = [np.float64(value) for row in place.matrix for value in row] + [np.float64(v) for v in place.offset]
-    brick = _brick(affine, how, box, out)
-    if brick is not None:
-        spec = _spec("affine_brick", box, out, how, BRICK=str(_TILE[0]))
-        blocks = math.prod(-(-n // tile) for n, tile in zip(out.shape, _TILE, strict=True))
-        args = (box, out, *numbers, *int32(*integers, *brick.shape, brick.pitch), np.float64(how.cval))
-        kernel = load(spec)
-        if brick.nbytes > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < brick.nbytes:
-            kernel.max_dynamic_shared_size_bytes = brick.nbytes
-        kernel((blocks,), (_THREADS,), args, shared_mem=brick.nbytes)
-        return
-    spec = _spec("affine", box, out, how, WARP_X=str(_warp_x(affine, rank)))
+    rank, order = box.ndim, how.order
     shape = _three(out.shape)
-    rows = _TILE_Y if rank == 3 else _TILE_Y * _POINTS[how.order]
-    blocks = -(-shape[2] // _TILE_X) * -(-shape[1] // rows)
+    brick = _brick(affine.matrix, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
+    if brick is not None:
+        cut, name, more = _BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
+    else:
+        cut, name, more = _AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
+    blocks, tiles = _blocks(shape, cut.tile, rank)
+    numbers = (
+        *_matrix_and_shift(affine, rank, how.pad),
+        how.cval,
+        *_three(out_start or (0,) * rank, 0),
+        *shape,
+        *_three(whole or box.shape),
+        *_three(box_start or (0,) * rank, 0),
+        *_three(box.shape),
+        *(brick.numbers if brick is not None else (0,) * 15),
+        *(brick.shape if brick is not None else (0,) * 3),
+        *tiles,
+        brick is not None and _has_aligned_rows(box),
+    )
+    args = np.frombuffer(bytearray(_AFFINE_FIELDS.pack(*numbers)), _AFFINE_DTYPE)
+    kernel = load(_spec("affine", name, _kinds(box, out, how), cut, **more))
+    shared = 0 if brick is None else brick.nbytes
+    if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
+        kernel.max_dynamic_shared_size_bytes = shared
+    kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+
+
+def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ...]:
+    """Return the map's twelve numbers, for three axes, into an image with a pad."""
+    (row, *rows), shift = affine.matrix, [one + pad for one in affine.offset]
     if rank == 3:
-        blocks *= -(-shape[0] // _POINTS[how.order])
-    load(spec)((blocks,), (_THREADS,), (box, out, *numbers, *int32(*integers, 1), np.float64(how.cval)))
+        return (*row, *rows[0], *rows[1], *shift)
+    return (0, 0, 0, 0, *row, 0, *rows[0], 0, *shift)
+
+
+def _has_aligned_rows(box: Any) -> bool:
+    """Say whether four voxels that begin at a multiple of four can be read at once."""
+    address = box.data.ptr if is_device_array(box) else box.ctypes.data
+    return box.shape[2] % 4 == 0 and address % min(16, 4 * box.itemsize) == 0
 
 
 @dataclass(frozen=True)
 class _Brick:
-    """A part of the image in shared memory: its shape, the length of a row, its bytes."""
+    """A part of the image in shared memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Its voxels along each axis.
+    pitch : int
+        Voxels from row to row.
+    nbytes : int
+        Its size.
+    numbers : tuple of float
+        Those of affine.cu: inverse, per, slack.
+    """
 
     shape: tuple[int, int, int]
     pitch: int
     nbytes: int
+    numbers: tuple[float, ...]
 
 
-def _brick(affine: AffineMap, how: Sampler, box: Any, out: Any) -> _Brick | None:
+_Matrix = tuple[tuple[float, ...], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _brick(matrix: _Matrix, order: int, itemsize: int) -> _Brick | None:
     """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
-    if box.ndim != 3 or how.order < 3:  # with few neighbours the caches do as well
+    if order not in _BRICKS:
         return None
-    reach = np.abs(np.asarray(affine.matrix)) @ (np.array(_TILE) - 1)
-    if not (reach < 2**20).all():
+    tile = _BRICKS[order].tile
+    reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
+    if not max(reach) < 2**20:
         return None
-    # One voxel at each side for rounding, and the neighbours of a place.
-    shape = np.floor(reach).astype(int) + 3 + (2 if how.order == 1 else 4)
-    pitch = -(-int(shape[2]) // 32) * 32
-    itemsize = 8 if _is_wide(box, out) else 4
-    nbytes = int(shape[0] * shape[1]) * pitch * itemsize
-    return _Brick((int(shape[0]), int(shape[1]), int(shape[2])), pitch, nbytes) if nbytes <= _BRICK_NBYTES else None
+    # The neighbours of a place, with room for rounding, and along X those before a multiple of four.
+    z, y, x = (math.floor(one + 3e-6) + 2 + order for one in reach)
+    x += 3
+    for pitch in _PITCHES:
+        nbytes = z * y * pitch * itemsize
+        if x <= pitch and nbytes <= _BRICK_NBYTES:
+            numbers = _inverse_numbers(matrix, order)
+            return None if numbers is None else _Brick((z, y, x), pitch, nbytes, numbers)
+    return None
 
 
-def _spec(name: str, image: Any, out: Any, how: Sampler, **more: str) -> KernelSpec:
-    source, target = image.dtype.str[1:], out.dtype.str[1:]
-    wide = _is_wide(image, out)
+def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
+    """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
+
+    A place that needs one of four columns of a row is less than (order + 1) / 2 away from one of them.
+    """
+    (a, b, c), (d, e, f), (g, h, i) = matrix
+    minors = ((e * i - f * h, c * h - b * i, b * f - c * e), (f * g - d * i, a * i - c * g, c * d - a * f))
+    minors = (*minors, (d * h - e * g, b * g - a * h, a * e - b * d))
+    determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
+    if abs(determinant) * _LARGEST_INVERSE <= max(abs(one) for row in minors for one in row):
+        return None
+    rows = [[one / determinant for one in row] for row in minors]
+    near = (order + 1) / 2
+    slack = [near * (abs(z) + abs(y)) + (near + 1.5) * abs(x) + 0.01 for z, y, x in rows]
+    per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]
+    return (*rows[0], *rows[1], *rows[2], *per, *slack)
+
+
+_Kinds = tuple[str, str, int, int, str, bool, bool]
+
+
+def _kinds(image: Any, out: Any, how: Sampler, *others: Any) -> _Kinds:
+    """Say what kernels are compiled for, beside their own definitions."""
+    big = any(_index(one.size) == "int64" for one in (image, out, *others))
+    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, how.order, how.mode, _is_wide(image, out), big
+
+
+def _index(size: int) -> str:
+    """Name the type that numbers voxels, with room for those of a block beyond the last."""
+    return "int64" if size >= 2**31 - 2**20 else "int"
+
+
+def _spec(source: str, name: str, kinds: _Kinds, cut: _Shape, **more: str) -> KernelSpec:
+    return _spec_of(source, name, kinds, cut, tuple(more.items()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec_of(source: str, name: str, kinds: _Kinds, cut: _Shape, more: tuple[tuple[str, str], ...]) -> KernelSpec:
+    kind, target, rank, order, mode, wide, big = kinds
     defines = {
-        "SOURCE": CUDA_TYPES[source],
+        "SOURCE": CUDA_TYPES[kind],
         "TARGET": CUDA_TYPES[target],
         "COMPUTE": "double" if wide else "float",
         "WIDE": str(int(wide)),
-        "RANK": str(image.ndim),
-        "ORDER": str(how.order),
-        "MODE": str(MODES.index(how.mode)),
-        "INDEX": "int64" if max(image.size, out.size) >= 2**31 - 2**20 else "int",
-        **more,
+        "RANK": str(rank),
+        "ORDER": str(order),
+        "MODE": str(MODES.index(mode)),
+        "INDEX": "int64" if big else "int",
+        "TILE_X": str(cut.tile_x),
+        "THREADS": str(cut.threads),
+        "MARCH": str(cut.march),
+        "BLOCKS": str(1 if wide else cut.blocks),  # double precision keeps its registers
     }
-    return KernelSpec("interpolate", name, tuple(defines.items()))
+    return KernelSpec(source, name, (*defines.items(), *more))
+
+
+def _blocks(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Cut a grid of voxels into blocks: the launch, and what the kernel must know of it (see ``tile_of_block``).
+
+    The slowest axis of the image is the one that threads march along.
+    """
+    if rank == 2:
+        tile = (1, tile[0] * tile[1], tile[2])
+    z, y, x = (-(-n // t) for n, t in zip(shape, tile, strict=True))
+    if y <= _GRID_LIMIT and z <= _GRID_LIMIT:
+        return (x, y, z), (0, 0)
+    return (x * y * z,), (y, x)
 
 
 def _is_wide(image: Any, out: Any) -> bool:
     return not (image.dtype.str[1:] in _IN_FLOAT and out.dtype.str[1:] in _IN_FLOAT)
 
 
-def _three(sizes: Sequence[int], first: int = 1) -> tuple[int, ...]:
+def _three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:
     """Put an axis of one voxel before two."""
-    return (first,) * (3 - len(sizes)) + tuple(int(one) for one in sizes)
+    return (first,) * (3 - len(sizes)) + tuple(sizes)
 
 
-def _padded(affine: AffineMap, rank: int, pad: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    matrix = np.zeros((3, 3))
-    matrix[3 - rank :, 3 - rank :] = affine.matrix
-    offset = np.zeros(3)
-    offset[3 - rank :] = np.add(affine.offset, pad)
-    return tuple(tuple(row) for row in matrix.tolist()), tuple(offset.tolist())
-
-
-def _warp_x(affine: AffineMap, rank: int) -> int:
+def _warp_x(affine: AffineMap) -> int:
     """Choose how many of a warp's threads lie along X: all where X stays X, else a square that touches fewer lines."""
-    matrix = np.abs(np.asarray(affine.matrix))
-    return 32 if matrix[:-1, -1].max(initial=0) <= 0.1 * matrix[-1, -1] else 8
+    column = [abs(row[-1]) for row in affine.matrix]
+    return 32 if max(column[:-1]) <= 0.1 * column[-1] else 8
 
 
 def contiguous(array: Any) -> Any:

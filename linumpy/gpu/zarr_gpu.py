@@ -144,6 +144,8 @@ def _read(array: zarr.Array, request: ReadRequest) -> Any:
         with gpu_zarr_context():
             opened = zarr.open_array(array.store, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
             data = opened[selection]
+        # zarr's threads work on the default stream, which other streams need not wait for.
+        cupy.cuda.Stream.null.synchronize()
     else:
         log.info("%s: %s", request.plan.layout.name, reason)
         data = array[selection]

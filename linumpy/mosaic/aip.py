@@ -6,7 +6,6 @@ columns of whole depth; the next is read while one is projected and the last is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.gpu.projection import project
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, check_place, create_omezarr
+from linumpy.io.writer import Progress, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.tiles import work_through
-from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+from linumpy.mosaic.output import Write, new_image
+from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
@@ -85,15 +84,11 @@ def project_mosaic(
     check_place(Path(output), overwrite=overwrite)
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_bytes)
-    with create_omezarr(
+    with new_image(
         output, _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.axes.replace("z", ""),
         chunks=(size[first], size[second]), overwrite=overwrite,
-    ) as (target,):  # fmt: skip
-
-        def write(place: tuple[slice, slice], pixels: np.ndarray) -> None:
-            target[place] = pixels
-
+    ) as (write, _):  # fmt: skip
         _project(image, size, write, use_gpu, progress)
     return MosaicProjection(_shape(image), image.nbytes)
 
@@ -120,11 +115,11 @@ def project_mosaic_to_png(
     xp = require_cuda() if use_gpu else np
     pixels = xp.empty(_shape(image), np.float32)
 
-    def keep(place: tuple[slice, slice], part: Any) -> None:
+    def keep(place: Box, part: Any) -> None:
         pixels[place] = part
 
     size = column_shape(image.array, image.depth_axis, tile_bytes)
-    _project(image, size, keep, use_gpu, progress, to=lambda part: part)
+    _project(image, size, keep, use_gpu, progress)
     picture, window = stretch(xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
@@ -150,10 +145,9 @@ def _shape(image: MosaicImage) -> tuple[int, int]:
 def _project(
     image: MosaicImage,
     size: tuple[int, ...],
-    write: Callable[[tuple[slice, slice], Any], None],
+    write: Write,
     use_gpu: bool,
     progress: Progress | None,
-    to: Callable[[Any], Any] = to_host,
 ) -> None:
     first, second = image.lateral_axes
 
@@ -167,6 +161,6 @@ def _project(
         boxes(image.array.shape, size),
         lambda box: read_box(image.array, box, use_gpu),
         mean,
-        lambda box, pixels: write((box[first], box[second]), to(pixels)),
+        lambda box, pixels: write((box[first], box[second]), pixels),
         use_gpu=use_gpu,
     )

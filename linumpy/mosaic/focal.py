@@ -7,7 +7,6 @@ depth: for its surface, and to be corrected.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from dataclasses import asdict, dataclass
@@ -20,10 +19,11 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, halved
+from linumpy.io.writer import Progress, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
-from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
 
 log = logging.getLogger(__name__)
 
@@ -110,22 +110,28 @@ def correct_mosaic(
     curvature = detect_focal_curvature(surface, tile_shape)
     log.info("%s: %s", image.name, curvature)
     depth_axis, array = image.depth_axis, image.array
-    with create_omezarr(
-        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=n_levels,
+    with new_image(
+        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
         chunks=array.chunks, shards=array.shards, overwrite=overwrite,
-    ) as targets:  # fmt: skip
-        for box in boxes(array.shape, column_shape(array, depth_axis, tile_bytes)):
+    ) as (write, _):  # fmt: skip
+
+        def flatten(box: Box, voxels: Any) -> Any:
             first, second = (box[axis].start for axis in image.lateral_axes)
             flat = correct_focal_curvature(
-                read_box(array, box, use_gpu), curvature, depth_axis=depth_axis, origin=(first, second),
+                voxels, curvature, depth_axis=depth_axis, origin=(first, second),
                 interpolate=correction.interpolate, wrap=correction.wrap, fill_value=correction.fill_value,
             )  # fmt: skip
-            targets[0][box] = to_host(flat)
             if progress is not None:
                 progress(box_nbytes(array, box))
-        for finer, coarser in itertools.pairwise(targets):
-            for box in blocks(coarser):
-                coarser[box] = halved(finer, box)
+            return flat
+
+        work_through(
+            boxes(array.shape, column_shape(array, depth_axis, tile_bytes)),
+            lambda box: read_box(array, box, use_gpu),
+            flatten,
+            write,
+            use_gpu=use_gpu,
+        )
         if reports:
             _report(reports, image, curvature, to_host(mean_tile(surface, tile_shape)), method, correction, overwrite)
     return curvature
@@ -181,17 +187,24 @@ def _surface_of_tiles(
     xp = require_cuda() if use_gpu else np
     surface = xp.empty([one.stop - one.start for one in bounds], np.int32)
     size = column_shape(image.array, image.depth_axis, tile_bytes)
-    for box in boxes(image.array.shape, size):
-        part = _meet(image, box, bounds)
-        if part is not None:
-            column, inside = read_column(image, part, method.s_xy // 2, use_gpu)
-            place = tuple(
-                slice(part[axis].start - one.start, part[axis].stop - one.start)
-                for axis, one in zip((first, second), bounds, strict=True)
-            )
-            surface[place] = surface_of(column, method, image.depth_axis)[inside]
-            if progress is not None:
-                progress(box_nbytes(image.array, part))
+
+    def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:
+        column, inside = read
+        place = tuple(
+            slice(part[axis].start - one.start, part[axis].stop - one.start)
+            for axis, one in zip((first, second), bounds, strict=True)
+        )
+        surface[place] = surface_of(column, method, image.depth_axis)[inside]
+        if progress is not None:
+            progress(box_nbytes(image.array, part))
+
+    parts = (_meet(image, box, bounds) for box in boxes(image.array.shape, size))
+    work_through(
+        (part for part in parts if part is not None),
+        lambda part: read_column(image, part, method.s_xy // 2, use_gpu),
+        find,
+        use_gpu=use_gpu,
+    )
     return surface
 
 

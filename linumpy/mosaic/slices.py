@@ -11,17 +11,19 @@ import csv
 import itertools
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import require_cuda, to_host
+from linumpy.device import require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, blocks, check_place, create_omezarr, halved
+from linumpy.io.writer import Progress, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.output import new_image
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.stacking import (
     StackPlan,
@@ -29,9 +31,10 @@ from linumpy.mosaic.stacking import (
     candidate_overlaps,
     compose,
     enforce_z_consistency,
+    parts,
     plan_stack,
 )
-from linumpy.mosaic.walk import TILE_BYTES, boxes, read_box, stored, tile_shape
+from linumpy.mosaic.tiles import TILE_BYTES, Box, boxes, read_box, tile_shape, work_through
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +172,7 @@ def stack_mosaics(
     slices = open_slices(folder)
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
     images = tuple(slices.values())
-    found = [
-        _search(*pair, move, search, use_gpu) for pair, move in zip(itertools.pairwise(images), moves, strict=True)
-    ]
+    found = _search(images, moves, search, use_gpu)
     overlaps, correlations = [one[0] for one in found], [one[1] for one in found]
     mended = enforce_z_consistency(
         overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
@@ -264,10 +265,20 @@ def search_window(
     return windows[0], windows[1]
 
 
-def _search(
-    fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch, use_gpu: bool
-) -> tuple[int, float, float]:
-    """Search the overlap of a pair: overlap, correlation, expected overlap."""
+@dataclass(frozen=True)
+class _Pair:
+    """Two neighbouring slices, and what of each is correlated."""
+
+    fixed: MosaicImage
+    moving: MosaicImage
+    here: Box
+    there: Box
+    overlaps: tuple[int, ...]
+    expected: float
+
+
+def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
+    """Choose what of a pair is correlated."""
     above, below = fixed.array.shape[0], moving.array.shape[0]
     overlaps, expected = candidate_overlaps(
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
@@ -279,9 +290,26 @@ def _search(
         raise SourceError(
             f"slices {move.fixed_id} and {move.moving_id} share nothing: shifted by {move.y_mm} and {move.x_mm} mm"
         )
-    last = read_box(fixed.array, (slice(above - overlaps[-1], above), *here), use_gpu)
-    next_ = read_box(moving.array, (slice(0, overlaps[-1]), *there), use_gpu)
-    return (*best_overlap(last, next_, overlaps, expected), expected)
+    last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
+    return _Pair(fixed, moving, (last, *here), (first, *there), tuple(overlaps), expected)
+
+
+def _search(
+    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, use_gpu: bool
+) -> list[tuple[int, float, float]]:
+    """Search the overlap of each pair: overlap, correlation, expected overlap."""
+    found: list[tuple[int, float, float]] = []
+
+    def correlate(pair: _Pair, windows: tuple[Any, Any]) -> None:
+        found.append((*best_overlap(*windows, pair.overlaps, pair.expected), pair.expected))
+
+    work_through(
+        [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)],
+        lambda pair: (read_box(pair.fixed.array, pair.here, use_gpu), read_box(pair.moving.array, pair.there, use_gpu)),
+        correlate,
+        use_gpu=use_gpu,
+    )
+    return found
 
 
 def _write_stack(
@@ -300,22 +328,21 @@ def _write_stack(
     xp, dtype = require_cuda() if use_gpu else np, first.array.dtype.newbyteorder("=")
     origin = [o - p * s for o, p, s in zip(first.origin, plan.places[0], first.spacing, strict=True)]
 
-    def read(number: int, box: tuple[slice, ...]) -> Any:
-        voxels = read_box(images[number].array, box, use_gpu)
-        if progress is not None:
-            progress(voxels.nbytes)
-        return voxels
+    def read(box: Box) -> dict[int, Any]:
+        return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
 
-    with create_omezarr(
-        output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=n_levels,
+    def blend(box: Box, voxels: dict[int, Any]) -> Any:
+        made = compose(plan, box, lambda number, part: voxels[number], xp, dtype)
+        if progress is not None:
+            progress(sum(one.nbytes for one in voxels.values()))
+        return made
+
+    with new_image(
+        output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, n_levels=n_levels,
         chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite,
-    ) as targets:  # fmt: skip
-        size = tile_shape(plan.shape, stored(targets[0]), dtype.itemsize, tile_bytes)
-        for box in boxes(plan.shape, size):
-            targets[0][box] = to_host(compose(plan, box, read, xp, dtype))
-        for finer, coarser in itertools.pairwise(targets):
-            for box in blocks(coarser):
-                coarser[box] = halved(finer, box)
+    ) as (write, stored):  # fmt: skip
+        size = tile_shape(plan.shape, stored, dtype.itemsize, tile_bytes)
+        work_through(boxes(plan.shape, size), read, blend, write, use_gpu=use_gpu)
         if decisions is not None:
             _write_decisions(decisions, rows, overwrite)
 

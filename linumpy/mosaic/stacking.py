@@ -9,7 +9,7 @@ In: volumes on the host or the device. Out: overlaps in voxels; one volume, wher
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -357,15 +357,22 @@ def compose(
         Of all slices and the stack.
     """
     out = xp.zeros([one.stop - one.start for one in box], dtype)
-    for number, place in enumerate(plan.places):
-        there = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
-        if any(one.start >= one.stop for one in there):
-            continue
-        voxels = read(number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, place, strict=True)))
-        target = out[tuple(slice(t.start - b.start, t.stop - b.start) for t, b in zip(there, box, strict=True))]
-        first, planes = there[0].start - place[0], plan.shared(number)
+    for number, part in parts(plan, box):
+        voxels, place = read(number, part), plan.places[number]
+        target = out[
+            tuple(slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, place, box, strict=True))
+        ]
+        first, planes = part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
         target[blended:] = voxels[blended:]
         if blended:
             target[:blended] = blend_overlap(target[:blended], voxels[:blended], first=first, planes=planes)
     return out
+
+
+def parts(plan: StackPlan, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
+    """Say which slices a box of a stack shows, from the top down: the number of each, and the box of it."""
+    for number, place in enumerate(plan.places):
+        there = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
+        if all(one.start < one.stop for one in there):
+            yield number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, place, strict=True))

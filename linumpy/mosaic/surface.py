@@ -1,7 +1,8 @@
 """The tissue surface of a mosaic of any size, from disk to disk.
 
 In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic passes in columns of whole
-depth, each with a rim as wide as the lateral mean reaches, so that the map does not show where it was cut.
+depth, each with a rim as wide as the lateral mean reaches, so that the map does not show where it was cut; the next is
+read while one is worked on and the map of the last is written.
 
 The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and place in µm, is written column by column,
 and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
@@ -21,9 +22,10 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import check_file, replacing
-from linumpy.io.writer import Progress, check_place, create_omezarr
+from linumpy.io.writer import Progress, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.walk import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box
+from linumpy.mosaic.output import new_image
+from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
 
 log = logging.getLogger(__name__)
 
@@ -123,19 +125,27 @@ def find_mosaic_surface(
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
-    with create_omezarr(
+    with new_image(
         output, shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral], overwrite=overwrite,
         axes=image.axes.replace("z", ""), chunks=(size[first], size[second]),
-    ) as (target,):  # fmt: skip
-        for box in boxes(image.array.shape, size):
-            column, inside = read_column(image, box, method.s_xy // 2, use_gpu)
+    ) as (write, _):  # fmt: skip
+
+        def find(box: Box, read: tuple[Any, tuple[slice, slice]]) -> Any:
+            column, inside = read
             surface = surface_of(column, method, image.depth_axis)[inside]
-            place = box[first], box[second]
-            target[place] = to_host(surface.astype(np.float32) * unit)
             if sketch is not None:
-                sketch.add(place, column, inside, surface)
+                sketch.add((box[first], box[second]), column, inside, surface)
             if progress is not None:
                 progress(box_nbytes(image.array, box))
+            return surface.astype(np.float32) * unit
+
+        work_through(
+            boxes(image.array.shape, size),
+            lambda box: read_column(image, box, method.s_xy // 2, use_gpu),
+            find,
+            lambda box, depth: write((box[first], box[second]), depth),
+            use_gpu=use_gpu,
+        )
         if sketch is not None and overlay is not None:
             sketch.draw(overlay, overwrite)
     return MosaicSurface(shape, image.nbytes)

@@ -53,10 +53,12 @@ def _wrapper(text, name):
     else:
         block = f"for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {{ {call} }}"
     return f"""
-extern "C" int emulate(unsigned blocks, unsigned threads, unsigned shared, void **arguments) {{
+extern "C" int emulate(const unsigned *blocks, unsigned threads, unsigned shared, void **arguments) {{
     shared_memory.assign(shared + 16, char(0xA5));
-    gridDim.x = blocks; blockDim.x = threads;
-    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {{ {block} }}
+    gridDim.x = blocks[0]; gridDim.y = blocks[1]; gridDim.z = blocks[2]; blockDim.x = threads;
+    for (blockIdx.z = 0; blockIdx.z < blocks[2]; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < blocks[1]; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < blocks[0]; ++blockIdx.x) {{ {block} }}
     return 0;
 }}
 """
@@ -71,16 +73,21 @@ class Kernel:
         self._function = function
 
     def __call__(self, grid, block, args, shared_mem=0):
-        assert len(grid) == len(block) == 1
+        assert len(block) == 1
+        grid = (*grid, 1, 1)[:3]
         assert 0 < grid[0] < 2**31
+        assert 0 < grid[1] < 2**16
+        assert 0 < grid[2] < 2**16
         assert 0 < block[0] <= 1024
         assert shared_mem <= self.max_dynamic_shared_size_bytes
         cells = []
         for arg in args:
             assert isinstance(arg, (np.ndarray, np.generic)), f"{arg!r} has no fixed type"
-            cells.append(np.array([arg.ctypes.data], np.uint64) if isinstance(arg, np.ndarray) else np.array([arg]))
+            by_value = arg.dtype.names is not None  # a structure
+            pointer = isinstance(arg, np.ndarray) and not by_value
+            cells.append(np.array([arg.ctypes.data], np.uint64) if pointer else np.array([arg]))
         pointers = (ctypes.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
-        failed = self._function(int(grid[0]), int(block[0]), int(shared_mem), pointers)
+        failed = self._function((ctypes.c_uint * 3)(*map(int, grid)), int(block[0]), int(shared_mem), pointers)
         assert not failed, "threads wait for others that are gone"
 
 

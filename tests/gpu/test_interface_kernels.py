@@ -56,7 +56,8 @@ def test_same_as_the_filters(monkeypatch, seed, march):
         ((40, 30, 530), 0, 15, 2, 1),  # more columns than a strip, and the last one narrow
         ((17, 20, 512), 0, 32, 4, 2),  # exactly two; the widest window, the longest reach
         ((5, 300, 257), 0, 4, 2, 1),  # more rows than a segment, a strip of one column, shallower than the reach
-        ((9, 150, 200), 2, 15, 2, 1),
+        ((9, 150, 200), 2, 15, 2, 1),  # more lines than a segment
+        ((2, 40, 257), 2, 9, 2.5, 1),  # deeper than a small block, by one voxel
         ((150, 4, 300), 2, 7, 3.9, 0),  # deeper than a warp's lanes take at once
         ((2, 3, 512), 2, 31, 2, 1),
         ((6, 40, 16), 2, 1, 2, 1),  # as shallow as lines may be, and no mean
@@ -203,3 +204,14 @@ def test_slabs_and_deep_lines_on_a_device(cupy, monkeypatch):
             monkeypatch.setattr(interface, "_SHARED_BYTES", shared)
             got = interface.find_tissue_interface(cupy.asarray(vol), s_xy, depth_axis=depth_axis)
             assert (cupy.asnumpy(got) != expected).mean() <= 0.001
+
+
+@pytest.mark.gpu
+def test_weights_are_uploaded_once_a_stream(cupy):
+    first = interface._weights_on_device(cupy, 2.0, 1)
+    assert interface._weights_on_device(cupy, 2.0, 1) is first
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        other = interface._weights_on_device(cupy, 2.0, 1)
+        stream.synchronize()
+    assert other is not first
+    assert np.array_equal(cupy.asnumpy(other), interface.gaussian_weights(2.0, 1))

@@ -50,6 +50,7 @@ def test_same_as_numpy(monkeypatch, seed):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(projection, "load", emulated)
     monkeypatch.setattr(projection, "_BLOCKS", int(rng.choice([1, 64, 1024])))
+    projection._choose_way.cache_clear()
     shape = SHAPES[seed % len(SHAPES)]
     vol = array(shape, DTYPES[seed % len(DTYPES)], rng)
     axis = int(rng.integers(0, vol.ndim))
@@ -82,6 +83,25 @@ def test_an_offset_does_the_deviation_no_harm(monkeypatch, shape):
     for axis in range(vol.ndim):
         (got,) = projection._by_kernels(vol, axis, ("std",), "float32")
         assert np.allclose(got, vol.std(axis=axis, dtype="f8"), rtol=1e-3, atol=0.01)  # 60000 has steps of 0.004
+
+
+@needs_compiler
+def test_what_is_kept_for_the_next_call_fits_it(monkeypatch):
+    """Arrays of one shape and dtype that lie otherwise, one after another and twice."""
+    monkeypatch.setattr(projection, "load", emulated)
+    projection._choose_way.cache_clear()
+    values = np.random.default_rng(0).integers(0, 60000, (16, 16, 16)).astype("u2")
+    shifted = np.zeros(values.size + 1, "u2")[1:].reshape(values.shape)  # two bytes after a multiple of 16
+    shifted[:] = values
+    arrays = values, np.asfortranarray(values), np.repeat(values, 2, axis=2)[:, :, ::2], shifted, values.view("i2")
+    for _ in range(2):
+        for vol in arrays:
+            for axis in range(3):
+                for wanted in (("mean",), ("max", "mean")):
+                    assert_right(vol, axis, wanted, "float32", projection._by_kernels(vol, axis, wanted, "float32"))
+    kept = projection._choose_way.cache_info()
+    assert kept.misses <= len(arrays) * 6
+    assert kept.hits >= len(arrays) * 6
 
 
 @needs_compiler

@@ -162,12 +162,15 @@ def specs():
     ]:
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
         how = Sampler(order, mode, 0.0)
-        yield sampling._spec("affine", image, out, how, WARP_X="32")
-        yield sampling._spec("affine", image, out, how, WARP_X="8")
-        if rank == 3 and order == 3:
-            yield sampling._spec("affine_brick", image, out, how, BRICK="8")
-        for coordinate in ("float", "double"):
-            yield sampling._spec("map_points", image, out, how, COORDINATE=coordinate, FIELD="0")
+        kinds = sampling._kinds(image, out, how)
+        for warp_x in ("32", "8"):
+            yield sampling._spec("affine", "affine", kinds, sampling._AFFINE[order], WARP_X=warp_x)
+        if rank == 3 and order in sampling._BRICKS:
+            yield sampling._spec("affine", "affine_brick", kinds, sampling._BRICKS[order], PITCH="40")
+        for coordinate, field, grid in (("float", "0", "0"), ("double", "0", "1"), ("float", "1", "1")):
+            places = {"COORDINATE": coordinate, "FIELD": field, "GRID": grid, "CELLS": "0"}
+            cut = sampling._GRIDS[order]
+            yield sampling._spec("points", "map_points", kinds, cut, **places, POINTS=str(cut.together))
 
 
 @pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))

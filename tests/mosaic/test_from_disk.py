@@ -12,13 +12,15 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import replacing
 from linumpy.io.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.io.writer import write_omezarr
+from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, report_places, surface_bounds
+from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.slice_table import find_slices, read_shifts
 from linumpy.mosaic.slices import ZSearch, search_window, stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack, stack_slices
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-from linumpy.mosaic.walk import boxes, column_shape
+from linumpy.mosaic.tiles import boxes, column_shape
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]
@@ -131,7 +133,7 @@ def peak_bytes(work):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("script", ["surface", "focal", "stack"])
+@pytest.mark.parametrize("script", ["surface", "focal", "stack", "grid", "aip"])
 def test_memory_does_not_grow_with_the_mosaic(tmp_path, monkeypatch, script):
     # What may be taken whatever the mosaic's size is made small here, so that growth shows.
     monkeypatch.setattr("linumpy.mosaic.slices.SEARCH_BYTES", 2**18)
@@ -144,6 +146,10 @@ def test_memory_does_not_grow_with_the_mosaic(tmp_path, monkeypatch, script):
             find_mosaic_surface(source, out, **tiles)
         elif script == "focal":
             correct_mosaic(source, out, (64, 64), **tiles)
+        elif script == "grid":
+            resample_mosaic_grid(source, out, 20.0, **tiles)
+        elif script == "aip":
+            project_mosaic(source, out, **tiles)
         else:
             stack_mosaics(source.parent, tmp_path / "s.csv", out, ZSearch(0.14, 0.02), **tiles)
 

@@ -31,16 +31,15 @@ template <class C> struct Widen<C, half_bits> {
 };
 // Small integers become floats by placing them in the mantissa of 2^23: plain additions run at twice the rate of
 // conversions, and a sample needs eight of them.
-template <> struct Widen<float, unsigned char> {
-    static __device__ __forceinline__ float of(unsigned char v) { return __int_as_float(0x4B000000 | v) - 8388608.0f; }
+template <class S> struct WidenSmall {
+    static __device__ __forceinline__ float raised(S v) { return __int_as_float(0x4B000000 | v); }
+    static __device__ __forceinline__ float of(S v) { return raised(v) - 8388608.0f; }
 };
-template <> struct Widen<float, unsigned short> {
-    static __device__ __forceinline__ float of(unsigned short v) { return __int_as_float(0x4B000000 | v) - 8388608.0f; }
-};
+template <> struct Widen<float, unsigned char> : WidenSmall<unsigned char> {};
+template <> struct Widen<float, unsigned short> : WidenSmall<unsigned short> {};
 template <> struct Widen<float, short> {
-    static __device__ __forceinline__ float of(short v) {
-        return __int_as_float(0x4B000000 | ((v ^ 0x8000) & 0xffff)) - 8421376.0f;
-    }
+    static __device__ __forceinline__ float raised(short v) { return __int_as_float(0x4B000000 | ((v ^ 0x8000) & 0xffff)); }
+    static __device__ __forceinline__ float of(short v) { return raised(v) - 8421376.0f; }
 };
 
 __device__ __forceinline__ float away_from_zero(float v) { return roundf(v); }
@@ -65,6 +64,18 @@ template <class T, class C> struct Narrow {
         return static_cast<T>(whole);
     }
 };
+// A float that lies next to a tie may be taken for the tie: adding a half rounds.
+template <class T> struct NarrowSmall {
+    static __device__ __forceinline__ T of(float v) {
+        if (Range<T>::low < 0 && v != v) return 0;
+        const float inside = fminf(fmaxf(v, Range<T>::low), Range<T>::high);
+        return static_cast<T>(static_cast<int>(inside + (Range<T>::low < 0 ? copysignf(0.5f, inside) : 0.5f)));
+    }
+};
+template <> struct Narrow<unsigned char, float> : NarrowSmall<unsigned char> {};
+template <> struct Narrow<unsigned short, float> : NarrowSmall<unsigned short> {};
+template <> struct Narrow<signed char, float> : NarrowSmall<signed char> {};
+template <> struct Narrow<short, float> : NarrowSmall<short> {};
 template <class C> struct Narrow<float, C> {
     static __device__ __forceinline__ float of(C v) { return static_cast<float>(v); }
 };

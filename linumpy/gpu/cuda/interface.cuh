@@ -10,6 +10,12 @@ __device__ inline float intensity(SOURCE v) {
 #endif
 }
 
+// A voxel and its profile. The larger one is chosen; of equal ones the first.
+struct Candidate { float value; int at; };
+__device__ inline void choose(const Candidate &other, float &value, int &at) {
+    if (other.value > value || (other.value == value && other.at < at)) value = other.value, at = other.at;
+}
+
 // The first voxel of the largest profile, and of the largest in size.
 struct Steepest {
     float rise, change;
@@ -25,13 +31,10 @@ struct Steepest {
     __device__ void agree() {
         for (int step = 16; step > 0; step /= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, rise, step);
-            const int at_other = __shfl_xor_sync(0xffffffffu, at_rise, step);
-            if (other > rise || (other == rise && at_other < at_rise)) rise = other, at_rise = at_other;
+            choose({other, __shfl_xor_sync(0xffffffffu, at_rise, step)}, rise, at_rise);
 #if CUTTING
             const float change_there = __shfl_xor_sync(0xffffffffu, change, step);
-            const int at_there = __shfl_xor_sync(0xffffffffu, at_change, step);
-            if (change_there > change || (change_there == change && at_there < at_change))
-                change = change_there, at_change = at_there;
+            choose({change_there, __shfl_xor_sync(0xffffffffu, at_change, step)}, change, at_change);
 #endif
         }
     }

@@ -5,7 +5,8 @@
 // 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
 // are called a (outer) and b (inner).
 //
-// Eight rows at a time: a march starts S - 1 rows before its first mean, and what it has by then is not stored.
+// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the others
+// store nothing until they have met them.
 
 #include "number.cuh"
 #include "interface.cuh"
@@ -164,17 +165,18 @@ march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stri
     }
 }
 
-// The profile at GROUP neighbouring places of a line, of which value[RADIUS] is the first. Pairs are taken together, so
+// The profile at GROUP neighbouring places of a line, of which value[BEFORE] is the first. Pairs are taken together, so
 // that a constant line gives exactly nothing where their weights are opposite.
-__device__ inline void profiles(const float (&value)[2 * RADIUS + GROUP], const float *weights, float sign,
+template <int BEFORE>
+__device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const float *weights, float sign,
                                 float (&out)[GROUP]) {
 #pragma unroll
-    for (int d = 0; d < GROUP; ++d) out[d] = weights[0] * value[RADIUS + d];
+    for (int d = 0; d < GROUP; ++d) out[d] = weights[0] * value[BEFORE + d];
 #pragma unroll
     for (int k = 1; k <= RADIUS; ++k) {
 #pragma unroll
         for (int d = 0; d < GROUP; ++d)
-            out[d] += weights[k] * (value[RADIUS + d + k] + sign * value[RADIUS + d - k]);
+            out[d] += weights[k] * (value[BEFORE + d + k] + sign * value[BEFORE + d - k]);
     }
 }
 
@@ -197,7 +199,7 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) value[2 * RADIUS + j] = next[j];
         if (z + GROUP < depth) fetch(from, stride_z, z + GROUP + RADIUS, depth, next);
-        profiles(value, weights, sign, profile);
+        profiles<RADIUS>(value, weights, sign, profile);
 #pragma unroll
         for (int d = 0; d < GROUP; ++d)
             if (z + d < depth) steepest.meet(profile[d], z + d);
@@ -208,62 +210,111 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
     surface[a * to_a + (line - a * size_b) * to_b] = steepest.surface(half_s_z, depth);
 }
 
-// Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most: a block marches along b, a thread for
-// each voxel of depth; then a warp takes a line of the GROUP that are there.
-extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
+// Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most. A block marches along b, a thread for
+// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line and a worker (a warp,
+// or half of one) every WORKERS-th group of its voxels; at the end a line's best is chosen between workers.
+constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
+constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
+constexpr int MARGIN = 16;                   // mirrored voxels before and after a line, at most
+constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours meet all banks
+constexpr int LINE_BLOCKS = (S + RADIUS < 24 ? 768 : 512) / THREADS;  // as registers allow
+
+extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
 march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
             double half_s_z, int size_b, int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
-    extern __shared__ float shared[];
-    const int padded = (depth + GROUP - 1) / GROUP * GROUP + 2 * RADIUS, pitch = spread(padded) + 1;
-    const int t = static_cast<int>(threadIdx.x), lane = t & 31;
+    __shared__ Four lines_words[LINES * PITCH / 4];
+    __shared__ Four weights_words[MARGIN / 4 + 1];
+    __shared__ Candidate rises[THREADS];
+#if CUTTING
+    __shared__ Candidate changes[THREADS];
+#endif
+    float *const smooth = lines_words[0].at;
+    const int t = static_cast<int>(threadIdx.x), line = t % LINES, worker = t / LINES;
     const int64 a = blockIdx.x / segments;
     const int begin = static_cast<int>(blockIdx.x % segments) * segment;
-    const int lines = size_b - begin < segment ? size_b - begin : segment, last = lines + S - 1;
+    const int lines = size_b - begin < segment ? size_b - begin : segment;
     const bool inside = t < depth;
     // Mirrored places of this voxel, beyond either end.
-    const int above = t < RADIUS ? RADIUS - 1 - t : -1;
-    const int below = inside && RADIUS + 2 * depth - 1 - t < padded ? RADIUS + 2 * depth - 1 - t : -1;
+    const bool above = t < RADIUS, below = inside && t >= depth - RADIUS;
     const float *const column = mean + a * size_b * depth + t;
-    const float scale = 1.0f / S, sign = odd ? -1.0f : 1.0f;
-    float *const weights = shared + 2 * GROUP * pitch;  // registers are short here
-    if (t <= RADIUS) weights[t] = given[t];
+    const float sign = odd ? -1.0f : 1.0f;
+    // The mean's division is in the weights.
+    if (t < 4 * (MARGIN / 4 + 1)) weights_words[0].at[t] = t <= RADIUS ? given[t] * (1.0f / S) : 0.0f;
+
     Windows windows;
     float next[GROUP], sum[GROUP];
     int from = begin - S / 2;
-    if (inside) fetch(column, depth, from, size_b, next);
-    for (int m = 0, turn = 0; m < last; m += GROUP, turn ^= 1) {
-        float *const buffer = shared + turn * GROUP * pitch;  // two, so that one barrier does
+    if (inside) {
+#pragma unroll
+        for (int k = 0; k < S - 1; ++k) {
+            const int64 row = reflected(from + k, size_b);
+            windows.value[k] = column[row * depth];
+        }
+        fetch(column, depth, from += S - 1, size_b, next);
+    }
+    for (int m = 0; m < lines; m += LINES) {
         if (inside) {
 #pragma unroll
-            for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = next[j];
-            if (m + GROUP < last) fetch(column, depth, from += GROUP, size_b, next);
-            windows.sums(sum);
-            windows.move_on();
+            for (int g = 0; g < LINES; g += GROUP) {
 #pragma unroll
-            for (int j = 0; j < GROUP; ++j) {
-                float *const line = buffer + j * pitch;
-                line[spread(RADIUS + t)] = sum[j] *= scale;
-                if (above >= 0) line[spread(above)] = sum[j];
-                if (below >= 0) line[spread(below)] = sum[j];
+                for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = next[j], next[j] = 0.0f;
+                if (m + g + GROUP < lines) fetch(column, depth, from += GROUP, size_b, next);
+                windows.sums(sum);
+                windows.move_on();
+                float *const here = smooth + g * PITCH + MARGIN;
+#pragma unroll
+                for (int j = 0; j < GROUP; ++j) here[j * PITCH + t] = sum[j];
+                if (above) {
+#pragma unroll
+                    for (int j = 0; j < GROUP; ++j) here[j * PITCH - 1 - t] = sum[j];
+                }
+                if (below) {
+#pragma unroll
+                    for (int j = 0; j < GROUP; ++j) here[j * PITCH + 2 * depth - 1 - t] = sum[j];
+                }
             }
         }
         __syncthreads();
-        for (int j = t >> 5; j < GROUP; j += static_cast<int>(blockDim.x) >> 5) {
-            const int b = m + j - (S - 1);
-            if (b < 0 || b >= lines) continue;
-            Steepest steepest;
-            for (int z = lane * GROUP; z < depth; z += 32 * GROUP) {
-                float value[2 * RADIUS + GROUP], profile[GROUP];
-                const float *const line = buffer + j * pitch + spread(z);  // z is a multiple of 8
+        Steepest steepest;
+        // The last warps have the least to smooth: they begin.
+        for (int z = (WORKERS - 1 - worker) * GROUP; z < depth; z += WORKERS * GROUP) {
+            float value[2 * REACH + GROUP], weights[RADIUS + 4], profile[GROUP];
+            const Four *const here = lines_words + (line * PITCH + MARGIN + z - REACH) / 4;
 #pragma unroll
-                for (int k = 0; k < 2 * RADIUS + GROUP; ++k) value[k] = line[spread(k)];
-                profiles(value, weights, sign, profile);
+            for (int k = 0; k < 2 * REACH + GROUP; k += 4) {
+                const Four four = here[k / 4];
 #pragma unroll
-                for (int d = 0; d < GROUP; ++d)
-                    if (z + d < depth) steepest.meet(profile[d], z + d);
+                for (int q = 0; q < 4; ++q) value[k + q] = four.at[q];
             }
-            steepest.agree();
-            if (lane == 0) surface[a * to_a + (begin + b) * to_b] = steepest.surface(half_s_z, depth);
+#pragma unroll
+            for (int k = 0; k <= RADIUS; k += 4) {
+                const Four four = weights_words[k / 4];
+#pragma unroll
+                for (int q = 0; q < 4; ++q) weights[k + q] = four.at[q];
+            }
+            profiles<REACH>(value, weights, sign, profile);
+            if (z + GROUP > depth) {
+#pragma unroll
+                for (int d = 1; d < GROUP; ++d)
+                    if (z + d >= depth) profile[d] = __int_as_float(0x7fffffff);  // no number is met
+            }
+#pragma unroll
+            for (int d = 0; d < GROUP; ++d) steepest.meet(profile[d], z + d);
+        }
+        rises[t] = {steepest.rise, steepest.at_rise};
+#if CUTTING
+        changes[t] = {steepest.change, steepest.at_change};
+#endif
+        __syncthreads();
+        // The lines are read: what they held may be overwritten while the last threads choose.
+        if (worker == WORKERS - 1 && m + line < lines) {
+            for (int w = 0; w < WORKERS - 1; ++w) {
+                choose(rises[w * LINES + line], steepest.rise, steepest.at_rise);
+#if CUTTING
+                choose(changes[w * LINES + line], steepest.change, steepest.at_change);
+#endif
+            }
+            surface[a * to_a + (begin + m + line) * to_b] = steepest.surface(half_s_z, depth);
         }
     }
 }

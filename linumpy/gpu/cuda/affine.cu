@@ -1,0 +1,276 @@
+// Sample an image on a grid under an affine map, directly (`affine`) or through shared memory (`affine_brick`).
+//
+// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), BLOCKS (of a multiprocessor,
+// at least), and WARP_X (lanes of a warp along x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`.
+// Never a shape.
+#include "number.cuh"
+#include "elements.cuh"
+#include "sampling.cuh"
+
+constexpr int TILE_Y = THREADS / TILE_X;
+
+struct Affine {
+    double matrix[3][3], shift[3];
+    double outside;
+    int begin[3];  // of the block in the whole output
+    int shape[3];  // of the block
+    Image image;
+    // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis, that a
+    // place of four columns can be away from.
+    float inverse[3][3], per[3], slack[3];
+    int brick[3];  // voxels of a brick, at most
+    int tiles[2];
+    int aligned;  // whether four voxels of a row can be read at once
+};
+
+// The place of a voxel depends on its number in the whole output and on nothing else: not on where a block starts, nor
+// on which thread makes it.
+struct Grid {
+    double x, y, z;
+    double fixed[3];  // the part of a place that does not change on the march, as a fixed-point number
+
+    __device__ __forceinline__ Grid(const Affine &how, int x0, int y0, int z0)
+        : x(static_cast<double>(x0 + how.begin[2])), y(static_cast<double>(y0 + how.begin[1])),
+          z(static_cast<double>(z0 + how.begin[0])) {
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; ++a) {
+            fixed[a] = __fma_rn(how.matrix[a][2], x, how.shift[a] + RAISE);
+            if (RANK == 3) fixed[a] = __fma_rn(how.matrix[a][1], y, fixed[a]);
+        }
+    }
+    // In SciPy's order of operations, `k` voxels on along the slowest axis.
+    __device__ __forceinline__ double exactly(const Affine &how, int a, int k) const {
+        double c = how.shift[a];
+        if (RANK == 3) c = __dadd_rn(c, __dmul_rn(z + k, how.matrix[a][0]));
+        c = __dadd_rn(c, __dmul_rn(RANK == 3 ? y : y + k, how.matrix[a][1]));
+        return __dadd_rn(c, __dmul_rn(x, how.matrix[a][2]));
+    }
+    template <class P> __device__ __forceinline__ void locate_all(const Affine &how, int k, P *at) const {
+#pragma unroll
+        for (int a = FIRST_AXIS; a < 3; ++a) {
+#if WIDE
+            at[a] = locate(exactly(how, a, k), COMPUTE());
+#else
+            at[a] = locate_raised(__fma_rn(how.matrix[a][RANK == 3 ? 0 : 1], (RANK == 3 ? z : y) + k, fixed[a]));
+#endif
+        }
+    }
+};
+typedef decltype(locate(0.0, COMPUTE())) Place;
+
+__device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid, int k) {
+    double c[3] = {0, 0, 0};
+    for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
+    return sample_edge(data, c[0], c[1], c[2], how.image, static_cast<COMPUTE>(how.outside));
+}
+
+#ifdef PITCH
+#define WARP_X 8
+#endif
+// A thread's column and row in the tile.
+__device__ __forceinline__ int column_in_tile() {
+    return static_cast<int>(threadIdx.x % WARP_X + threadIdx.x / 32 % (TILE_X / WARP_X) * WARP_X);
+}
+__device__ __forceinline__ int row_in_tile() {
+    return static_cast<int>(threadIdx.x % 32 / WARP_X + threadIdx.x / 32 / (TILE_X / WARP_X) * (32 / WARP_X));
+}
+
+#ifndef PITCH
+// A thread makes MARCH voxels, one after another along the slowest axis. Places move one way on that march: where the
+// first and the last are inner ones, so are all.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
+    const Tile tile = tile_of_block(how.tiles);
+    const int x = tile.x * TILE_X + column_in_tile();
+    const int y = (tile.y * TILE_Y + row_in_tile()) * (RANK == 3 ? 1 : MARCH), z = RANK == 3 ? tile.z * MARCH : 0;
+    if (x >= how.shape[2] || y >= how.shape[1]) return;
+
+    const Inside<Place::BIAS> inside(how.image);
+    const Grid grid(how, x, y, z);
+    const int left = RANK == 3 ? how.shape[0] - z : how.shape[1] - y;
+    const INDEX step = static_cast<INDEX>(RANK == 3 ? how.shape[1] : 1) * how.shape[2];
+    TARGET *to = target + ((static_cast<int64>(z) * how.shape[1] + y) * how.shape[2] + x);
+    Place ends[2][3];
+    grid.locate_all(how, 0, ends[0]);
+    grid.locate_all(how, MARCH - 1, ends[1]);
+    if (left >= MARCH && inside.is_inner(ends[0]) && inside.is_inner(ends[1])) {
+#pragma unroll
+        for (int k = 0; k < MARCH; ++k) {
+            Place at[3];
+            grid.locate_all(how, k, at);
+            const COMPUTE value = sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane);
+            store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = inside.is_inner(at)
+                                  ? sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane)
+                                  : sample_by_rules(data, how, grid, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
+}
+#else
+constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows brought at a time
+
+struct alignas(sizeof(SOURCE) < 4 ? 4 * sizeof(SOURCE) : 16) Four { SOURCE voxel[4]; };
+struct alignas(16) FourHeld { COMPUTE voxel[4]; };
+
+// Copy four voxels into shared memory. Those that need no conversion are not waited for, see `arrived`.
+__device__ __forceinline__ void bring(FourHeld *to, const float *from, float) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from));
+#else
+    *to = *reinterpret_cast<const FourHeld *>(from);
+#endif
+}
+template <class S> __device__ __forceinline__ void bring(FourHeld *to, const S *from, COMPUTE) {
+    const Four four = *reinterpret_cast<const Four *>(from);
+    FourHeld held;
+    for (int i = 0; i < 4; ++i) held.voxel[i] = Widen<COMPUTE, SOURCE>::of(four.voxel[i]);
+    *to = held;
+}
+__device__ __forceinline__ void arrived() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
+// Where a tile's brick lies in the box, and how far it begins from the place of the tile's first voxel.
+struct Corner {
+    int first[3];
+    float from_place[3];
+};
+
+// The planes of the brick in which four columns of a row are needed by any place of the tile. Such a place is less than
+// (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile.
+__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int chunk, int *begin, int *end) {
+    const float z = corner.from_place[0], y = corner.from_place[1] + q, x = corner.from_place[2] + (4 * chunk + 1.5f);
+    constexpr int size[3] = {MARCH, TILE_Y, TILE_X};
+    float low = 0, high = how.brick[0] - 1;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+        const float *m = how.inverse[a];
+        const float at = m[0] * z + m[1] * y + m[2] * x;  // the voxel's number in the first plane; m[0] more in each
+        const float least = -how.slack[a] - at, most = size[a] - 1 + how.slack[a] - at;
+        if (how.per[a] == 0) {
+            if (least > 0 || most < 0) high = -1;
+        } else {
+            const float one = least * how.per[a], other = most * how.per[a];
+            low = fmaxf(low, fminf(one, other));
+            high = fminf(high, fmaxf(one, other));
+        }
+    }
+    *begin = static_cast<int>(ceilf(low - 0.01f));
+    *end = static_cast<int>(floorf(high + 0.01f)) + 1;
+}
+
+// Bring the part of a brick that is needed into shared memory. Beyond the image lies its edge, which nobody looks at. A
+// thread brings four columns of a row in plane after plane.
+__device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const Corner &corner, COMPUTE *brick) {
+    const int chunk = static_cast<int>(threadIdx.x % CHUNKS), row = static_cast<int>(threadIdx.x / CHUNKS);
+    if (row >= ROWS || 4 * chunk >= how.brick[2]) return;
+    const int *box = how.image.box, *first = corner.first, column = first[2] + 4 * chunk;
+    const INDEX plane = static_cast<INDEX>(box[1]) * box[2];
+    for (int q = row; q < how.brick[1]; q += ROWS) {
+        const SOURCE *line = data + static_cast<INDEX>(min(max(first[1] + q, 0), box[1] - 1)) * box[2];
+        int p, end;
+        needed_planes(how, corner, q, chunk, &p, &end);
+        COMPUTE *to = brick + ((p * how.brick[1] + q) * PITCH + 4 * chunk);
+        if (how.aligned) {
+            line += min(max(column, 0), box[2] - 4);
+#pragma unroll 4
+            for (; p < end; ++p, to += how.brick[1] * PITCH)
+                bring(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane, COMPUTE());
+        } else {
+            for (; p < end; ++p, to += how.brick[1] * PITCH) {
+                const SOURCE *from = line + min(max(first[0] + p, 0), box[0] - 1) * plane;
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    to[i] = Widen<COMPUTE, SOURCE>::of(from[min(max(column + i, 0), box[2] - 1)]);
+            }
+        }
+    }
+}
+
+// Places of a tile, as they are computed, are this near to those of exact numbers.
+constexpr double NEAR = 1e-6;
+
+// As `affine` for three axes, with all voxels that a tile of the output needs brought into shared memory first. PITCH is 8
+// more than a multiple of 32: the four rows of a warp's eight columns then lie in different banks, as far as the map is
+// near to the identity.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
+    extern __shared__ FourHeld fours[];
+    COMPUTE *brick = fours->voxel;
+    __shared__ Corner corner;
+    const Image &image = how.image;
+    const Tile tile = tile_of_block(how.tiles);
+    const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
+    if (threadIdx.x < 3) {  // the least that a place of the tile needs
+        const int a = static_cast<int>(threadIdx.x);
+        const double *m = how.matrix[a], place = Grid(how, x0, y0, z0).exactly(how, a, 0) - image.start[a];
+        const double least = place - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
+                             fmin(0.0, m[2] * (TILE_X - 1));
+        const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
+        corner.first[a] = a == 2 ? down & ~3 : down;
+        corner.from_place[a] = static_cast<float>(corner.first[a] - place);
+    }
+    __syncthreads();
+    bool any = true;  // of the brick's voxels in the box
+#pragma unroll
+    for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;
+    if (any) fetch(data, how, corner, brick);
+    arrived();
+    const int x = x0 + column_in_tile(), y = y0 + row_in_tile();
+    if (x >= how.shape[2] || y >= how.shape[1]) return;
+
+    const Inside<Place::BIAS> inside(image);
+    const Grid grid(how, x, y, z0);
+    const int left = how.shape[0] - z0;
+    const INDEX step = static_cast<INDEX>(how.shape[1]) * how.shape[2];
+    TARGET *to = target + ((static_cast<int64>(z0) * how.shape[1] + y) * how.shape[2] + x);
+    // Where the brick begins, as `inside.origin`; and its last voxels that a place may begin at.
+    unsigned begin[3], limits[3];
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+        begin[a] = inside.origin[a] + static_cast<unsigned>(corner.first[a]);
+        limits[a] = static_cast<unsigned>(how.brick[a] - BEFORE - AFTER);
+    }
+    const int plane = how.brick[1] * PITCH;
+    const auto is_held = [&](const Place *at) {
+        bool held = inside.is_inner(at);
+#pragma unroll
+        for (int a = 0; a < 3; ++a) held = held && at[a].voxel - begin[a] < limits[a];
+        return held;
+    };
+    const auto sum = [&](const Place *at) {
+        const int from = static_cast<int>(at[0].voxel - begin[0]) * plane + static_cast<int>(at[1].voxel - begin[1]) * PITCH +
+                         static_cast<int>(at[2].voxel - begin[2]);
+        return sum_inside(brick + from, at, PITCH, plane);
+    };
+    Place ends[2][3];
+    grid.locate_all(how, 0, ends[0]);
+    grid.locate_all(how, MARCH - 1, ends[1]);
+    if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
+#pragma unroll (ORDER == 3 ? 2 : 4)
+        for (int k = 0; k < MARCH; ++k) {
+            Place at[3];
+            grid.locate_all(how, k, at);
+            store(to + k * step, Narrow<TARGET, COMPUTE>::of(sum(at)));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
+}
+#endif

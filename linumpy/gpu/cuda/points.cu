@@ -1,0 +1,147 @@
+// Sample an image at given places.
+//
+// Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (0, or 1: displacements), GRID (0: a list
+// of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and POINTS (places of a thread, and of
+// those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy
+// of the image in cells is there, for orders 0 and 1 and three axes), with those of cells.cuh. Never a shape.
+#include "number.cuh"
+#include "elements.cuh"
+#include "sampling.cuh"
+#if CELLS
+#include "cells.cuh"
+
+struct Cells {
+    const SOURCE *first;
+    INDEX row, plane;
+
+    __device__ __forceinline__ Cells(const SOURCE *cells, const int *whole)
+        : first(cells), row(cell_row(whole[2])), plane(cell_plane(whole[1], row)) {}
+
+    // As `sum_inside`, and the same bits.
+    template <class P> __device__ __forceinline__ COMPUTE sum(const P *at, const unsigned *voxel) const {
+        const INDEX x = in_cells_x(voxel[2]), right = in_cells_x(voxel[2] + 1);
+        const INDEX y = in_cells_y(voxel[1], row), below = in_cells_y(voxel[1] + 1, row);
+        const INDEX z = in_cells_z(voxel[0], plane), behind = in_cells_z(voxel[0] + 1, plane);
+#if ORDER == 0
+        const INDEX q = (at[2].fraction >= COMPUTE(0.5) ? right : x) + (at[1].fraction >= COMPUTE(0.5) ? below : y);
+        return Widen<COMPUTE, SOURCE>::of(first[(at[0].fraction >= COMPUTE(0.5) ? behind : z) + q]);
+#else
+        const COMPUTE f = at[2].fraction, g = at[1].fraction, u = 1 - f, v = 1 - g;
+        const SOURCE *front = first + z, *back = first + behind;
+        const COMPUTE near = mix(Along<COMPUTE, SOURCE>::of(front[y + x], front[y + right], f, u),
+                                 Along<COMPUTE, SOURCE>::of(front[below + x], front[below + right], f, u), g, v);
+        const COMPUTE far = mix(Along<COMPUTE, SOURCE>::of(back[y + x], back[y + right], f, u),
+                                Along<COMPUTE, SOURCE>::of(back[below + x], back[below + right], f, u), g, v);
+        return mix(near, far, at[0].fraction, 1 - at[0].fraction);
+#endif
+    }
+};
+#endif
+
+constexpr int TILE_Y = THREADS / TILE_X;
+
+struct Points {
+    int64 count;
+    double outside;
+    double scale[3];  // voxels of a unit of displacement
+    int whole[3];     // voxels of the image
+    int grid[3];      // planes, rows and columns of places
+    int tiles[2];
+    int unused;
+};
+
+#if FIELD
+typedef double PLACE;
+#else
+typedef COORDINATE PLACE;
+#endif
+
+__device__ __forceinline__ PLACE place_of(COORDINATE given, const Points &how, int axis, const int *voxel) {
+#if FIELD
+    return __dadd_rn(static_cast<double>(voxel[axis]), __dmul_rn(given, how.scale[axis]));
+#else
+    return given;
+#endif
+}
+
+// coordinates: RANK × count. Threads of a block sample neighbours in space where places are those of a grid, and
+// neighbours in the list otherwise: what one has brought into the cache is there for the other. A thread makes MARCH
+// of them, POINTS at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
+           const SOURCE *__restrict__ cells, const Points how) {
+    const Image image = {{how.whole[0], how.whole[1], how.whole[2]}, {0, 0, 0}, {how.whole[0], how.whole[1], how.whole[2]}};
+    typedef decltype(locate(PLACE(), COMPUTE())) Place;
+    const Inside<Place::BIAS> inside(image);
+    static_assert(MARCH <= 32 && MARCH % POINTS == 0, "a bit for each");
+#if GRID
+    const Tile tile = tile_of_block(how.tiles);
+    const int x = tile.x * TILE_X + static_cast<int>(threadIdx.x % TILE_X);
+    const int y = tile.y * (RANK == 3 ? TILE_Y : TILE_Y * MARCH) + static_cast<int>(threadIdx.x / TILE_X);
+    const int z = RANK == 3 ? tile.z * MARCH : 0;
+    if (x >= how.grid[2] || y >= how.grid[1]) return;
+    const INDEX begin = (static_cast<INDEX>(z) * how.grid[1] + y) * how.grid[2] + x;
+    const INDEX step = static_cast<INDEX>(RANK == 3 ? how.grid[1] : TILE_Y) * how.grid[2];
+    const int left = min(RANK == 3 ? how.grid[0] - z : (how.grid[1] - y + TILE_Y - 1) / TILE_Y, MARCH);
+#define VOXEL_OF_PLACE(i) const int voxel[3] = {RANK == 3 ? z + (i) : 0, RANK == 3 ? y : y + (i) * TILE_Y, x}
+#else
+    const INDEX begin = static_cast<INDEX>(blockIdx.x) * (THREADS * MARCH) + threadIdx.x, step = THREADS;
+    if (begin >= how.count) return;
+    const int left = static_cast<int>(min((how.count - begin + THREADS - 1) / THREADS, static_cast<int64>(MARCH)));
+#define VOXEL_OF_PLACE(i) const int *const voxel = nullptr
+#endif
+    COORDINATE next[POINTS][3];
+    const auto fetch = [&](int i) {
+#pragma unroll
+        for (int k = 0; k < POINTS; ++k)
+#pragma unroll
+            for (int a = FIRST_AXIS; a < 3; ++a)
+                next[k][a] = __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
+    };
+    // Places go the short way at first, those that are not inner ones with any inner voxels, so that all loads are under
+    // way at once. The others are made again at the end, by SciPy's rules.
+    unsigned others = 0;
+    if (inside.is_empty()) {
+        others = ~0u;
+    } else {
+        fetch(0);
+#pragma unroll 1
+        for (int i = 0; i < left; i += POINTS) {
+            COORDINATE given[POINTS][3];
+#pragma unroll
+            for (int k = 0; k < POINTS; ++k)
+#pragma unroll
+                for (int a = FIRST_AXIS; a < 3; ++a) given[k][a] = next[k][a];
+            if (i + POINTS < left) fetch(i + POINTS);
+#pragma unroll
+            for (int k = 0; k < POINTS; ++k) {
+                VOXEL_OF_PLACE(i + k);
+                Place at[3];
+#pragma unroll
+                for (int a = FIRST_AXIS; a < 3; ++a) at[a] = locate(place_of(given[k][a], how, a, voxel), COMPUTE());
+                const bool inner = inside.is_inner(at);
+#if CELLS
+                unsigned first[3];
+#pragma unroll
+                for (int a = 0; a < 3; ++a) first[a] = inner ? at[a].voxel - inside.origin[a] : 0;
+                const COMPUTE value = Cells(cells, how.whole).sum(at, first);
+#else
+                const COMPUTE value = sum_inside(data + (inner ? inside.first_voxel(at) : 0), at, inside.row, inside.plane);
+#endif
+                if (!inner) others |= 1u << (i + k);
+                if (inner && i + k < left) store(target + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));
+            }
+        }
+    }
+#pragma unroll 1
+    for (int i = 0; i < left && others >> i; ++i) {
+        if (!(others >> i & 1)) continue;
+        const INDEX p = begin + i * step;
+        VOXEL_OF_PLACE(i);
+        PLACE c[3] = {0, 0, 0};
+        for (int a = FIRST_AXIS; a < 3; ++a)
+            c[a] = place_of(coordinates[(a - FIRST_AXIS) * how.count + p], how, a, voxel);
+        const COMPUTE value = sample_edge(data, c[0], c[1], c[2], image, static_cast<COMPUTE>(how.outside));
+        store(target + p, Narrow<TARGET, COMPUTE>::of(value));
+    }
+}
