@@ -62,7 +62,7 @@ def test_as_scipy(shape, pair, mode, seed):
     got = spline.filtered(image, Ends(mode), pair[1])
     assert got.shape == image.shape
     # In mode reflect SciPy's filter of 9 voxels is off by 2e-11; see _SHORT.
-    assert error(got, exact(image, mode), image) < (3e-6 if pair[1] == "f4" else 1e-9)
+    assert error(got, exact(image, mode), image) < (5e-6 if pair[1] == "f4" else 1e-9)
 
 
 @needs_compiler
@@ -81,7 +81,7 @@ def test_padded_as_scipy(shape, pair, mode, cval, pad, seed):
     assert got.shape == tuple(n + 2 * pad for n in shape)
     largest = np.append(np.abs(image.astype("f8")).ravel(), 37)
     # Where an axis is short, SciPy's mode reflect is off: see _SHORT.
-    tolerance = 3e-6 if pair[1] == "f4" or pad == 1 else 1e-9
+    tolerance = 5e-6 if pair[1] == "f4" or pad == 1 else 1e-9
     if pad == 1 and min(shape) < 8:
         tolerance = 1e-3
     assert error(got, exact(image, mode, pad, cval), largest) < tolerance
@@ -111,7 +111,7 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
         if not pad:
             spline.filter_cubic(in_place, Ends(mode), in_place)
     expected = exact(image, mode, pad)
-    tolerance = 3e-6 if kind == "f4" else 1e-9
+    tolerance = 5e-6 if kind == "f4" else 1e-9
     assert error(got, expected, image) < tolerance
     if not pad:
         assert error(in_place, expected, image) < tolerance
@@ -123,7 +123,7 @@ def test_every_dtype(dtype):
     image = image_of(dtype, (11, 3, 34), 5)
     for kind in ("f4", "f8"):
         got = spline.filtered(image, Ends("reflect"), kind)
-        assert error(got, exact(image, "reflect"), image) < (3e-6 if kind == "f4" else 1e-12)
+        assert error(got, exact(image, "reflect"), image) < (5e-6 if kind == "f4" else 1e-12)
 
 
 @needs_compiler
@@ -140,7 +140,7 @@ def test_other_layouts():
         before = view.copy()
         for pad in (0, 12):
             got = spline.filtered(view, Ends("nearest", pad), np.float32)
-            assert error(got, exact(before, "nearest", pad), whole) < 3e-6
+            assert error(got, exact(before, "nearest", pad), whole) < 5e-6
         assert np.array_equal(view, before)
 
 
@@ -205,11 +205,11 @@ def test_places_in_and_beyond_the_pad(mode, kind):
     options = {"order": 3, "mode": mode, "cval": 2.0}
     got = interpolation.map_coordinates(image, places, **options)
     expected = ndimage.map_coordinates(image.astype("f8"), places, **options)
-    assert error(got, expected, image) < (3e-6 if kind == "f4" else 1e-12)
+    assert error(got, expected, image) < (5e-6 if kind == "f4" else 1e-12)
     matrix, offset = [[3.0, 0.9], [-0.8, 2.5]], [-30.0, -20.0]
     got = interpolation.affine_transform(image, matrix, offset, output_shape=(40, 40), **options)
     expected = ndimage.affine_transform(image.astype("f8"), matrix, offset, (40, 40), **options)
-    assert error(got, expected, image) < (3e-6 if kind == "f4" else 1e-12)
+    assert error(got, expected, image) < (5e-6 if kind == "f4" else 1e-12)
 
 
 @needs_compiler
@@ -287,10 +287,10 @@ def test_the_public_filter():
     assert error(got, expected, image) < 1e-9
     for out in (np.empty(image.shape, "f4"), np.empty((18, 10, 40), "f4")[::2]):
         assert interpolation.spline_filter(image, output=out, mode="reflect") is out
-        assert error(out, expected, image) < 3e-6
+        assert error(out, expected, image) < 5e-6
     itself = image.astype("f4")
     assert interpolation.spline_filter(itself, output=itself, mode="reflect") is itself
-    assert error(itself, expected, image) < 3e-6
+    assert error(itself, expected, image) < 5e-6
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_as_scipy(cupy, shape, dtype, kind, mode, turned, seed):
     got = spline_filter(given_, output=kind, mode=mode)
     assert isinstance(got, cupy.ndarray)
     assert got.dtype == kind
-    assert error(to_host(got), exact(image, mode), image) < (3e-6 if kind == np.float32 else 1e-9)
+    assert error(to_host(got), exact(image, mode), image) < (5e-6 if kind == np.float32 else 1e-9)
     assert np.array_equal(to_host(given_), image)
 
 
@@ -42,7 +42,7 @@ def test_large_images_as_scipy(cupy, shape, mode):
     """Long lines are cut into segments, in place too."""
     image = image_of("f4", shape, 1)
     got = spline_filter(cupy.asarray(image), output=np.float32, mode=mode)
-    assert error(to_host(got), exact(image, mode), image) < 3e-6
+    assert error(to_host(got), exact(image, mode), image) < 5e-6
     wide = image.astype("f8")
     itself = cupy.asarray(wide)
     assert spline_filter(itself, output=itself, mode=mode) is itself
@@ -56,7 +56,7 @@ def test_padded_images_as_scipy(cupy, shape, kind, cval):
     image = image_of(kind, shape, 2)
     mode = "nearest" if cval is None else "grid-constant"
     got = to_host(spline.filtered(cupy.asarray(image), Ends(mode, 12, cval), kind))
-    assert error(got, exact(image, mode, 12, cval), image) < (3e-6 if kind == "f4" else 1e-9)
+    assert error(got, exact(image, mode, 12, cval), image) < (5e-6 if kind == "f4" else 1e-9)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,7 +95,7 @@ def test_ways_to_give_the_output(cupy):
     assert spline_filter(image).dtype == np.float64
     for out in (cupy.empty(image.shape, "f4"), cupy.empty((60, 40, 50), "f4")[::2]):
         assert spline_filter(image, output=out) is out
-        assert error(to_host(out), expected, to_host(image)) < 3e-6
+        assert error(to_host(out), expected, to_host(image)) < 5e-6
 
 
 @pytest.mark.parametrize("order", [2, 4, 5])
@@ -136,7 +136,7 @@ def test_work_goes_to_the_current_stream(cupy):
         got = spline_filter(image, output=np.float32)
         doubled = 2 * got
     stream.synchronize()
-    assert error(to_host(doubled), 2 * exact(to_host(image), "mirror"), to_host(image)) < 6e-6
+    assert error(to_host(doubled), 2 * exact(to_host(image), "mirror"), to_host(image)) < 1e-5
 
 
 def test_a_volume_of_more_than_2_to_the_31_voxels(cupy):
@@ -154,5 +154,5 @@ def test_a_volume_of_more_than_2_to_the_31_voxels(cupy):
         expected = ndimage.spline_filter(to_host(image[box]).astype("f8"))
         inside = tuple(slice(b - a, b - a + 60) for a, b in zip(start, corner, strict=True))
         got = to_host(result[tuple(slice(b, b + 60) for b in corner)])
-        assert np.abs(got - expected[inside]).max() < 255 * 3e-6
+        assert np.abs(got - expected[inside]).max() < 255 * 5e-6
     cupy.get_default_memory_pool().free_all_blocks()
