@@ -11,6 +11,25 @@ Check = Callable[[Any], str]
 
 
 @dataclass(frozen=True)
+class Other:
+    """The same thing by a third package.
+
+    Attributes
+    ----------
+    name : str
+        Of the package.
+    call : callable
+        Takes nothing, returns a result.
+    check : callable
+        Says why a result is wrong.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    check: Check
+
+
+@dataclass(frozen=True)
 class KernelCase:
     """One thing to time.
 
@@ -32,6 +51,9 @@ class KernelCase:
         The part of the work that the peer does, where all of it would take too long.
     copy_reach : float or None
         The part of a plain copy's bandwidth that it should reach.
+    other : callable or None
+        Makes the same thing by a third package, or None where that is not installed. Called when ours and the peer are
+        timed: importing a package may load libraries of its own.
     """
 
     name: str
@@ -44,3 +66,4 @@ class KernelCase:
     reach: float | None
     peer_share: float = 1.0
     copy_reach: float | None = None
+    other: Callable[[], Other | None] | None = None

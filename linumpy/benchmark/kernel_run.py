@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from linumpy.benchmark import machine
+from linumpy.benchmark import kernel_plot, machine
 from linumpy.benchmark.kernel_case import KernelCase
 from linumpy.benchmark.table import machine_text
 from linumpy.device import require_cuda
@@ -37,22 +37,26 @@ class KernelRequest:
         Timed runs.
     scale : float
         Every axis is shrunk by it; reaches are for 1.
-    json : Path or None
-        A file to write.
+    json, plot : Path or None
+        Files to write.
     """
 
     only: tuple[str, ...] = ()
     runs: int = 20
     scale: float = 1.0
     json: Path | None = None
+    plot: Path | None = None
 
     def __post_init__(self) -> None:
         if self.runs < 1:
             raise ValueError(f"runs={self.runs}: a median needs 1 run or more")
         if not 0 < self.scale <= 1:
             raise ValueError(f"scale={self.scale}: more than 0, at most 1")
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(self.json.parent)!r} for {self.json.name}")
+        for file in (self.json, self.plot):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise FileNotFoundError(f"there is no folder {str(file.parent)!r} for {file.name}")
+        if self.plot is not None and self.plot.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"{self.plot}: a plot is a .png, .pdf or .svg file")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class KernelResult:
         Bytes a second, as a part of those of a plain copy on the same device.
     copy_reach : float or None
         What that share should be.
+    other, other_wrong : str
+        A third package, where there is one, and why its result is wrong or missing.
+    other_ms : tuple of float
+        Its timed runs.
     """
 
     name: str
@@ -82,6 +90,9 @@ class KernelResult:
     peer_ms: tuple[float, ...] = ()
     share_of_copy: float | None = None
     copy_reach: float | None = None
+    other: str = ""
+    other_wrong: str = ""
+    other_ms: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -144,6 +155,9 @@ def run(request: KernelRequest, makers: Makers) -> tuple[KernelResult, ...]:
         document = {"machine": asdict(here), "copy_bytes_per_second": bandwidth, "scale": request.scale}
         request.json.write_text(json.dumps({**document, "results": [asdict(one) for one in results]}, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
+    if request.plot is not None:
+        kernel_plot.draw(results, here.gpu, request.plot)
+        print(f"written: {request.plot}")
     return tuple(results)
 
 
@@ -160,7 +174,22 @@ def _measure(xp: Any, case: KernelCase, request: KernelRequest, bandwidth: float
     share = case.nbytes / (statistics.median(ours) / 1e3) / bandwidth
     whole = tuple(one / case.peer_share for one in peer)
     mark = case.copy_reach if judged else None
-    return KernelResult(case.name, case.shape, case.dtype, reach, "", ours, whole, share, mark)
+    other = _measure_other(xp, case, request)
+    return KernelResult(case.name, case.shape, case.dtype, reach, "", ours, whole, share, mark, *other)
+
+
+def _measure_other(xp: Any, case: KernelCase, request: KernelRequest) -> tuple[str, str, tuple[float, ...]]:
+    """Check and time a third package: its name, what is wrong, and times."""
+    xp.get_default_memory_pool().free_all_blocks()
+    other = case.other() if case.other is not None else None
+    if other is None:
+        return "", "", ()
+    try:
+        wrong = other.check(other.call())
+        times = () if wrong else _times(xp, other.call, request.runs)
+    except RuntimeError as error:  # it is not ours: what fails there must not end the run
+        return other.name, f"it failed: {error}".splitlines()[0][:100], ()
+    return other.name, wrong, times
 
 
 def _times(xp: Any, call: Callable[[], Any], runs: int, warm_ups: int = _WARM_UPS) -> tuple[float, ...]:
@@ -204,7 +233,16 @@ def row(result: KernelResult) -> str:
     reach = "–" if result.reach is None else f"≥ {result.reach:g}"
     share = "–" if result.share_of_copy is None else f"{result.share_of_copy:.2f}"
     numbers = f"{ours:>7.3f} ms{spread:>17}{peer:>8.4g} ms{result.ratio:>8.1f}{reach:>8}{share:>9}"
-    return f"{head}{numbers}  {result.verdict}".rstrip()
+    return f"{head}{numbers}  {result.verdict}{_other_text(result)}".rstrip()
+
+
+def _other_text(result: KernelResult) -> str:
+    if not result.other:
+        return ""
+    if result.other_wrong:
+        return f"  {result.other}: {result.other_wrong}"
+    other = statistics.median(result.other_ms)
+    return f"  {result.other} {other:.4g} ms, × {other / statistics.median(result.ours_ms):.1f}"
 
 
 def wrong_results(results: Sequence[KernelResult]) -> int:

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.kernel_case import KernelCase
+from linumpy.benchmark import torch_peer
+from linumpy.benchmark.kernel_case import KernelCase, Other
 from linumpy.device import is_device_array, to_host
-from linumpy.gpu.interpolation import affine_transform, map_coordinates, spline_filter
+from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
 
 #: Points of a result that are compared with SciPy.
 _CHECKED = 2000
+#: Planes of an image that are resized by SciPy, three times.
+_PLANES = 24
 #: A turn about all axes, with a little scale.
 _TURN = np.array([[0.98, 0.12, -0.05], [-0.11, 0.97, 0.09], [0.06, -0.08, 0.99]])
 
@@ -53,10 +56,20 @@ def _map(xp: ModuleType, scale: float, name: str, dtype: str, order: int, *, smo
     source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
     options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
 
-    def check(got: Any) -> str:
+    def check(got: Any, relative: float = 1e-5, border: bool = True) -> str:
         some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
         at = to_host(places.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
-        return _differs(got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options))
+        if not border:
+            inside = ((at >= 0) & (at <= side - 1)).all(0)
+            some, at = some[inside], at[:, inside]
+        return _differs(
+            got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options), relative
+        )
+
+    def by_torch() -> Other | None:
+        # PyTorch samples floats linearly; its places from -1 to 1 are a little less exact, and beyond the outermost
+        # voxels it fades out where SciPy stops.
+        return torch_peer.grid_sample(image, places, lambda got: check(got, 1e-3, border=False))
 
     nbytes = places.nbytes + source.size * source.itemsize
     return KernelCase(
@@ -69,6 +82,7 @@ def _map(xp: ModuleType, scale: float, name: str, dtype: str, order: int, *, smo
         int(nbytes),
         reach,
         copy_reach=0.75 if name == "map-linear-smooth" else None,
+        other=by_torch if order == 1 and dtype == "float32" else None,
     )
 
 
@@ -96,6 +110,47 @@ def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float) -
         2 * int(source.nbytes),
         reach,
     )
+
+
+def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -> KernelCase:
+    half = max(8, round(256 * scale))
+    image = _image(xp, 2 * half, dtype)
+    ndimage = _peer_module(image)
+
+    def peer() -> Any:
+        # What scikit-image's resize does, by cupyx, in float32.
+        smooth = ndimage.gaussian_filter(image, 0.5, output=np.float32, mode="mirror")
+        return ndimage.zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
+
+    return KernelCase(
+        name,
+        tuple(image.shape),
+        dtype,
+        lambda: resize(image, (half, half, half)),
+        peer,
+        lambda got: _differs_from_half(got, image),
+        image.nbytes + half**3 * 4,
+        reach,
+    )
+
+
+def _differs_from_half(got: Any, image: Any) -> str:
+    """Compare planes at both ends and in the middle with SciPy in float64, within 1e-5 of the range."""
+    side = len(image)
+    depth = min(side, _PLANES)
+    if tuple(got.shape) != (side // 2,) * 3:
+        return f"its shape is {tuple(got.shape)}"
+    worst = 0.0
+    for start in sorted({0, (side - depth) // 4 * 2, side - depth}):
+        part = to_host(image[start : start + depth]).astype(np.float64)
+        smooth = _scipy().gaussian_filter(part, 0.5, mode="mirror")
+        expected = _scipy().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
+        found = to_host(got[start // 2 : (start + depth) // 2])
+        # Planes near a cut lack their neighbours.
+        kept = slice(0 if start == 0 else 2, None if start + depth == side else -2)
+        worst = max(worst, float(np.abs(found - expected)[kept].max()))
+    tolerance = 1e-5 * float(image.max())
+    return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
 #: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a filter has forgotten
@@ -139,13 +194,19 @@ def _box_error(got: Any, image: np.ndarray, start: list[int]) -> float:
     return float(np.abs(found - truth[inside]).max())
 
 
-def _differs(got: Any, some: np.ndarray, source: np.ndarray, truth: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Compare some voxels with SciPy in float64, within 1e-5 of the range, and 1 for integers that are rounded."""
+def _differs(
+    got: Any,
+    some: np.ndarray,
+    source: np.ndarray,
+    truth: Callable[[np.ndarray], np.ndarray],
+    relative: float = 1e-5,
+) -> str:
+    """Compare some voxels with SciPy in float64, relative to the range, and within 1 for integers that are rounded."""
     found = to_host(got.reshape(-1)[_index(got, some)]).astype(np.float64)
     expected = truth(source.astype(np.float64))
-    tolerance = 1e-5 * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
-    worst = float(np.abs(found - expected).max())
-    return f"off by {worst:.3g} where {tolerance:.2g} is allowed" if worst > tolerance else ""
+    tolerance = relative * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
+    worst = float(np.abs(found - expected).max(initial=0))
+    return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
 def _index(array: Any, some: np.ndarray) -> Any:
@@ -178,5 +239,7 @@ MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "map-cubic-smooth": lambda xp, s: _map(xp, s, "map-cubic-smooth", "float32", 3, smooth=True, reach=4.0),
     "affine-linear": lambda xp, s: _affine(xp, s, "affine-linear", 1, 3.0),
     "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),
+    "resize-half": lambda xp, s: _resize(xp, s, "resize-half", "float32", 6.0),
+    "resize-half-uint16": lambda xp, s: _resize(xp, s, "resize-half-uint16", "uint16", 6.0),
     "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
 }

@@ -2,7 +2,8 @@
 
 In: an image, and places, a map, or voxel spacings. Out: samples. NumPy arrays are answered by SciPy. CuPy arrays of two
 and three axes are sampled by this package's kernels for orders 0, 1 and 3; all else goes to ``cupyx.scipy.ndimage``.
-Spacings are in µm, or in any one unit.
+`resize` and `resample_volume` smooth and sample an image of any rank axis by axis, orders 0 and 1 by kernels of their
+own (:mod:`~linumpy.gpu.resizing`). Spacings are in µm, or in any one unit.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
 rounded, places that lie next to a tie may be decided the other way. Integers are rounded, halves away from zero, and
@@ -19,8 +20,16 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import sampling, spline
-from linumpy.gpu.interpolation_args import check_image, check_spline, read_affine, read_output, read_shape
+from linumpy.gpu import resizing, sampling, spline
+from linumpy.gpu.interpolation_args import (
+    Resizing,
+    check_image,
+    check_spline,
+    read_affine,
+    read_output,
+    read_resizing,
+    read_shape,
+)
 
 #: SciPy adds so many voxels at either end before it filters for a spline in the modes that have no filter of their own.
 _SPLINE_PAD = 12
@@ -230,6 +239,112 @@ def _into(result: Any, out: Any) -> Any:
     return result if out is None else out
 
 
+def resize(
+    image: Any,
+    output_shape: Sequence[int],
+    *,
+    order: int = 1,
+    mode: str = "reflect",
+    anti_aliasing: bool | None = None,
+    anti_aliasing_sigma: float | Sequence[float] | None = None,
+    preserve_range: bool = True,
+    clip: bool = True,
+) -> Any:
+    """Resize an image, as scikit-image's ``resize`` does.
+
+    The corners of the image stay where they are: voxel i of the result has its centre at (i + 1/2) n / m - 1/2, for an
+    axis of n voxels that gets m. scikit-image computes integers in float64, this function in float32; integers that
+    are smoothed although the order is 0 are rounded once, not after every axis.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank; integers and floats, and booleans at order 0 without smoothing.
+    output_shape : sequence of int
+        One size for each axis. Without the last, that axis (of channels) keeps its size; further sizes are those of
+        axes that the image does not have yet.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5.
+    mode : str
+        What lies outside, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
+        ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
+    anti_aliasing : bool, optional
+        Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
+    anti_aliasing_sigma : float or sequence of float, optional
+        Of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
+    preserve_range : bool
+        False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
+    clip : bool
+        Whether the result stays within the range of the image, where splines overshoot or zeros lie outside.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of `output_shape`, where the image is: float64 for float64, else float32; at order 0 integers and booleans stay
+        what they are.
+
+    Raises
+    ------
+    ValueError
+        An order, mode, shape or sigma that does not fit; an empty image; booleans that would be smoothed or
+        interpolated.
+    TypeError
+        An image that is complex or not made of numbers.
+    """
+    asked = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
+    image = image.reshape(asked.image_shape)
+    if not preserve_range and order > 0 and image.dtype.kind in "iu":
+        image = _unit_range(image)
+    dtype = image.dtype.newbyteorder("=") if order == 0 and image.dtype.kind in "biu" else None
+    if order <= 1:
+        result = resizing.resample_axes(
+            image, asked.shape, order=order, mode=asked.mode, sigmas=asked.sigmas, dtype=dtype
+        )
+    else:
+        result = _resize_by_splines(image, asked, order)
+    # Weighted means stay within the range by themselves, unless zeros from outside are among what they weight.
+    if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
+        _clip(array_module(image), image, result, mode == "constant")
+    return result
+
+
+def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
+    result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
+    if any(asked.sigmas):
+        result = _ndimage(image).gaussian_filter(result, asked.sigmas, mode=asked.mode.removeprefix("grid-"))
+    factors = [n / m for n, m in zip(image.shape, asked.shape, strict=True)]
+    offset = [(factor - 1) / 2 for factor in factors]
+    return affine_transform(result, factors, offset, output_shape=asked.shape, order=order, mode=asked.mode)
+
+
+def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
+    """Limit a result to the range of the image, and to zero where it reaches it; as scikit-image, without a wait."""
+    low, high = _range(xp, image)
+    if zeros_outside:
+        lowest, highest = _range(xp, result)
+        reached = (lowest <= 0) & (highest >= 0)
+        low = xp.where(reached, xp.minimum(low, 0), low)
+        high = xp.where(reached, xp.maximum(high, 0), high)
+    xp.maximum(result, low.astype(result.dtype), out=result)
+    xp.minimum(result, high.astype(result.dtype), out=result)
+
+
+def _range(xp: ModuleType, image: Any) -> tuple[Any, Any]:
+    """Find the least and the largest number, as arrays; what is NaN does not count."""
+    if image.dtype.kind != "f":
+        return xp.asarray(image.min()), xp.asarray(image.max())
+    unknown = xp.isnan(image)
+    low = xp.where(unknown, image.dtype.type(np.inf), image).min()
+    high = xp.where(unknown, image.dtype.type(-np.inf), image).max()
+    return xp.asarray(low), xp.asarray(high)
+
+
+def _unit_range(image: Any) -> Any:
+    """Scale integers into [0, 1], or [-1, 1] where they have a sign, as scikit-image does."""
+    scaled = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
+    return scaled if image.dtype.kind == "u" else array_module(image).maximum(scaled, np.float32(-1))
+
+
 def resample_volume(
     volume: Any,
     current_spacing: Sequence[float],
@@ -282,11 +397,14 @@ def resample_volume(
     shape = tuple(max(1, round(n * c / t)) for n, c, t in zip(volume.shape, current, target, strict=True))
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
     reached = tuple(c * f for c, f in zip(current, factors, strict=True))
-    result = volume.astype(np.float64 if volume.dtype == np.float64 else np.float32)
+    sigmas = [max(0.0, (factor - 1) / 2) if anti_aliasing else 0.0 for factor in factors]
+    dtype = np.dtype(np.float64 if volume.dtype == np.float64 else np.float32)
+    if order <= 1:
+        return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas, dtype=dtype), reached
+    result = volume.astype(dtype)
     if shape == volume.shape:
         return result, reached
-    sigmas = [max(0.0, (factor - 1) / 2) for factor in factors]
-    if anti_aliasing and any(sigmas):
+    if any(sigmas):
         result = _ndimage(volume).gaussian_filter(result, sigmas, mode="nearest")
     # The centre of voxel i of the result lies at voxel (i + 1/2) factor - 1/2 of the volume.
     offset = [(factor - 1) / 2 for factor in factors]

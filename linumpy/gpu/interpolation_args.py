@@ -7,6 +7,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,77 @@ def read_output(output: Any, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[n
     if tuple(output.shape) != shape:
         raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
     return np.dtype(output.dtype), output
+
+
+#: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
+RESIZE_MODES = {
+    "reflect": "mirror",
+    "symmetric": "reflect",
+    "edge": "nearest",
+    "nearest": "nearest",
+    "wrap": "grid-wrap",
+    "constant": "grid-constant",
+}
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """What `resize` is asked for.
+
+    Attributes
+    ----------
+    image_shape, shape : tuple of int
+        Of the image, with the axes that it gets, and of the result.
+    mode : str
+        By SciPy's name.
+    sigmas : tuple of float
+        Of the Gaussian that smooths first, in voxels of the image; 0 for none.
+    """
+
+    image_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    mode: str
+    sigmas: tuple[float, ...]
+
+
+def read_resizing(
+    image: Any, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
+) -> Resizing:
+    """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
+    check_image(image)
+    check_spline(order, RESIZE_MODES.get(mode, mode) if isinstance(mode, str) else "nearest")
+    if mode not in RESIZE_MODES:
+        raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
+    if image.dtype.kind not in "biuf":
+        raise TypeError(f"an image of {image.dtype} cannot be resized: integers, floats and booleans can")
+    if not image.size:
+        raise ValueError(f"an image of shape {image.shape} has nothing to resize")
+    source, shape = _resized_shapes(image.shape, output_shape)
+    factors = [n / m for n, m in zip(source, shape, strict=True)]
+    kind = image.dtype.kind
+    if kind == "b" and (order > 0 or anti_aliasing):
+        raise ValueError("booleans are resized at order=0 without anti_aliasing: cast the image to another dtype first")
+    if anti_aliasing is None:
+        anti_aliasing = not (kind == "b" or (kind in "iu" and order == 0)) and any(factor > 1 for factor in factors)
+    if not anti_aliasing:
+        return Resizing(source, shape, RESIZE_MODES[mode], (0.0,) * len(shape))
+    if sigma is None:
+        return Resizing(source, shape, RESIZE_MODES[mode], tuple(max(0.0, (factor - 1) / 2) for factor in factors))
+    sigmas = np.asarray(sigma, np.float64)
+    if sigmas.shape not in ((), (1,), (len(shape),)) or not (np.isfinite(sigmas).all() and (sigmas >= 0).all()):
+        raise ValueError(
+            f"anti_aliasing_sigma={sigma!r}: one number of 0 or more is needed, or one for each of {len(shape)} axes"
+        )
+    return Resizing(source, shape, RESIZE_MODES[mode], tuple(np.broadcast_to(sigmas, len(shape)).tolist()))
+
+
+def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give image and result the same axes: a last one that is not named stays, new ones had one voxel."""
+    wanted = tuple(int(n) for n in output_shape)
+    if len(wanted) == len(shape) - 1:
+        wanted += shape[-1:]
+    if len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(output_shape)] != tuple(output_shape):
+        raise ValueError(
+            f"output_shape={tuple(output_shape)!r}: whole sizes of 1 or more are needed, for {len(shape)} axes"
+        )
+    return tuple(shape) + (1,) * (len(wanted) - len(shape)), wanted

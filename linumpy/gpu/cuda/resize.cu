@@ -1,0 +1,194 @@
+// Axes of an image resampled by tables of weights: out[i] = sum over the window of i of weight * in.
+//
+// `planes` takes the last two axes at once: a thread marches down columns of the image with the sums of OUTPUTS rows of
+// the result in registers, into a tile in shared memory, which the block then resamples along X. `along` takes any axis
+// but the last, lanes along what follows it; `along_x` the last where a tile would not fit shared memory. Every sum runs
+// in the order of the axis, so a result does not depend on tiles and launches. What has no weight is left out: it may be
+// NaN.
+//
+// A window lies at [first, first + count) and may leave the axis on either side, by less than its length: it goes on at
+// the other end, as mode grid-wrap asks.
+//
+// Definitions: SOURCE, TARGET, COMPUTE (float or double). No sizes of images. For speed alone: OUTPUTS, PACK (elements
+// that a thread loads at once), UNROLL (rows under way at once), BLOCKS (of 256 threads, on a multiprocessor).
+#include "number.cuh"
+#include "elements.cuh"
+
+struct Window { int first, count; };
+// What OUTPUTS neighbours need: rows of the image, and where their weights begin, OUTPUTS of them a row.
+struct Group { int first, count, start; };
+
+template <class T, int N> struct alignas(sizeof(T) * N) Pack { T v[N]; };
+
+__device__ __forceinline__ int around(int i, int n) { return i < 0 ? i + n : i >= n ? i - n : i; }
+
+template <class T> struct IsFloat { static constexpr bool value = false; };
+template <> struct IsFloat<half_bits> { static constexpr bool value = true; };
+template <> struct IsFloat<float> { static constexpr bool value = true; };
+template <> struct IsFloat<double> { static constexpr bool value = true; };
+
+template <int N>
+__device__ __forceinline__ void read_row(const SOURCE *in, const COMPUTE *weights, COMPUTE (&values)[N],
+                                        Pack<COMPUTE, OUTPUTS> &w) {
+    const Pack<SOURCE, N> here = *reinterpret_cast<const Pack<SOURCE, N> *>(in);
+    w = *reinterpret_cast<const Pack<COMPUTE, OUTPUTS> *>(weights);
+#pragma unroll
+    for (int c = 0; c < N; ++c) values[c] = Widen<COMPUTE, SOURCE>::of(here.v[c]);
+}
+
+// Sums of N columns for the OUTPUTS neighbours of a group.
+template <int N>
+__device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Group group, const COMPUTE *table,
+                                      COMPUTE (&sums)[OUTPUTS][N]) {
+    const COMPUTE *weights = table + static_cast<int64>(group.start) * OUTPUTS;
+    Pack<COMPUTE, OUTPUTS> w;
+    COMPUTE values[N], finite = 0;
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+#pragma unroll UNROLL
+    for (int k = 0; k < group.count; ++k) {
+        read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+            for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
+    }
+    if (!IsFloat<SOURCE>::value) return;
+    // A row that is NaN or infinite spoils neighbours in whose window it is not: 0 times it is NaN. Such sums are rare,
+    // and taken again, more slowly.
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) finite += sums[j][c] * 0;
+    if (finite == 0) return;
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+#pragma unroll 1
+    for (int k = 0; k < group.count; ++k) {
+        read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j)
+            if (w.v[j] != 0)
+#pragma unroll
+                for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void column(const SOURCE *in, TARGET *out, Group group, const COMPUTE *table, int start,
+                                       int n, int m, int64 inner) {
+    COMPUTE sums[OUTPUTS][N];
+    march<N>(in, inner, n, group, table, sums);
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j) {
+        if (start + j >= m) return;
+        Pack<TARGET, N> result;
+#pragma unroll
+        for (int c = 0; c < N; ++c) result.v[c] = Narrow<TARGET, COMPUTE>::of(sums[j][c]);
+        *reinterpret_cast<Pack<TARGET, N> *>(out + (start + j) * inner) = result;
+    }
+}
+
+// (outer, n, inner) -> (outer, m, inner). `packed` where rows begin on PACK elements: an argument, as the shape decides.
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) along(
+    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
+    const COMPUTE *__restrict__ table, int64 outer, int n, int m, int64 inner, int packed) {
+    const int64 packs = packed ? inner / PACK : inner, count = (m + OUTPUTS - 1) / OUTPUTS;
+    const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (thread >= packs * count * outer) return;
+    const int64 rest = thread / packs, x = (thread - rest * packs) * (packed ? PACK : 1);
+    const int64 o = rest / count;
+    const int g = static_cast<int>(rest - o * count);
+    in += o * n * inner + x;
+    out += o * m * inner + x;
+    if (packed)
+        column<PACK>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
+    else
+        column<1>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
+}
+
+// A column's place in a row of the tile: a gap every 32, so that lanes that read every second or fourth column meet in
+// no bank.
+__device__ __forceinline__ int in_tile(int column) { return column + (column >> 5); }
+
+// Rows of the result by columns of the image, N columns a thread.
+template <int N>
+__device__ __forceinline__ void fill(COMPUTE *tile, const SOURCE *in, const Group *groups, int count,
+                                     const COMPUTE *table, Window span, int ny, int nx, int pitch) {
+    const int packs = span.count / N;
+    for (int task = threadIdx.x; task < packs * count; task += blockDim.x) {
+        const int g = task / packs, column = (task - g * packs) * N;
+        COMPUTE sums[OUTPUTS][N];
+        march<N>(in + around(span.first + column, nx), nx, ny, groups[g], table, sums);
+        COMPUTE *row = tile + g * OUTPUTS * pitch;
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j, row += pitch)
+#pragma unroll
+            for (int c = 0; c < N; ++c) row[in_tile(column + c)] = sums[j][c];
+    }
+}
+
+// (outer, ny, nx) -> (outer, my, mx), in tiles of tile_groups * OUTPUTS rows and tile_width columns of the result.
+// `spans` holds the columns of the image that each tile along X needs, whole packs of them where `packed`.
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
+    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
+    const COMPUTE *__restrict__ table_y, const Window *__restrict__ windows, const COMPUTE *__restrict__ table_x,
+    const Window *__restrict__ spans, int ny, int my, int nx, int mx, int tile_width, int tile_groups, int pitch,
+    int packed) {
+    extern __shared__ COMPUTE tile[];
+    const int across = (mx + tile_width - 1) / tile_width, all = (my + OUTPUTS - 1) / OUTPUTS;
+    const int down = (all + tile_groups - 1) / tile_groups, block = static_cast<int>(blockIdx.x);
+    const int number = block / across, tile_x = block - number * across;
+    const int plane = number / down, first_group = (number - plane * down) * tile_groups;
+    const int count = min(tile_groups, all - first_group);
+    const Window span = spans[tile_x];
+    in += static_cast<int64>(plane) * ny * nx;
+    if (packed)
+        fill<PACK>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
+    else
+        fill<1>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
+    __syncthreads();
+
+    const int x0 = tile_x * tile_width, width = min(tile_width, mx - x0);
+    out += static_cast<int64>(plane) * my * mx + x0;
+    for (int task = threadIdx.x; task < width * count; task += blockDim.x) {
+        const int g = task / width, i = task - g * width, y0 = (first_group + g) * OUTPUTS;
+        const Window window = windows[x0 + i];
+        const COMPUTE *rows = tile + g * OUTPUTS * pitch, *weights = table_x + x0 + i;
+        COMPUTE sums[OUTPUTS];
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j) sums[j] = 0;
+#pragma unroll UNROLL
+        for (int k = 0; k < window.count; ++k) {
+            const COMPUTE w = weights[static_cast<int64>(k) * mx];
+            const COMPUTE *from = rows + in_tile(window.first - span.first + k);
+#pragma unroll
+            for (int j = 0; j < OUTPUTS; ++j) sums[j] += w * from[j * pitch];
+        }
+#pragma unroll
+        for (int j = 0; j < OUTPUTS; ++j)
+            if (y0 + j < my) out[static_cast<int64>(y0 + j) * mx + i] = Narrow<TARGET, COMPUTE>::of(sums[j]);
+    }
+}
+
+// (outer, n) -> (outer, m), a thread an element.
+extern "C" __global__ void __launch_bounds__(256) along_x(
+    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Window *__restrict__ windows,
+    const COMPUTE *__restrict__ table, int64 outer, int n, int m) {
+    const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (thread >= outer * m) return;
+    const int64 o = thread / m;
+    const int i = static_cast<int>(thread - o * m);
+    const Window window = windows[i];
+    in += o * n;
+    COMPUTE sum = 0;
+    for (int k = 0; k < window.count; ++k) {
+        const COMPUTE w = table[static_cast<int64>(k) * m + i];
+        sum += w * Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
+    }
+    out[thread] = Narrow<TARGET, COMPUTE>::of(sum);
+}

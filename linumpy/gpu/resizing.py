@@ -1,0 +1,255 @@
+"""Resize an image axis by axis, smoothing and interpolation in one table of weights: both are linear and separable.
+
+In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. Passes,
+tiles and tables are planned in NumPy alone and kept. CuPy arrays are resampled by kernels of ``resize.cu``, NumPy
+arrays by the same weights as sparse matrices; nearest voxels are taken as they are. No kernel is compiled for a shape.
+Temporary memory: the results between two passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
+from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
+
+DEFAULT = Tuning()
+_THREADS = 256
+_ALIGNED = 16  # bytes: of the loads of resize.cu
+_TABLE_ALIGNED = 64  # of weights, of which a thread loads a row at once
+#: Tables of more bytes are made and sent up again at every call.
+_KEPT_BYTES = 4 * 2**20
+_HOST_VOXELS = 2**20  # that are float64 at a time
+
+
+def plan_axes(
+    shape: Sequence[int], output_shape: Sequence[int], order: int, mode: str, sigmas: Sequence[float]
+) -> tuple[AxisPlan, ...]:
+    """Plan every axis by itself."""
+    return tuple(
+        AxisPlan(int(n), int(m), order, mode, float(sigma)) if n != m or sigma > 0 else unchanged(int(n))
+        for n, m, sigma in zip(shape, output_shape, sigmas, strict=True)
+    )
+
+
+def resample_axes(
+    image: Any,
+    output_shape: Sequence[int],
+    *,
+    order: int,
+    mode: str,
+    sigmas: Sequence[float],
+    dtype: Any = None,
+) -> Any:
+    """Smooth and interpolate an image, axis by axis.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of integers or floats, not empty.
+    output_shape : sequence of int
+        One size for each axis, none 0.
+    order : int
+        0 nearest, 1 linear.
+    mode : str
+        One of :data:`~linumpy.gpu.resize_tables.MODES`.
+    sigmas : sequence of float
+        Of the Gaussian, one for each axis, in voxels of the image.
+    dtype : dtype, optional
+        Of the result; integers are rounded, halves away from zero, and saturate. By default float64 for float64, else
+        float32.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of `output_shape`, where the image is; never a view of it.
+    """
+    between = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
+    target = between if dtype is None else np.dtype(dtype)
+    axes = plan_axes(image.shape, output_shape, order, mode, sigmas)
+    if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
+        taken = _nearest(image, axes)
+        return taken.astype(target, copy=taken is image)
+    if not is_device_array(image):
+        return _on_host(image, axes, between, target)
+    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target)
+
+
+def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
+    """Take voxels as they are, by the array module: exact for every dtype. What shrinks most goes first."""
+    xp = array_module(image)
+    result = image
+    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
+        if axes[axis].length != axes[axis].size:
+            result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
+    return result
+
+
+def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> np.ndarray:
+    """Resample by sparse matrices, in float64; between two axes `between` is kept, as on a device."""
+    result = image
+    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
+        plan = axes[axis]
+        if plan == unchanged(plan.size):
+            continue
+        moved = np.moveaxis(result, axis, 0)
+        lines = moved.reshape(plan.size, -1)
+        done = np.empty((plan.length, lines.shape[1]), between)
+        matrix = axis_matrix(plan)
+        step = max(1, _HOST_VOXELS // max(plan.size, plan.length))
+        for start in range(0, lines.shape[1], step):
+            done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
+        result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
+    if target.kind in "iu":
+        info = np.iinfo(target)
+        result = np.clip(np.trunc(result + np.copysign(0.5, result)), info.min, info.max)
+    return np.ascontiguousarray(result, target)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A step with all that it needs on the device."""
+
+    kernel: Any
+    blocks: int
+    shared: int
+    tables: tuple[Any, ...]
+    sizes: tuple[np.generic, ...]
+    shape: tuple[int, ...]
+    target: np.dtype
+
+
+def run_passes(
+    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT
+) -> Any:
+    """Resample a C-contiguous image: the last pass writes `target`, others `between`."""
+    dtypes = (image.dtype, between, target)
+    for launch in _prepare(tuple(axes), dtypes, _address(image) % _ALIGNED == 0, tuning, _place(image)):
+        out = array_module(image).empty(launch.shape, launch.target)
+        launch.kernel(
+            (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
+        )
+        image = out
+    return image
+
+
+def _address(array: Any) -> int:
+    return int(array.data.ptr if is_device_array(array) else array.ctypes.data)
+
+
+def _place(image: Any) -> tuple[int, int, int] | None:
+    """Name the queue of work in which a table is made and used: by it both come in order, without a wait."""
+    if not is_device_array(image):
+        return None
+    import cupy
+
+    return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
+
+
+@functools.lru_cache(maxsize=64)
+def _steps(axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
+    return plan_steps(axes, dtypes, aligned, tuning)
+
+
+def _prepare(
+    axes: tuple[AxisPlan, ...],
+    dtypes: tuple[np.dtype, ...],
+    aligned: bool,
+    tuning: Tuning,
+    place: tuple[int, int, int] | None,
+) -> tuple[_Launch, ...]:
+    make = _kept if place is not None and _is_small(axes) else _made
+    return make(axes, dtypes, aligned, tuning, place)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_small(axes: tuple[AxisPlan, ...]) -> bool:
+    return sum(windows_of(plan).weights.nbytes for plan in axes) <= _KEPT_BYTES
+
+
+def _made(
+    axes: tuple[AxisPlan, ...],
+    dtypes: tuple[np.dtype, ...],
+    aligned: bool,
+    tuning: Tuning,
+    place: tuple[int, int, int] | None,
+) -> tuple[_Launch, ...]:
+    return tuple(_launch(step, tuning, place) for step in _steps(axes, dtypes, aligned, tuning))
+
+
+_kept = functools.lru_cache(maxsize=32)(_made)
+
+
+def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _Launch:
+    sizes: tuple[np.generic, ...]
+    if step.kernel == "planes":
+        assert step.tile is not None
+        y, x = step.axes
+        tile = step.tile
+        sizes = int32(y.size, y.length, x.size, x.length, tile.width, tile.groups, tile.pitch, int(step.packed))
+    elif step.kernel == "along":
+        (plan,) = step.axes
+        sizes = (*int64(step.outer), *int32(plan.size, plan.length), *int64(step.inner), *int32(int(step.packed)))
+    else:
+        (plan,) = step.axes
+        sizes = (*int64(step.outer), *int32(plan.size, plan.length))
+    kernel = load(kernel_spec(step.kernel, step.source, step.target, tuning))
+    return _Launch(
+        kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target
+    )
+
+
+def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
+    """Lay out the tables that a kernel takes, in its order."""
+    compute = np.float64 if step.source == np.float64 else np.float32
+    tables: list[np.ndarray] = []
+    if step.kernel != "along_x":
+        groups = join(windows_of(step.axes[0]), tuning.outputs)
+        tables += [_records(groups.first, groups.count, groups.start), groups.weights.astype(compute)]
+    if step.kernel != "along":
+        windows = windows_of(step.axes[-1])
+        tables += [_records(windows.first, windows.count), windows.weights.astype(compute)]
+    if step.tile is not None:
+        tables.append(np.array(step.tile.spans, np.int32))
+    return tables
+
+
+def _records(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, 1).astype(np.int32)
+
+
+def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
+    """Bring tables to the device in one copy; views of it."""
+    sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
+    ends = np.cumsum(sizes)
+    packed: Any = np.zeros(int(ends[-1]), np.uint8)
+    for table, size, end in zip(tables, sizes, ends, strict=True):
+        packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
+    if place is not None:
+        import cupy
+
+        packed = cupy.asarray(packed)
+    return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+
+
+def kernel_spec(name: str, source: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT) -> KernelSpec:
+    """Describe a kernel for the types it reads and writes; sums of float64 images are float64, others float32."""
+    wide = source == np.float64
+    defines = {
+        "SOURCE": CUDA_TYPES[source.str[1:]],
+        "TARGET": CUDA_TYPES[target.str[1:]],
+        "COMPUTE": "double" if wide else "float",
+        "OUTPUTS": str(tuning.outputs),
+        "PACK": str(tuning.pack(source.itemsize)),
+        "UNROLL": str(tuning.unroll),
+        "BLOCKS": str(max(1, tuning.blocks // 2) if wide else tuning.blocks),
+    }
+    return KernelSpec("resize", name, tuple(defines.items()))
