@@ -14,7 +14,7 @@ import numpy as np
 from linumpy.benchmark import torch_peer
 from linumpy.benchmark.kernel_case import KernelCase, Other
 from linumpy.device import is_device_array, to_host
-from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize
+from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
 
 #: Points of a result that are compared with SciPy.
 _CHECKED = 2000
@@ -153,6 +153,47 @@ def _differs_from_half(got: Any, image: Any) -> str:
     return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
+#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a filter has forgotten
+#: where its image was cut.
+_BOXES, _BOX_SIDE, _MARGIN = 8, 40, 24
+
+
+def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> KernelCase:
+    image = _image(xp, max(16, round(512 * scale)), "float32")
+    ndimage = _peer_module(image)
+    host = to_host(image)
+
+    def check(got: Any) -> str:
+        rng = np.random.default_rng(0)
+        # The image's first and last corner, and some more.
+        starts = [[0] * 3, [max(0, n - _BOX_SIDE) for n in host.shape]]
+        starts += [[int(rng.integers(0, n)) for n in host.shape] for _ in range(_BOXES - 2)]
+        tolerance = 1e-5 * float(host.max())
+        worst = max(_box_error(got, host, start) for start in starts)
+        return f"off by {worst:.3g} where {tolerance:.2g} is allowed" if worst > tolerance else ""
+
+    return KernelCase(
+        name,
+        tuple(image.shape),
+        "float32",
+        lambda: spline_filter(image, output=np.float32),
+        lambda: ndimage.spline_filter(image, output=np.float32),
+        check,
+        6 * int(image.nbytes),  # an axis after another
+        reach,
+    )
+
+
+def _box_error(got: Any, image: np.ndarray, start: list[int]) -> float:
+    """The largest difference between a box of coefficients and SciPy's, in float64."""
+    near = [max(0, a - _MARGIN) for a in start]
+    part = image[tuple(slice(a, b + _BOX_SIDE + _MARGIN) for a, b in zip(near, start, strict=True))]
+    truth = _scipy().spline_filter(part, output=np.float64)
+    inside = tuple(slice(b - a, b - a + _BOX_SIDE) for a, b in zip(near, start, strict=True))
+    found = to_host(got[tuple(slice(b, b + _BOX_SIDE) for b in start)])
+    return float(np.abs(found - truth[inside]).max())
+
+
 def _differs(
     got: Any,
     some: np.ndarray,
@@ -200,4 +241,5 @@ MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),
     "resize-half": lambda xp, s: _resize(xp, s, "resize-half", "float32", 6.0),
     "resize-half-uint16": lambda xp, s: _resize(xp, s, "resize-half-uint16", "uint16", 6.0),
+    "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
 }

@@ -18,6 +18,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import sampling
+from linumpy.gpu.interpolation import spline_filter
 from linumpy.plan.resample import CLIPPED_MODES, AffineGrid, Block
 
 #: Output voxels whose places are held at a time.
@@ -147,7 +148,7 @@ def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[A
     if grid.mode == "nearest":
         source = array_module(source).pad(source, _SPLINE_PAD, mode="edge")
         origin = tuple(a - _SPLINE_PAD for a in origin)
-    return _ndimage(source).spline_filter(source, grid.order, output=np.float64, mode=grid.mode), origin
+    return spline_filter(source, grid.order, np.float64, grid.mode), origin
 
 
 def _places(

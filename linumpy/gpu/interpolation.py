@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import resizing, sampling
+from linumpy.gpu import resizing, sampling, spline
 from linumpy.gpu.interpolation_args import (
     Resizing,
     check_image,
@@ -31,8 +31,9 @@ from linumpy.gpu.interpolation_args import (
     read_shape,
 )
 
-#: Voxels after which a cubic spline's filter has forgotten all but 1e-14.
-_SPLINE_PAD = 24
+#: SciPy adds so many voxels at either end before it filters for a spline in the modes that have no filter of their own.
+_SPLINE_PAD = 12
+_PADDED = ("nearest", "grid-constant")
 
 
 def map_coordinates(
@@ -93,9 +94,9 @@ def map_coordinates(
     places = sampling.contiguous(coordinates)
     if places.dtype.str[1:] not in ("f4", "f8"):
         places = places.astype(np.float64)
-    source = _coefficients(image, order, mode, prefilter)
+    source, pad = _coefficients(image, order, mode, cval, prefilter)
     result = _result(image, shape, dtype, out)
-    sampling.sample_points(source, places, sampling.Sampler(order, mode, float(cval)), result)
+    sampling.sample_points(source, places, sampling.Sampler(order, mode, float(cval), pad), result)
     return _into(result, out)
 
 
@@ -152,29 +153,77 @@ def affine_transform(
         return _ndimage(image).affine_transform(
             image, xp.asarray(linear), shift.tolist(), shape, into, order, mode, cval, prefilter
         )
-    source = _coefficients(image, order, mode, prefilter)
+    source, pad = _coefficients(image, order, mode, cval, prefilter)
     result = _result(image, shape, dtype, out)
     affine = sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
-    sampling.sample_affine(source, affine, sampling.Sampler(order, mode, float(cval)), result)
+    sampling.sample_affine(source, affine, sampling.Sampler(order, mode, float(cval), pad), result)
     return _into(result, out)
+
+
+def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: str = "mirror") -> Any:
+    """Find the coefficients of the spline that goes through an image's voxels.
+
+    What the functions above do first for orders above 1, unless ``prefilter=False``: an image that is sampled many
+    times need be filtered once.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank. Axes of one voxel are left as they are.
+    order : int
+        Of the spline, 2 to 5.
+    output : dtype or array
+        Dtype of the coefficients, or where to put them.
+    mode : str
+        How the image goes on beyond its ends, by SciPy's names: ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have
+        filters of their own; ``"nearest"`` takes that of ``"reflect"``, the others that of ``"mirror"``.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of the image's shape.
+
+    Raises
+    ------
+    ValueError
+        An `order`, `mode` or `output` that does not fit.
+    TypeError
+        An image that is not made of numbers.
+
+    Notes
+    -----
+    On a device, this package's kernels filter for order 3, where the result is float32 or float64;
+    ``cupyx.scipy.ndimage`` does all else. NaN and infinities spoil what is near them on their lines and behind; with
+    SciPy's filter, all of the lines. To sample with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` is not
+    to sample these coefficients: SciPy, and so this package, adds 12 voxels at either end first.
+    """
+    check_image(image)
+    check_spline(order, mode)
+    if order < 2:
+        raise ValueError(f"order={order!r}: splines of order 2 to 5 are filtered, those below are the image itself")
+    dtype, out = read_output(output, image.dtype, tuple(image.shape))
+    ours = is_device_array(image) and order == 3 and dtype.str[1:] in ("f4", "f8") and spline.can_filter(image)
+    if not ours:
+        return _ndimage(image).spline_filter(image, order, dtype if output is None else output, mode)
+    result = _result(image, tuple(image.shape), dtype, out)
+    return _into(spline.filtered(image, spline.Ends(mode), dtype, result), out)
 
 
 def _is_ours(image: Any, dtype: np.dtype, order: int, mode: str) -> bool:
     return is_device_array(image) and dtype.kind in "iuf" and sampling.can_sample(image, order, mode)
 
 
-def _coefficients(image: Any, order: int, mode: str, prefilter: bool) -> Any:
-    """Return the image as the kernels take it: contiguous, and filtered for order 3."""
+def _coefficients(image: Any, order: int, mode: str, cval: float, prefilter: bool) -> tuple[Any, int]:
+    """Return the image as the kernels take it, contiguous, and filtered for order 3; and by how many voxels it grew."""
     if order <= 1 or not prefilter:
-        return sampling.contiguous(image)
+        return sampling.contiguous(image), 0
     kind = np.float64 if image.dtype.itemsize > 4 or image.dtype.str[1:] in ("i4", "u4") else np.float32
-    if mode != "reflect":
-        return _ndimage(image).spline_filter(image, order, output=kind, mode=mode)
-    # cupyx (14.2) begins its filter wrongly in this mode: its spline misses the first voxels, by 4e-4 at worst. So the
-    # image is continued until the filter has forgotten where it began.
-    wide = array_module(image).pad(image.astype(kind), _SPLINE_PAD, mode="symmetric")
-    inside = (slice(_SPLINE_PAD, -_SPLINE_PAD),) * image.ndim
-    return sampling.contiguous(_ndimage(image).spline_filter(wide, order, output=kind, mode="mirror")[inside])
+    if mode not in _PADDED:
+        return spline.filtered(image, spline.Ends(mode), kind), 0
+    # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
+    value = np.pad(np.zeros(1, image.dtype), 1, constant_values=cval)[0] if mode == "grid-constant" else None
+    ends = spline.Ends(mode, _SPLINE_PAD, value if value is None else float(value))
+    return spline.filtered(image, ends, kind), _SPLINE_PAD
 
 
 def _result(image: Any, shape: tuple[int, ...], dtype: np.dtype, out: Any) -> Any:

@@ -91,7 +91,7 @@ def read_output(output: Any, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[n
     """Settle the dtype of a result, and the array to put it in, if one is given."""
     if output is None:
         return np.dtype(dtype), None
-    if isinstance(output, np.dtype) or not hasattr(output, "shape"):
+    if isinstance(output, (type, np.dtype)) or not hasattr(output, "shape"):  # dtypes have a shape too
         return np.dtype(output), None
     if tuple(output.shape) != shape:
         raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")

@@ -24,8 +24,6 @@ MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "g
 ORDERS, RANKS = (0, 1, 3), (2, 3)
 #: Integers of 32 bits and more do not fit into a float.
 _IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: SciPy pads the image before it filters it for splines in these modes.
-_PADDED = ("nearest", "grid-constant")
 #: Shared memory of a block at most: two of them fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
 #: A kernel that wants more must ask for it.
@@ -111,18 +109,20 @@ class Sampler:
         One of :data:`MODES`: what lies outside.
     cval : float
         The value there, for the constant modes.
+    pad : int
+        Voxels that were added at either end of each axis of the image that is sampled, as SciPy does for some splines.
+        Places are those of the image without them; `mode` applies beyond them.
     """
 
     order: int
     mode: str
     cval: float
+    pad: int = 0
 
 
 def can_sample(image: Any, order: int, mode: str) -> bool:
     """Say whether the kernels sample this kind of image."""
     kind = image.dtype.str[1:]
-    if order == 3 and mode in _PADDED:
-        return False
     return image.ndim in RANKS and order in ORDERS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
 
 
@@ -189,6 +189,7 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=str(int(scale is not None)),
         GRID=str(int(is_grid)),
+        PAD=str(how.pad),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
     load(spec)(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
@@ -286,7 +287,7 @@ def sample_affine(
         cut, name, more = _AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
     blocks, tiles = _blocks(shape, cut.tile, rank)
     numbers = (
-        *_matrix_and_shift(affine, rank),
+        *_matrix_and_shift(affine, rank, how.pad),
         how.cval,
         *_three(out_start or (0,) * rank, 0),
         *shape,
@@ -306,9 +307,9 @@ def sample_affine(
     kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
 
 
-def _matrix_and_shift(affine: AffineMap, rank: int) -> tuple[float, ...]:
-    """Return the map's twelve numbers, for three axes."""
-    (row, *rows), shift = affine.matrix, affine.offset
+def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ...]:
+    """Return the map's twelve numbers, for three axes, into an image with a pad."""
+    (row, *rows), shift = affine.matrix, [one + pad for one in affine.offset]
     if rank == 3:
         return (*row, *rows[0], *rows[1], *shift)
     return (0, 0, 0, 0, *row, 0, *rows[0], 0, *shift)

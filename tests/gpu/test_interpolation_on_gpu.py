@@ -69,7 +69,7 @@ def test_affine_as_scipy(cupy, shape, dtype, order, mode, form, seed):
     assert close(got, expected, image, order).mean() > 0.98
 
 
-@pytest.mark.parametrize("mode", ["reflect", "mirror", "grid-wrap", "constant"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2, 2), (1, 1, 3), (4, 1)])
 def test_short_axes(cupy, mode, shape):
     image = image_of("u2", shape, 0)

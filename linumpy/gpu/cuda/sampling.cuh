@@ -1,6 +1,8 @@
 // One sample of an image at a place between its voxels: orders 0, 1 and 3, SciPy's boundary modes.
 //
-// Definitions: SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or 3), ORDER (0, 1, 3), MODE (below), INDEX (int or int64).
+// Definitions: SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or 3), ORDER (0, 1, 3), MODE (below), INDEX (int or int64),
+// and PAD: places are those of an image to which so many voxels were added before its first (and as many behind its last);
+// the array with them is what is sampled, and called the image here.
 //
 // A place whose voxels all lie inside takes the short way (`Inside`); all others take SciPy's rules, in double
 // precision, one voxel at a time (`sample_edge`). Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
@@ -13,10 +15,15 @@
 #define WRAP 5
 #define GRID_WRAP 6
 
+#ifndef PAD
+#define PAD 0
+#endif
+
 constexpr int FIRST_AXIS = 3 - RANK;
 constexpr int TAPS = ORDER == 3 ? 4 : ORDER + 1;
-// Voxels that a sample reads before and after the one at or below its place.
-constexpr int BEFORE = ORDER == 3 ? 1 : 0;
+// Voxels that a sample reads before and after the one at or below its place. Those before are counted from the place as
+// it is given, so that a pad costs nothing.
+constexpr int BEFORE = (ORDER == 3 ? 1 : 0) - PAD;
 constexpr int AFTER = ORDER == 3 ? 2 : 1;
 // Beyond this no double has a fraction left to interpolate with, and casts to integers are not safe.
 constexpr double FARTHEST = 4503599627370496.0;
@@ -64,15 +71,15 @@ __device__ __forceinline__ Located<float, 0x41380000> locate_raised(double raise
 __device__ __forceinline__ Located<float, 0x41380000> locate(double c, float) { return locate_raised(c + RAISE); }
 __device__ __forceinline__ Located<double, 0> locate(double c, double) {
     const double down = floor(c);
-    const bool sane = down >= -1.0 && down < 2147483647.0;
-    return {sane ? static_cast<unsigned>(static_cast<int>(down)) : ~0u, c - down};
+    const bool sane = down >= -1.0 - PAD && down < 2147483647.0;
+    return {static_cast<unsigned>(sane ? static_cast<int>(down) : BEFORE - 1), c - down};
 }
 __device__ __forceinline__ Located<double, 0> locate(float c, double) { return locate(static_cast<double>(c), 0.0); }
 
 // First voxels for which all neighbours lie in the box: `voxel - BEFORE - start` below this. Fixed-point places are
 // good below 2^19 voxels, floats below 2^22; what lies beyond takes the long way.
 __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
-    const int last = image.box[axis] - BEFORE - AFTER;
+    const int last = image.box[axis] - (BEFORE + PAD) - AFTER;
     const int good = (1 << 19) - BEFORE - image.start[axis];
     return static_cast<unsigned>(max(0, min(last, WIDE ? last : good)));
 }
@@ -200,7 +207,9 @@ __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {
         if (MODE == CONSTANT || c != c) return false;
         if (MODE == NEAREST) {
-            c = c < 0 ? 0 : n - 1;
+            // A cubic spline goes on beyond the last voxel until all it is made of are that voxel.
+            const double beyond = ORDER == 3 ? 4 : 0;
+            c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);
             return true;
         }
         if (!(fabs(c) < FARTHEST)) return false;
@@ -253,12 +262,12 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
     INDEX step = 1;
 #pragma unroll
     for (int a = 2; a >= FIRST_AXIS; --a) {
-        double c = place[a];
+        double c = place[a] + PAD;
         if (!bring_inside(c, image.whole[a]))
             return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
         const double down = floor(ORDER == 0 ? c + 0.5 : c);
         weigh(c - down, weight[a]);
-        const int64 first = static_cast<int64>(down) - BEFORE;
+        const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
 #pragma unroll
         for (int k = 0; k < TAPS; ++k) {
             const int voxel = fold(first + k, image.whole[a]);

@@ -1,0 +1,304 @@
+// Turn voxels into the coefficients of their cubic B-spline along one axis, as SciPy's `spline_filter1d` of order 3.
+//
+// Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK (voxels
+// of a step: 8, 16 or 32), THREADS (of a block) and RESIDENT (blocks of a multiprocessor, at least). Never a shape.
+//
+// The filter is a recursion forwards, c[i] = 6 x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] - c[i]), with
+// z = sqrt(3) - 2 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal Processing Magazine
+// 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and addition. Both forget:
+// |z|^16 < 1e-9, |z|^32 < 1e-18. So a recursion may begin anywhere, K voxels early and with 0; what lies beyond the ends
+// are voxels of the image again, as the mode has it, and no end needs formulas of its own.
+//
+// A thread goes along a line. It keeps K + BLOCK values of c in registers; a step takes in BLOCK voxels and, from the
+// newest value back, gives out those BLOCK that are K voxels older. Each voxel is read once, before the thread writes to
+// its place. So lines may be filtered in place: what a line needs of voxels near its far end, to know how the backward
+// recursion goes on there, it reads before it writes any. Where lines are few they are cut into segments, each with its
+// own thread; in place, what segments need of each other is found by `spline_boundaries` before.
+#include "number.cuh"
+#include "elements.cuh"
+
+#define MIRROR 0
+#define REFLECT 1
+#define WRAP 2
+
+constexpr int K = sizeof(COMPUTE) == 8 ? 32 : 16;
+constexpr int WINDOW = K + BLOCK;
+constexpr COMPUTE POLE = static_cast<COMPUTE>(-0.267949192431122706472553658494127633);
+constexpr COMPUTE GAIN = static_cast<COMPUTE>(6 * 0.267949192431122706472553658494127633);
+constexpr int SHORT = 8;  // as spline.py has it
+
+// The axis that is filtered: `size` voxels of an image, continued at both ends by `pad` voxels (fewer than K: those are
+// read before the last voxel is written to) that repeat the image's ends or are constant.
+struct Axis {
+    int size, pad, fold;
+    bool constant;
+    COMPUTE value;
+
+    __device__ __forceinline__ int whole() const { return size + 2 * pad; }
+    // A voxel's number from anywhere to [0, whole). Short code: it stands for every voxel of a window.
+    __device__ __forceinline__ int folded(int p) const {
+        const int n = whole(), at_start = fold == WRAP ? n : fold == MIRROR ? 0 : -1;
+        const int at_end = fold == WRAP ? -n : fold == MIRROR ? 2 * n - 2 : 2 * n - 1;
+        while (static_cast<unsigned>(p) >= static_cast<unsigned>(n))
+            p = (fold == WRAP ? p : -p) + (p < 0 ? at_start : at_end);
+        return p;
+    }
+    __device__ __forceinline__ bool is_constant(int p) const {
+        return constant && static_cast<unsigned>(p - pad) >= static_cast<unsigned>(size);
+    }
+    // The voxel of the image that gives voxel p of the whole.
+    __device__ __forceinline__ int voxel(int p) const { return min(max(p - pad, 0), size - 1); }
+};
+
+// BLOCK values of d for the oldest of a window, which holds `left` voxels before the end of the segment; d is `ending`
+// at that end.
+template <bool AT_END>
+__device__ __forceinline__ void go_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending, COMPUTE (&made)[BLOCK]) {
+    COMPUTE d = 0;
+#pragma unroll
+    for (int k = WINDOW - 1; k >= 0; --k) {
+        d = AT_END && k >= left ? ending : POLE * d + window[k];
+        if (k < BLOCK) made[k] = d;
+    }
+}
+__device__ __forceinline__ void make(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending, COMPUTE (&made)[BLOCK]) {
+    if (left >= WINDOW)
+        go_back<false>(window, left, ending, made);
+    else
+        go_back<true>(window, left, ending, made);
+}
+__device__ __forceinline__ void move_on(COMPUTE (&window)[WINDOW]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) window[k] = window[k + BLOCK];
+}
+// d at the first voxel of a window of which K are filled.
+__device__ __forceinline__ COMPUTE first_made(const COMPUTE (&window)[WINDOW]) {
+    COMPUTE d = 0;
+#pragma unroll
+    for (int k = K - 1; k >= 0; --k) d = POLE * d + window[k];
+    return d;
+}
+
+struct Column {
+    const SOURCE *from;
+    INDEX step;
+
+    __device__ __forceinline__ COMPUTE at(const Axis &axis, int p) const {
+        if (axis.is_constant(p)) return axis.value;
+        return Widen<COMPUTE, SOURCE>::of(from[static_cast<INDEX>(axis.voxel(p)) * step]);
+    }
+    // Fill the first K of a window with c from voxel p on. Where `given` is not null, it is c before p. Returns that.
+    __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given, COMPUTE (&window)[WINDOW]) const {
+        constexpr int BATCH = 8;  // all 2 K at once would be more code than the rest
+        COMPUTE c = 0, before = 0;
+#pragma unroll 1
+        for (int t = given ? 0 : -K; t < K; t += BATCH) {
+            if (t == 0) c = before = given ? *given : c;
+            COMPUTE x[BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) x[j] = at(axis, axis.folded(p + t + j));
+#pragma unroll
+            for (int k = 0; k < K - BATCH; ++k) window[k] = window[k + BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) window[K - BATCH + j] = c = POLE * c + GAIN * x[j];
+        }
+        return before;
+    }
+    // Take in BLOCK voxels from p on; what lies at `end` and beyond is not looked at.
+    __device__ __forceinline__ void take(const Axis &axis, int p, int end, COMPUTE (&window)[WINDOW]) const {
+        COMPUTE x[BLOCK];
+        const int i = p - axis.pad;
+        if (i >= 0 && i + BLOCK <= axis.size && p + BLOCK <= end) {
+            const SOURCE *const here = from + static_cast<INDEX>(i) * step;
+            SOURCE raw[BLOCK];
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) raw[j] = here[j * step];
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) x[j] = Widen<COMPUTE, SOURCE>::of(raw[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) x[j] = at(axis, min(p + j, end - 1));
+        }
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) window[K + j] = POLE * window[K + j - 1] + GAIN * x[j];
+    }
+};
+
+// Lines of which neighbours lie side by side: line l begins at (l / count) × in_a + (l % count) × in_b. Thread after thread
+// has line after line, so that a warp reads what is contiguous.
+//
+// states: null, or what `spline_boundaries` found.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
+               double value, int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
+               int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
+    const INDEX line = static_cast<INDEX>(blockIdx.x % blocks) * THREADS + static_cast<INDEX>(threadIdx.x);
+    if (line >= lines) return;
+    const Axis axis = {size, pad, fold, constant != 0, static_cast<COMPUTE>(value)};
+    const int number = static_cast<int>(blockIdx.x / blocks);
+    const int first = number * segment, end = min(axis.whole() - first, segment) + first;
+    const INDEX a = line / static_cast<INDEX>(count), b = line - a * static_cast<INDEX>(count);
+    const Column column = {source + a * in_a + b * in_b, static_cast<INDEX>(in_step)};
+    const INDEX step = static_cast<INDEX>(out_step);
+    TARGET *const to = target + a * out_a + b * out_b;
+
+    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
+    if (states) {
+        column.begin(axis, first, states + number * lines + line, window);
+        ending = states[(segments + 1 + number) * lines + line];
+    } else {
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {  // one copy of the code
+            column.begin(axis, turn ? first : end, nullptr, window);
+            if (!turn) ending = first_made(window);
+        }
+    }
+    for (int p = first; p < end; p += BLOCK) {
+        column.take(axis, p + K, end, window);
+        make(window, end - p, ending, made);
+        move_on(window);
+        TARGET *const here = to + static_cast<INDEX>(p) * step;
+        if (p + BLOCK <= end) {
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) here[j * step] = static_cast<TARGET>(made[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j)
+                if (p + j < end) here[j * step] = static_cast<TARGET>(made[j]);
+        }
+    }
+}
+
+// What the segments of a line need of each other: c before each begins, and d where it ends.
+//
+// states: 2 × (segments + 1) × lines. Threads side by side have lines side by side.
+extern "C" __global__ void __launch_bounds__(THREADS)
+spline_boundaries(const SOURCE *source, COMPUTE *states, int size, int pad, int fold, int constant, double value,
+                  int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
+                  int64 in_step) {
+    const INDEX line = static_cast<INDEX>(blockIdx.x % blocks) * THREADS + static_cast<INDEX>(threadIdx.x);
+    if (line >= lines) return;
+    const Axis axis = {size, pad, fold, constant != 0, static_cast<COMPUTE>(value)};
+    const int number = static_cast<int>(blockIdx.x / blocks);
+    const INDEX a = line / static_cast<INDEX>(count), b = line - a * static_cast<INDEX>(count);
+    const Column column = {source + a * in_a + b * in_b, static_cast<INDEX>(in_step)};
+    COMPUTE window[WINDOW] = {};
+    const int p = number == segments ? axis.whole() : number * segment;
+    states[number * lines + line] = column.begin(axis, p, nullptr, window);
+    // The end of segment i is found beside the beginning of segment i + 1.
+    if (number > 0) states[(segments + number) * lines + line] = first_made(window);
+}
+
+// 32 rows of a warp, contiguous along the axis. Rows are read and written whole warps side by side; each lane has a row of
+// its own to filter, and they change over in shared memory.
+struct Rows {
+    static constexpr int AT_ONCE = 32 / BLOCK;  // rows that one access of a warp reaches
+    const SOURCE *from;
+    INDEX pitch;
+    int count;  // of rows: 32, fewer in the last warp
+    COMPUTE (*tile)[BLOCK + 1];  // odd, so that lanes find different banks
+
+    // Bring BLOCK voxels of each row into the tile; `p` is the place, in [0, whole), of this lane's voxels.
+    __device__ __forceinline__ void fetch(const Axis &axis, int p) const {
+        const int lane = threadIdx.x % 32, column = lane % BLOCK, row = lane / BLOCK;
+        const SOURCE *const here = from + axis.voxel(p);
+        const bool is_constant = axis.is_constant(p);
+        SOURCE raw[BLOCK];
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) raw[j] = here[static_cast<INDEX>(min(j * AT_ONCE + row, count - 1)) * pitch];
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j)
+            tile[j * AT_ONCE + row][column] = is_constant ? axis.value : Widen<COMPUTE, SOURCE>::of(raw[j]);
+        __syncwarp();
+    }
+    // As Column::begin; where `given` is not null, it is c before voxel p.
+    __device__ __forceinline__ void begin(const Axis &axis, int p, const COMPUTE *given, COMPUTE (&window)[WINDOW]) const {
+        const int lane = threadIdx.x % 32;
+        COMPUTE c = 0;
+#pragma unroll
+        for (int t = 0; t < 2 * K; t += BLOCK) {
+            fetch(axis, axis.folded(p - K + t + lane % BLOCK));
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) {
+                if (t + j == K && given) c = *given;
+                c = POLE * c + GAIN * tile[lane][j];
+                if (t + j >= K) window[t + j - K] = c;
+            }
+        }
+    }
+    __device__ __forceinline__ void take(const Axis &axis, int p, int end, COMPUTE (&window)[WINDOW]) const {
+        const int lane = threadIdx.x % 32;
+        fetch(axis, min(p + lane % BLOCK, end - 1));
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) window[K + j] = POLE * window[K + j - 1] + GAIN * tile[lane][j];
+    }
+};
+
+// As `spline_columns`, of rows that lie one after another.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
+            double value, int segment, int segments, unsigned blocks, int64 lines, int64 in_pitch, int64 out_pitch) {
+    __shared__ COMPUTE tiles[THREADS / 32][32][BLOCK + 1];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64 top = (static_cast<int64>(blockIdx.x % blocks) * (THREADS / 32) + warp) * 32;
+    if (top >= lines) return;
+    const Axis axis = {size, pad, fold, constant != 0, static_cast<COMPUTE>(value)};
+    const int number = static_cast<int>(blockIdx.x / blocks);
+    const int first = number * segment, end = min(axis.whole() - first, segment) + first;
+    const Rows rows = {source + top * in_pitch, static_cast<INDEX>(in_pitch),
+                       static_cast<int>(min(lines - top, static_cast<int64>(32))), tiles[warp]};
+    const INDEX pitch = static_cast<INDEX>(out_pitch);
+    TARGET *to = target + top * out_pitch;
+
+    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
+    if (states) {
+        const COMPUTE *const mine = states + top + min(lane, rows.count - 1);
+        ending = mine[(segments + 1 + number) * lines];
+        rows.begin(axis, first, mine + number * lines, window);
+    } else {
+#pragma unroll 1
+        for (int turn = 0; turn < 2; ++turn) {
+            rows.begin(axis, turn ? first : end, nullptr, window);
+            if (!turn) ending = first_made(window);
+        }
+    }
+    const int column = lane % BLOCK, row = lane / BLOCK;
+    for (int p = first; p < end; p += BLOCK) {
+        rows.take(axis, p + K, end, window);
+        make(window, end - p, ending, made);
+        move_on(window);
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) rows.tile[lane][j] = made[j];
+        __syncwarp();
+        if (p + column < end) {
+            TARGET *const here = to + p + column;
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) {
+                const int i = j * Rows::AT_ONCE + row;
+                if (i < rows.count) here[static_cast<INDEX>(i) * pitch] = static_cast<TARGET>(rows.tile[i][column]);
+            }
+        }
+    }
+}
+
+// Axes of up to SHORT voxels, by the matrix of their filter. Lines are those of `spline_columns`.
+extern "C" __global__ void __launch_bounds__(THREADS)
+spline_short(const SOURCE *source, TARGET *target, const double *matrix, int size, int64 lines, int64 count, int64 in_a,
+             int64 in_b, int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
+    const INDEX line = static_cast<INDEX>(blockIdx.x) * THREADS + static_cast<INDEX>(threadIdx.x);
+    if (line >= lines) return;
+    const INDEX a = line / static_cast<INDEX>(count), b = line - a * static_cast<INDEX>(count);
+    const SOURCE *const from = source + a * in_a + b * in_b;
+    TARGET *const to = target + a * out_a + b * out_b;
+    COMPUTE x[SHORT];
+#pragma unroll
+    for (int k = 0; k < SHORT; ++k) x[k] = k < size ? Widen<COMPUTE, SOURCE>::of(from[k * in_step]) : COMPUTE(0);
+    for (int i = 0; i < size; ++i) {
+        COMPUTE sum = 0;
+#pragma unroll
+        for (int k = 0; k < SHORT; ++k)
+            if (k < size) sum += static_cast<COMPUTE>(matrix[i * size + k]) * x[k];
+        to[i * out_step] = static_cast<TARGET>(sum);
+    }
+}

@@ -1,0 +1,254 @@
+"""Turn an image on the device into the coefficients of its cubic B-spline.
+
+In: an image of any rank. Out: coefficients, float32 or float64, as SciPy's ``spline_filter`` of order 3 makes them, by
+kernels of ``spline.cu``, one axis after another. No kernel is compiled for a shape. Temporary memory: none beyond the
+result, but for long and few lines about a fiftieth of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+
+#: How an axis goes on, by the number that the kernels give it. SciPy filters for the other modes as for one of these.
+_FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
+#: Integers of 32 bits and more do not fit into a float.
+_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
+#: SHORT of spline.cu: axes of up to so many voxels are filtered by a matrix. In mode reflect SciPy begins short axes
+#: with a term too many (up to 6e-4 of the range at 2 voxels, below 1e-9 from 8 on), and its matrix has that too.
+_SHORT = 8
+#: A last axis of so many voxels is filtered by warps that read along it.
+_ROW = 32
+#: Lines of which there are fewer are cut, for so many threads, into segments of this length or more.
+_ENOUGH_LINES, _SEGMENT = 2**16, 128
+#: Voxels that an image can be continued by: fewer than the kernels read ahead.
+_LARGEST_PAD = 15
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a kernel is compiled.
+
+    Attributes
+    ----------
+    block : int
+        Voxels of a step: 8, 16 or 32.
+    threads : int
+        Of a block.
+    resident : int
+        Blocks that a multiprocessor must have registers for.
+    """
+
+    block: int
+    threads: int
+    resident: int
+
+    @property
+    def defines(self) -> dict[str, str]:
+        """As the kernels name them."""
+        return {"BLOCK": str(self.block), "THREADS": str(self.threads), "RESIDENT": str(self.resident)}
+
+
+#: By the kernel, and whether it computes in double precision.
+TUNING = {
+    ("spline_columns", False): Tuning(16, 128, 8),
+    ("spline_columns", True): Tuning(16, 128, 4),
+    ("spline_rows", False): Tuning(32, 128, 5),
+    ("spline_rows", True): Tuning(16, 128, 3),
+}
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What lies beyond an image.
+
+    Attributes
+    ----------
+    mode : str
+        As SciPy's ``spline_filter`` takes it.
+    pad : int
+        Voxels by which the image is continued at either end of each axis before `mode` applies, 0 to 15.
+    cval : float or None
+        What it is continued by; None for its outermost voxels.
+    """
+
+    mode: str
+    pad: int = 0
+    cval: float | None = None
+
+
+def filtered(image: Any, ends: Ends, dtype: Any, out: Any = None) -> Any:
+    """Return the coefficients of an image of any layout, in `out` where it is given: see :func:`filter_cubic`."""
+    if out is None:
+        out = array_module(image).empty([n + 2 * ends.pad for n in image.shape], dtype)
+    if not image.flags.c_contiguous and not ends.pad:  # no copy beside the result
+        out[...] = image
+        image = out
+    filter_cubic(array_module(image).ascontiguousarray(image), ends, out)
+    return out
+
+
+def can_filter(image: Any) -> bool:
+    """Say whether the kernels filter this kind of image."""
+    kind = image.dtype.str[1:]
+    return kind in CUDA_TYPES and kind != "b1" and image.size > 0 and max(image.shape, default=0) < 2**29
+
+
+def filter_cubic(image: Any, ends: Ends, out: Any) -> None:
+    """Find the coefficients of a cubic spline.
+
+    Parameters
+    ----------
+    image : cupy.ndarray
+        C-contiguous, not empty. With a pad, of one to three axes.
+    ends : Ends
+        What lies beyond it.
+    out : cupy.ndarray of float32 or float64
+        Of the image's shape and twice the pad more along each axis; C-contiguous. It may be the image itself, and must
+        not share memory with it otherwise.
+    """
+    if not 0 <= ends.pad <= _LARGEST_PAD:
+        raise ValueError(f"an image can be continued by 0 to {_LARGEST_PAD} voxels, not {ends.pad}")
+    axes = [axis for axis, n in enumerate(out.shape) if n > 1]
+    if not axes:
+        out[...] = image
+    wide = image.dtype.str[1:] not in _IN_FLOAT or out.dtype == np.float64
+    source = image
+    for axis in axes:
+        _filter_axis(source, out, _pass(image.shape, axis, ends.pad, source is out), ends, wide)
+        source = out
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One axis, and the lines along it; numbers of elements.
+
+    Attributes
+    ----------
+    size : int
+        Voxels of a line.
+    counts : (int, int)
+        Lines along the other axes.
+    read, written : (int, int, int, int)
+        Of the array that is read, and of the one that is written: where the first line begins, steps between lines, and
+        between the voxels of a line.
+    """
+
+    size: int
+    counts: tuple[int, int]
+    read: tuple[int, int, int, int]
+    written: tuple[int, int, int, int]
+
+    @property
+    def lines(self) -> int:
+        return self.counts[0] * self.counts[1]
+
+
+def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
+    """Lay out the pass along `axis` of an image whose axes before it have been filtered.
+
+    Those are as long as they get; those behind it lie in the middle of what they will be.
+    """
+    if not pad:
+        outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        layout = (0, size * inner, 1, inner)
+        return _Pass(size, (outer, inner), layout, layout)
+    grown = [n + 2 * pad for n in shape]
+    steps = _steps(grown)
+    others = [a for a in range(len(shape)) if a != axis]
+    if len(others) > 2:
+        raise ValueError(f"an image of {len(shape)} axes cannot be continued: up to three can")
+    count = [grown[a] if a < axis else shape[a] for a in others]
+    missing = 2 - len(others)
+    to = sum(pad * steps[a] for a in others if a > axis)
+    written = (to, *[0] * missing, *(steps[a] for a in others), steps[axis])
+    read = (to + pad * steps[axis], *written[1:])
+    if not in_place:
+        plain = _steps(shape)
+        read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
+    one, two = [1] * missing + count
+    return _Pass(shape[axis], (one, two), _four(read), _four(written))
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
+    a, b, c, d = numbers
+    return a, b, c, d
+
+
+def _filter_axis(source: Any, out: Any, one: _Pass, ends: Ends, wide: bool) -> None:
+    read, written = source.reshape(-1)[one.read[0] :], out.reshape(-1)[one.written[0] :]
+    lines = int64(one.lines, one.counts[1], *one.read[1:])
+    whole = one.size + 2 * ends.pad
+    if whole <= _SHORT and not ends.pad:
+        matrix = array_module(out).asarray(_matrix(whole, ends.mode))
+        spec = _spec("spline_short", source, out, wide)
+        threads = TUNING["spline_columns", wide].threads
+        args = (read, written, matrix, *int32(one.size), *lines, *int64(*one.written[1:]))
+        load(spec)((-(-one.lines // threads),), (threads,), args)
+        return
+    by_rows = one.read[3] == 1 and one.written[3] == 1 and one.size >= _ROW
+    name = "spline_rows" if by_rows else "spline_columns"
+    threads = TUNING[name, wide].threads
+    blocks = -(-one.lines // threads)
+    in_place = source is out
+    segment, segments = _segments(whole, one.lines, TUNING[name, wide].block)
+    if in_place and ends.pad:  # voxels at the image's ends are read for the pads when others may have written there
+        segment, segments = whole, 1
+    constant = ends.cval is not None
+    axis = (*int32(one.size, ends.pad, _FOLDS[ends.mode], constant), np.float64(ends.cval if constant else 0))
+    states: Any = np.int64(0)  # a null pointer
+    if in_place and segments > 1:
+        states = array_module(out).empty((2, segments + 1, one.lines), np.float64 if wide else np.float32)
+        width = TUNING["spline_columns", wide].threads
+        across = -(-one.lines // width)
+        args = (read, states, *axis, *int32(segment, segments), np.uint32(across), *lines)
+        load(_spec("spline_boundaries", source, out, wide))((across * (segments + 1),), (width,), args)
+    if by_rows:
+        step = 2 if one.counts[1] > 1 else 1
+        where = int64(one.lines, one.read[step], one.written[step])
+    else:
+        where = (*lines, *int64(*one.written[1:]))
+    args = (read, written, states, *axis, *int32(segment, segments), np.uint32(blocks), *where)
+    load(_spec(name, source, out, wide))((blocks * segments,), (threads,), args)
+
+
+def _segments(whole: int, lines: int, block: int) -> tuple[int, int]:
+    """Cut lines into segments, so that there are enough threads: their length and number."""
+    wanted = min(whole // _SEGMENT, -(-_ENOUGH_LINES // lines) if lines < _ENOUGH_LINES else 1)
+    if wanted < 2:
+        return whole, 1
+    segment = -(-whole // wanted)
+    segment = -(-segment // block) * block
+    return segment, -(-whole // segment)
+
+
+@functools.lru_cache(maxsize=64)
+def _matrix(size: int, mode: str) -> np.ndarray:
+    """SciPy's filter of a short axis, as a matrix."""
+    from scipy.ndimage import spline_filter1d
+
+    return np.ascontiguousarray(spline_filter1d(np.eye(size), 3, axis=0, output=np.float64, mode=mode))
+
+
+def _spec(name: str, source: Any, out: Any, wide: bool) -> KernelSpec:
+    tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", wide]
+    defines = {
+        "SOURCE": CUDA_TYPES[source.dtype.str[1:]],
+        "TARGET": CUDA_TYPES[out.dtype.str[1:]],
+        "COMPUTE": "double" if wide else "float",
+        "INDEX": "int64" if max(source.size, out.size) >= 2**31 - 2**20 else "int",
+        **tuning.defines,
+    }
+    return KernelSpec("spline", name, tuple(defines.items()))
