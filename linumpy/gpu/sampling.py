@@ -456,4 +456,4 @@ def _warp_x(affine: AffineMap) -> int:
 
 def contiguous(array: Any) -> Any:
     """Return the array C-contiguous, as the kernels take it."""
-    return array_module(array).ascontiguousarray(array)
+    return array if array.flags.c_contiguous else array_module(array).ascontiguousarray(array)
