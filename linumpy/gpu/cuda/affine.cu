@@ -58,25 +58,25 @@ struct Grid {
 };
 typedef decltype(locate(0.0, COMPUTE())) Place;
 
-// Make a thread's voxels one by one, inner ones or not. A function of its own, so that the fast way has the registers.
-__device__ __noinline__ void march_by_rules(const SOURCE *__restrict__ data, TARGET *__restrict__ to, const Affine &how, int x,
-                                            int y, int z, int count, INDEX step) {
-    const Grid grid(how, x, y, z);
-    const Inside<Place::BIAS> inside(how.image);
-#pragma unroll 1
-    for (int k = 0; k < count; ++k) {
-        Place at[3];
-        grid.locate_all(how, k, at);
-        COMPUTE value;
-        if (inside.is_inner(at)) {
-            value = sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane);
-        } else {
-            double c[3] = {0, 0, 0};
-            for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
-            value = sample_edge(data, c[0], c[1], c[2], how.image, static_cast<COMPUTE>(how.outside));
-        }
-        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+// Whether a place is so far outside that it is the constant value, whatever rounding does. Places of which `locate` knows
+// nothing lie outside too, where the image ends before them.
+__device__ __forceinline__ bool is_far_outside(const Affine &how, const Place *at) {
+    bool outside = false;
+#pragma unroll
+    for (int a = FIRST_AXIS; a < 3; ++a) {
+        if (!WIDE && how.image.whole[a] >= 1 << 18) return false;
+        const int voxel = static_cast<int>(at[a].voxel - Place::BIAS);
+        outside = outside || voxel < -1 || voxel > how.image.whole[a];
     }
+    return MODE == CONSTANT && outside;
+}
+
+__device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid,
+                                                   const Place *at, int k) {
+    if (is_far_outside(how, at)) return static_cast<COMPUTE>(how.outside);
+    double c[3] = {0, 0, 0};
+    for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
+    return sample_edge(data, c[0], c[1], c[2], how.image, static_cast<COMPUTE>(how.outside));
 }
 
 #ifdef PITCH
@@ -94,7 +94,7 @@ __device__ __forceinline__ int row_in_tile() {
 // A thread makes MARCH voxels, one after another along the slowest axis. Places move one way on that march: where the
 // first and the last are inner ones, so are all.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const __grid_constant__ Affine how) {
+affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
     const Tile tile = tile_of_block(how.tiles);
     const int x = tile.x * TILE_X + column_in_tile();
     const int y = (tile.y * TILE_Y + row_in_tile()) * (RANK == 3 ? 1 : MARCH), z = RANK == 3 ? tile.z * MARCH : 0;
@@ -118,7 +118,15 @@ affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const __gri
         }
         return;
     }
-    march_by_rules(data, to, how, x, y, z, min(left, MARCH), step);
+#pragma unroll 1
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = inside.is_inner(at)
+                                  ? sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane)
+                                  : sample_by_rules(data, how, grid, at, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
 }
 #else
 constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows brought at a time
@@ -213,7 +221,7 @@ constexpr double NEAR = 1e-6;
 // more than a multiple of 32: the four rows of a warp's eight columns then lie in different banks, as far as the map is
 // near to the identity.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const __grid_constant__ Affine how) {
+affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
     extern __shared__ FourHeld fours[];
     COMPUTE *brick = fours->voxel;
     __shared__ Corner corner;
@@ -274,6 +282,12 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const
         }
         return;
     }
-    march_by_rules(data, to, how, x, y, z0, min(left, MARCH), step);
+#pragma unroll 1
+    for (int k = 0; k < MARCH && k < left; ++k) {
+        Place at[3];
+        grid.locate_all(how, k, at);
+        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, at, k);
+        store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
+    }
 }
 #endif
