@@ -2,8 +2,8 @@
 
 In: boxes that are whole in storage, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
 the fill value beyond the edge, as zarr does. From host memory chunks go out by ``pwrite`` from several threads; from a
-device by kvikio's ``CuFile.pwrite`` (``linumpy.gpu.chunk_files``), or through host memory where there is no kvikio.
-Errors: ``OSError``, such as a full disk.
+device by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and else by the same threads from pinned
+memory (``linumpy.gpu.chunk_files``). Errors: ``OSError``, such as a full disk.
 
 Files are written in their place, so an array is not to be read before it is complete; the folder that it is in has a
 temporary name until then.
@@ -24,7 +24,7 @@ import numpy as np
 import zarr
 from zarr.buffer import cpu
 
-from linumpy.device import is_device_array, kvikio_mode, to_host
+from linumpy.device import is_device_array, to_host
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.layout import ArrayLayout
@@ -118,24 +118,26 @@ class RawChunks:
 
     def write(self, box: Box, block: Any) -> None:
         """Write a box that is whole in storage."""
-        if is_device_array(block) and kvikio_mode()[0] == "none":
-            block = to_host(block)
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
         paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
         if is_device_array(block):
             from linumpy.gpu.chunk_files import write_from_device
 
-            write_from_device(paths, block, chunk, self._layout.fill_value)
+            write_from_device(paths, block, chunk, self._layout.fill_value, self._write_rows)
             return
         if len(boxes) == 1:
             self._write_one(paths[0], block)
             return
-        tasks = min(len(boxes), 4 * self._threads)  # a task a chunk would be felt where chunks are small
-        futures = [
-            self._pool.submit(self._write_some, paths[k::tasks], [within(one, box) for one in boxes[k::tasks]], block)
-            for k in range(tasks)
-        ]
+        self._by_threads(paths, [block[within(one, box)] for one in boxes])
+
+    def _write_rows(self, paths: list[str], rows: np.ndarray) -> None:
+        """Write each row of bytes to its file."""
+        self._by_threads(paths, [row.view(self._layout.dtype).reshape(self._layout.chunk_shape) for row in rows])
+
+    def _by_threads(self, paths: list[str], parts: list[np.ndarray]) -> None:
+        tasks = min(len(paths), 4 * self._threads)  # a task a chunk would be felt where chunks are small
+        futures = [self._pool.submit(self._write_some, paths[k::tasks], parts[k::tasks]) for k in range(tasks)]
         finished, others = wait(futures, return_when=FIRST_EXCEPTION)
         for future in others:  # one has failed
             future.cancel()
@@ -156,9 +158,9 @@ class RawChunks:
             self._folders.add(folder)
         return path
 
-    def _write_some(self, paths: list[str], boxes: list[Box], block: np.ndarray) -> None:
-        for path, box in zip(paths, boxes, strict=True):
-            self._write_one(path, block[box])
+    def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
+        for path, part in zip(paths, parts, strict=True):
+            self._write_one(path, part)
 
     def _write_one(self, path: str, part: np.ndarray) -> None:
         layout = self._layout
