@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,18 @@ import zarr
 from linumpy.cli import bytes_progress
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.affine_box import work_bytes
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
-from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
-from linumpy.io.new_image import NewImage, blocks, plan_image
+from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on, writing_threads
+from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.place import drop_partial_files
-from linumpy.io.pyramid import halved
+from linumpy.io.pyramid import halve, halve_by_threads
+from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
-from linumpy.io.writer import Progress
+from linumpy.io.writer import STEP_BYTES, Progress
+from linumpy.plan.pyramid import Pyramid, split
 from linumpy.plan.regrid import Regrid, plan_regrid
 from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
 
@@ -166,13 +170,13 @@ def resample_zarr(
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0]
-    plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
+    plan, scratch = _plan(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:
         job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
             _fill(job, state, stored, report, distributed)
-        _finish(state.folder, image)
+        _finish(state.folder, image, kind if distributed is None else "cpu", device_memory)
     return target
 
 
@@ -207,20 +211,22 @@ def _check_dtype(array: zarr.Array, order: int) -> None:
 
 
 def _plan(
-    grid: AffineGrid, stored: tuple[int, ...], itemsize: int, kind: str, limit: int | None, *, shared: bool
+    grid: AffineGrid, source: zarr.Array, stored: tuple[int, ...], kind: str, limit: int | None, *, shared: bool
 ) -> tuple[ResamplePlan, int | None]:
     """Choose the blocks, and what a read may use besides them."""
     if limit is not None and limit < 1:
         raise ValueError(f"device_memory={limit}: a number of bytes is needed")
-    # For orders above 1 the coefficients of the box, and a copy of them while they are filtered, in float64; else at
-    # most the box in float64, of those dtypes that a device does not interpolate in as they are.
-    cost = BlockBytes(itemsize, itemsize, work=16 if grid.order > 1 else 8 if kind == "cuda" else 0)
+    work, output_work = work_bytes(source.dtype, grid.order, kind)
+    itemsize = source.dtype.itemsize
     if kind == "cpu":
+        cost = BlockBytes(itemsize, itemsize, work, output_work)
         budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
-        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget)), None
+        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
+    # On its way out a block is copied into the order of its chunks.
+    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
     budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
     scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
-    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch)), scratch
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
 
 
 def _host_memory() -> int:
@@ -302,11 +308,22 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
         make_blocks_on(client, job, wanted, done)
 
 
-def _finish(folder: Path, image: NewImage) -> None:
-    """Make the coarser resolutions, and drop what killed processes left behind."""
-    arrays = [zarr.open_array(folder / str(level), mode="r+") for level in range(len(image.shapes))]
-    for finer, coarser in itertools.pairwise(arrays):
-        coarser = coarser.with_config({"write_empty_chunks": True})
-        for box in blocks(coarser):
-            coarser[box] = halved(finer, box)
+def _finish(folder: Path, image: NewImage, kind: str, limit: int | None) -> None:
+    """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
+    pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
+    # With its sums a finer box takes up to four times its size.
+    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 4)
+    threads = writing_threads()
+    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
+        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+            every = tuple(slice(0, n) for n in image.shapes[level])
+            for box in split(every, pyramid.step(level, nbytes >> len(every))):
+                block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
+                coarser.write(box, halve(block) if kind == "cuda" else halve_by_threads(block, "mean", pool, threads))
     drop_partial_files(folder)
+
+
+def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    array = zarr.open_array(folder / str(level), mode="r+").with_config({"write_empty_chunks": True})
+    return chunks_of(array, pool, threads)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -44,7 +45,7 @@ class Chunks(Protocol):
         """Read a box, to where it is wanted."""
 
 
-def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False) -> Chunks:
     """Choose how the chunks of an array are written.
 
     Parameters
@@ -55,6 +56,9 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         Its threads write; it is the caller's to shut down.
     threads : int
         How many it has.
+    renamed : bool
+        Whether a chunk's file gets its name when it is complete, as those that zarr writes do: where another process
+        may write the same chunk at the same time.
     """
     layout = read_layout(array)
     raw = (
@@ -64,7 +68,7 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         and not layout.swapped
         and layout.stored_axes == tuple(range(layout.rank))
     )
-    return RawChunks(array, layout, pool, threads) if raw else ZarrChunks(array, pool)
+    return RawChunks(array, layout, pool, threads, renamed=renamed) if raw else ZarrChunks(array, pool)
 
 
 class ZarrChunks:
@@ -107,11 +111,14 @@ def _in_host_memory(array: zarr.Array) -> AbstractContextManager[None]:
 class RawChunks:
     """Chunks whose files hold nothing but their voxels."""
 
-    def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int) -> None:
+    def __init__(
+        self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False
+    ) -> None:
         assert layout.root is not None
         assert layout.keys is not None
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._root, self._keys = layout.root, layout.keys
+        self._suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._pieces = list(_pieces(layout.chunk_shape, layout.dtype.itemsize))
         self._folders: set[str] = set()
         self._local = threading.local()
@@ -122,15 +129,20 @@ class RawChunks:
             block = to_host(block)
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
+        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) + self._suffix for one in boxes]
         if is_device_array(block):
             from linumpy.gpu.chunk_files import write_from_device
 
             write_from_device(paths, block, chunk, self._layout.fill_value)
-            return
-        if len(boxes) == 1:
+        elif len(boxes) == 1:
             self._write_one(paths[0], block)
-            return
+        else:
+            self._write_many(paths, boxes, box, block)
+        if self._suffix:
+            for path in paths:
+                os.replace(path, path.removesuffix(self._suffix))
+
+    def _write_many(self, paths: list[str], boxes: list[Box], box: Box, block: np.ndarray) -> None:
         tasks = min(len(boxes), 4 * self._threads)  # a task a chunk would be felt where chunks are small
         futures = [
             self._pool.submit(self._write_some, paths[k::tasks], [within(one, box) for one in boxes[k::tasks]], block)

@@ -24,8 +24,14 @@ CLIPPED_MODES = ("constant", "nearest")
 #: Voxels around a box within which the spline's prefilter of each order forgets where the box was cut: the largest
 #: pole of the filter, to this power, is below 1e-12.
 _FORGET = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
-#: Blocks larger than this gain nothing: reading one takes far longer than starting to.
+#: A block and its box larger than this gain nothing: reading one takes far longer than starting to.
 _LARGE_NBYTES = 2**30
+#: Blocks are not made so large that there are fewer of them: the first read and the last write overlap nothing.
+_ENOUGH_BLOCKS = 24
+#: But this is never too large, on these grounds.
+_SMALL_NBYTES = 32 * 2**20
+#: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
+SPLINE_PAD = 12
 #: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
 _ROUNDING = 1e-6
 
@@ -96,9 +102,14 @@ class AffineGrid:
 
     @property
     def support(self) -> tuple[int, int]:
-        """Voxels to read below and above the voxel at or below a place, with one for rounding on either side."""
-        reach = 0 if self.order < 2 else self.order // 2 + _FORGET[self.order]
-        return 1 + reach, 2 + reach
+        """Voxels to read below and above the voxel at or below a place, which rounding may have moved."""
+        reach = 0 if self.order < 2 else 1 + self.order // 2 + _FORGET[self.order]
+        return reach, 1 + reach
+
+    @property
+    def pad(self) -> int:
+        """Voxels by which a box is continued at either end of each axis before it is filtered."""
+        return SPLINE_PAD if self.order > 1 and self.mode == "nearest" else 0
 
 
 @dataclass(frozen=True)
@@ -151,16 +162,24 @@ class BlockBytes:
     source, output : int
         Bytes of a voxel of either.
     work : int
-        Bytes that the transform needs besides for each voxel of the source's box.
+        Bytes that the transform needs besides for each voxel of the source's box, with what it is continued by.
+    output_work : int
+        Bytes that transform and write need besides for each voxel of the output.
     """
 
     source: int
     output: int
     work: int = 0
+    output_work: int = 0
 
-    def of(self, source_voxels: int, output_voxels: int) -> int:
+    def one(self, source_voxels: int, output_voxels: int) -> int:
+        """Bytes of one box and its block."""
+        return source_voxels * self.source + output_voxels * self.output
+
+    def of(self, source_voxels: int, output_voxels: int, work_voxels: int | None = None) -> int:
         """Bytes at the peak: two blocks are under way, one being read or written while the other is made."""
-        return 2 * (source_voxels * self.source + output_voxels * self.output) + source_voxels * self.work
+        work = (source_voxels if work_voxels is None else work_voxels) * self.work + output_voxels * self.output_work
+        return 2 * self.one(source_voxels, output_voxels) + work
 
 
 @dataclass(frozen=True)
@@ -208,8 +227,8 @@ class ResamplePlan:
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the box of the source that a box of the output is made from.
 
-    It holds every voxel whose value has a say in the result, and one more on each side where the source has one, so
-    that rounding of coordinates cannot reach beyond it.
+    It holds every voxel whose value has a say in the result, also where coordinates are off by what rounding may do,
+    and no more: of a stored chunk that a box reaches by one voxel, a reader may have to read all.
 
     Parameters
     ----------
@@ -239,14 +258,14 @@ def _axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
         # Beyond the edges there is one value, or that of the last voxel: no need to look further.
-        low, high = (min(max(place, 0.0), n - 1.0) for place in (low, high))
+        low, high = (min(max(place, 0.0), n - 1.0) for place in (low - _ROUNDING, high + _ROUNDING))
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:
         return 0, n
     # Whole turns are taken off first: they change nothing, and keep the numbers small.
     turn = 2 * _period(n, grid.mode)
     shift = math.floor(low / turn) * turn
-    voxels = np.arange(math.floor(low - shift) - before, math.floor(high - shift) + after + 1)
+    voxels = np.arange(math.floor(low - shift) - before - 1, math.floor(high - shift) + after + 2)
     folded = _fold(voxels, n, grid.mode)
     return max(int(folded.min()) - 1, 0), min(int(folded.max()) + 2, n)
 
@@ -265,8 +284,12 @@ def _fold(voxels: np.ndarray, n: int, mode: str) -> np.ndarray:
     return np.where(inside < n, inside, period - inside) if mode == "mirror" else inside
 
 
-def source_bound(grid: AffineGrid, block_shape: Sequence[int]) -> int:
-    """Bound the voxels of the box that any block of a shape needs, wherever it lies."""
+def source_bound(grid: AffineGrid, block_shape: Sequence[int], pad: int = 0) -> int:
+    """Bound the voxels of the box that any block of a shape needs, wherever it lies; with a pad around it."""
+    return math.prod(n + 2 * pad for n in _box_bound(grid, block_shape))
+
+
+def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
     before, after = grid.support
     lengths = []
     whole = grid.places((0,) * grid.rank, grid.output_shape)
@@ -274,12 +297,54 @@ def source_bound(grid: AffineGrid, block_shape: Sequence[int]) -> int:
         span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
         # A block across the seam of a wrapped image needs both of its ends.
         torn = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
-        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 4))
-    return math.prod(lengths)
+        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 6))
+    return lengths
 
 
-def choose_block_shape(grid: AffineGrid, stored_shape: Sequence[int], cost: BlockBytes, budget: int) -> tuple[int, ...]:
-    """Choose blocks of whole stored objects: as cubic as these allow, and as large as is useful and fits.
+def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
+    """Estimate the voxels of the source that all blocks together read, whole chunks where they touch one.
+
+    Exact where each axis of the source depends on one of the output and the mode is clipped; else what blocks of that
+    shape read on average if they lie anywhere.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        What is made.
+    block_shape : sequence of int
+        Of the blocks.
+    chunk_shape : sequence of int
+        Of the source.
+    """
+    rows = [[axis for axis, m in enumerate(row) if m] for row in grid.matrix]
+    counts = [-(-n // b) for n, b in zip(grid.output_shape, block_shape, strict=True)]
+    if grid.mode in CLIPPED_MODES and sorted(rows) == [[axis] for axis in range(grid.rank)]:
+        return math.prod(_axis_read(grid, axis, rows[axis][0], block_shape, chunk_shape) for axis in range(grid.rank))
+    lengths = zip(_box_bound(grid, block_shape), chunk_shape, grid.source_shape, strict=True)
+    return math.prod(counts) * math.prod(min(n + c - 1, whole) for n, c, whole in lengths)
+
+
+def _axis_read(grid: AffineGrid, axis: int, along: int, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
+    """Sum what blocks along an axis of the output read along the axis of the source that depends on it alone."""
+    length, step, chunk, n = grid.output_shape[along], block_shape[along], chunk_shape[axis], grid.source_shape[axis]
+    total = 0
+    for begin in range(0, length, step):
+        m = grid.matrix[axis][along]
+        ends = (m * begin, m * (min(begin + step, length) - 1))
+        box = _axis_box(grid, axis, grid.offset[axis] + min(ends), grid.offset[axis] + max(ends))
+        if box is not None:
+            total += min(-(-box[1] // chunk) * chunk, n) - box[0] // chunk * chunk
+    return total
+
+
+def choose_block_shape(
+    grid: AffineGrid,
+    stored_shape: Sequence[int],
+    cost: BlockBytes,
+    budget: int,
+    chunk_shape: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Choose blocks of whole stored objects: as large as is useful and fits, and such that little is read twice.
 
     Parameters
     ----------
@@ -291,6 +356,8 @@ def choose_block_shape(grid: AffineGrid, stored_shape: Sequence[int], cost: Bloc
         Bytes of a voxel.
     budget : int
         Bytes that all blocks under way may take together.
+    chunk_shape : sequence of int, optional
+        Shape of a chunk of the source, which is read whole wherever it is touched; by default single voxels.
 
     Raises
     ------
@@ -298,24 +365,38 @@ def choose_block_shape(grid: AffineGrid, stored_shape: Sequence[int], cost: Bloc
         Not even one stored object fits.
     """
     block = [min(s, n) for s, n in zip(stored_shape, grid.output_shape, strict=True)]
+    chunks = (1,) * grid.rank if chunk_shape is None else chunk_shape
 
     def needs(shape: Sequence[int]) -> int:
-        return cost.of(source_bound(grid, shape), math.prod(shape))
+        return cost.of(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad))
 
     if needs(block) > budget:
         raise DeviceMemoryError(
             f"blocks of one stored object, {tuple(block)} voxels, need {needs(block)} bytes, but {budget} may be used: "
             f"choose smaller chunks= (or shards=), or more device_memory="
         )
-    open_axes = set(range(grid.rank))
-    while open_axes := {axis for axis in open_axes if block[axis] < grid.output_shape[axis]}:
-        # The shortest side grows; of equal ones the last, along which voxels are contiguous.
-        axis = min(open_axes, key=lambda axis: (block[axis], -axis))
-        stored, length = stored_shape[axis], grid.output_shape[axis]
-        longer = [*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :]]
-        if needs(longer) > min(budget, _LARGE_NBYTES):
-            open_axes.discard(axis)
-        else:
-            block = longer
-    # A block that is cut by the output's end is still one of whole stored objects.
-    return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
+    all_bytes = cost.one(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
+    large = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
+    while True:
+        longer = [
+            (*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :])
+            for axis, (stored, length) in enumerate(zip(stored_shape, grid.output_shape, strict=True))
+            if block[axis] < length
+        ]
+        fitting = [
+            one for one in longer if needs(one) <= budget and cost.one(source_bound(grid, one), math.prod(one)) <= large
+        ]
+        if not fitting:
+            # A block that is cut by the output's end is still one of whole stored objects.
+            return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
+        block = list(min(fitting, key=lambda one: (_read_again(grid, one, chunks), *_longest_last(one))))
+
+
+def _read_again(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
+    """Say how often a voxel of the source is read, in hundredths: less is not worth a long thin block."""
+    return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
+
+
+def _longest_last(shape: Sequence[int]) -> tuple[int, ...]:
+    """Order shapes: the most cubic first, and of those the one that is longest along the last axes."""
+    return (max(shape), -min(shape), *shape)
