@@ -9,6 +9,7 @@ each, on a device also on a stream each, while a block is made; there are two bu
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import deque
@@ -175,10 +176,8 @@ class CudaStage:
         self._dtype = target.dtype
         self._index = cupy.cuda.Device().id  # new threads start on device 0
         if slots > 1:
-            self._reading, self._working, self._writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
-        else:
-            # Nothing overlaps; and CuPy keeps freed memory for the stream that it was used on, so that new streams for
-            # every block of a worker would take new memory each.
+            self._reading, self._working, self._writing = _streams(self._index)
+        else:  # nothing overlaps
             self._reading = self._working = self._writing = cupy.cuda.get_current_stream()
         source, output = job.plan.largest
         itemsize = self._dtype.itemsize
@@ -234,6 +233,15 @@ class CudaStage:
         self._scope.close()
         for stream in (self._reading, self._working, self._writing):
             stream.synchronize()
+
+
+@functools.cache
+def _streams(device: int) -> tuple[Any, Any, Any]:
+    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
+    cupy = require_cuda()
+    with cupy.cuda.Device(device):
+        reading, working, writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        return reading, working, writing
 
 
 def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:

@@ -170,7 +170,7 @@ def resample_zarr(
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0]
-    plan, scratch = _plan(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
+    plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:
         job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
@@ -210,10 +210,39 @@ def _check_dtype(array: zarr.Array, order: int) -> None:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
 
 
-def _plan(
-    grid: AffineGrid, source: zarr.Array, stored: tuple[int, ...], kind: str, limit: int | None, *, shared: bool
+def plan_blocks(
+    grid: AffineGrid,
+    source: zarr.Array,
+    stored: tuple[int, ...],
+    kind: str,
+    limit: int | None = None,
+    *,
+    shared: bool = False,
 ) -> tuple[ResamplePlan, int | None]:
-    """Choose the blocks, and what a read may use besides them."""
+    """Choose the blocks of :func:`resample_zarr`, and what a read may use besides them.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        What is made.
+    source : zarr.Array
+        The volume.
+    stored : tuple of int
+        What is whole in storage of the target.
+    kind : {"cuda", "cpu"}
+        Where blocks are made.
+    limit : int, optional
+        As `device_memory`.
+    shared : bool
+        Whether it is made by workers, whose free memory is not known here.
+
+    Returns
+    -------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"device_memory={limit}: a number of bytes is needed")
     work, output_work = work_bytes(source.dtype, grid.order, kind)

@@ -378,18 +378,19 @@ def choose_block_shape(
     all_bytes = cost.one(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
     large = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
     while True:
-        longer = [
+        longer: list[tuple[int, ...]] = [
             (*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :])
             for axis, (stored, length) in enumerate(zip(stored_shape, grid.output_shape, strict=True))
             if block[axis] < length
         ]
-        fitting = [
+        fitting: list[tuple[int, ...]] = [
             one for one in longer if needs(one) <= budget and cost.one(source_bound(grid, one), math.prod(one)) <= large
         ]
         if not fitting:
             # A block that is cut by the output's end is still one of whole stored objects.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
-        block = list(min(fitting, key=lambda one: (_read_again(grid, one, chunks), *_longest_last(one))))
+        best: tuple[int, ...] = min(fitting, key=lambda one: (_read_again(grid, one, chunks), *_most_cubic(one)))
+        block = list(best)
 
 
 def _read_again(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
@@ -397,6 +398,6 @@ def _read_again(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[in
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
 
 
-def _longest_last(shape: Sequence[int]) -> tuple[int, ...]:
+def _most_cubic(shape: Sequence[int]) -> tuple[int, ...]:
     """Order shapes: the most cubic first, and of those the one that is longest along the last axes."""
     return (max(shape), -min(shape), *shape)

@@ -4,6 +4,7 @@ In place of CuPy there are NumPy arrays and streams that put off all work until 
 does it at once: the worst that a device may do. A wait that is missing shows as a wrong block.
 """
 
+import functools
 import threading
 import time
 import types
@@ -124,6 +125,8 @@ def device(monkeypatch):
         here.stream.synchronize()
         write_block(chunks, block, host)
 
+    streams = functools.lru_cache(resample_blocks._streams.__wrapped__)  # its own for each test
+    monkeypatch.setattr(resample_blocks, "_streams", streams)
     monkeypatch.setattr(resample_blocks, "write_block", write)
     monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
