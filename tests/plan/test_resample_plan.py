@@ -167,24 +167,21 @@ def test_to_halve_reads_every_voxel_once():
     assert voxels_read(grid, (64, 32, 128), (64, 64, 64)) == 512**3
 
 
-@pytest.mark.parametrize("turn", [False, True])
 @given(plans(orders=(0, 1, 3)), st.data())
-def test_what_is_read_is_counted(turn, plan, data):
-    """To the voxel where axes go by themselves; never less than half, where blocks are turned."""
+def test_what_is_read_is_counted(plan, data):
+    """To the voxel, where axes go by themselves, swapped or not."""
     grid = plan.grid
     chunks = tuple(data.draw(st.integers(1, n)) for n in grid.source_shape)
-    if not turn:
-        matrix = np.diag(np.diag(grid.matrix) + 0.01)[np.random.default_rng(grid.rank).permutation(grid.rank)]
-        if np.linalg.matrix_rank(matrix) < grid.rank:
-            return
-        rows = tuple(map(tuple, matrix.tolist()))
-        grid = AffineGrid(grid.source_shape, grid.output_shape, rows, grid.offset, grid.order, "nearest")
+    matrix = np.diag(np.diag(grid.matrix) + 0.01)[data.draw(st.permutations(range(grid.rank)))]
+    if np.linalg.matrix_rank(matrix) < grid.rank:
+        return
+    rows = tuple(map(tuple, matrix.tolist()))
+    grid = AffineGrid(grid.source_shape, grid.output_shape, rows, grid.offset, grid.order, "nearest")
     total = 0
     for block in ResamplePlan(grid, plan.block_shape):
         rows = zip(block.source_start, block.source_stop, chunks, grid.source_shape, strict=True)
         total += math.prod(min(-(-b // c) * c, n) - a // c * c for a, b, c, n in rows)
-    counted = voxels_read(grid, plan.block_shape, chunks)
-    assert counted == total if not turn else counted > 0
+    assert voxels_read(grid, plan.block_shape, chunks) == total
 
 
 def test_blocks_are_cut_so_that_little_is_read_twice():
