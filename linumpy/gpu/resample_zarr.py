@@ -111,7 +111,9 @@ def resample_zarr(
         Where blocks are made. With `distributed` this is asked of the workers.
     device_memory : int, optional
         Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
-        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB.
+        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
+        is taken beyond it: about 32 MiB, and some ten chunks of the source while zarr reads; with a device up to
+        100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     progress : callable, optional
@@ -340,8 +342,8 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
 def _finish(folder: Path, image: NewImage, kind: str, limit: int | None) -> None:
     """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-    # With its sums a finer box takes up to four times its size.
-    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 4)
+    # A finer box, the buffers that it is read through, and sums of its pairs.
+    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
         levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]

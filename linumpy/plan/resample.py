@@ -164,7 +164,7 @@ class BlockBytes:
     work : int
         Bytes that the transform needs besides for each voxel of the source's box, with what it is continued by.
     output_work : int
-        Bytes that transform and write need besides for each voxel of the output.
+        Bytes that transform and write need besides for each voxel of the output, with what fills its last chunks up.
     """
 
     source: int
@@ -176,9 +176,20 @@ class BlockBytes:
         """Bytes of one box and its block."""
         return source_voxels * self.source + output_voxels * self.output
 
-    def of(self, source_voxels: int, output_voxels: int, work_voxels: int | None = None) -> int:
-        """Bytes at the peak: two blocks are under way, one being read or written while the other is made."""
-        work = (source_voxels if work_voxels is None else work_voxels) * self.work + output_voxels * self.output_work
+    def of(
+        self,
+        source_voxels: int,
+        output_voxels: int,
+        work_voxels: int | None = None,
+        stored_voxels: int | None = None,
+    ) -> int:
+        """Bytes at the peak: two blocks are under way, one being read or written while the other is made.
+
+        `work_voxels` are those of the box with what it is continued by, `stored_voxels` those of the block's chunks;
+        by default they are as many as those of box and block.
+        """
+        work = (source_voxels if work_voxels is None else work_voxels) * self.work
+        work += (output_voxels if stored_voxels is None else stored_voxels) * self.output_work
         return 2 * self.one(source_voxels, output_voxels) + work
 
 
@@ -221,7 +232,9 @@ class ResamplePlan:
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Voxels of the largest box of the source, and of the largest block."""
-        return max(math.prod(one.source_shape) for one in self), math.prod(self.block_shape)
+        return max(math.prod(one.source_shape) for one in self), math.prod(
+            map(min, self.block_shape, self.grid.output_shape)
+        )
 
 
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -368,7 +381,8 @@ def choose_block_shape(
     chunks = (1,) * grid.rank if chunk_shape is None else chunk_shape
 
     def needs(shape: Sequence[int]) -> int:
-        return cost.of(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad))
+        whole = math.prod(-(-b // s) * s for b, s in zip(shape, stored_shape, strict=True))
+        return cost.of(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad), whole)
 
     if needs(block) > budget:
         raise DeviceMemoryError(

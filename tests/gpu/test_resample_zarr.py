@@ -502,31 +502,6 @@ def test_on_a_device_blocks_are_one_block(tmp_path, dtype, order, compressors):
 
 
 @pytest.mark.gpu
-def test_a_device_reads_through_kvikio_and_keeps_its_memory(tmp_path, cupy):
-    image = volume((128, 128, 128))
-    write(tmp_path / "a", image, chunks=(32, 32, 32))
-    pool = cupy.get_default_memory_pool()
-    pool.free_all_blocks()
-    before, limit = pool.used_bytes(), 16 * 2**20
-    seen = []
-    resample_zarr(
-        tmp_path / "a",
-        tmp_path / "b",
-        10.0,
-        mode="nearest",
-        chunks=(16, 16, 16),
-        device="cuda",
-        device_memory=limit,
-        progress=lambda _: seen.append(pool.total_bytes()),
-    )
-    assert max(seen) - before < 2 * limit
-    got = result(tmp_path / "b")
-    factors = np.divide(image.shape, got.shape)
-    expected = in_memory(image, np.diag(factors), (factors - 1) / 2, got.shape, mode="nearest")
-    assert np.abs(got.astype(int) - expected).max() <= 1
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bool", "f2", "i4", "u8"])
 def test_dtypes_that_a_device_interpolates_in_another(tmp_path, dtype):
     image = volume((20, 30, 40)) > 30000 if dtype == "bool" else (volume((20, 30, 40)) % 2000).astype(dtype)

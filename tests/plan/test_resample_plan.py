@@ -114,6 +114,7 @@ def test_boxes_lie_in_the_source_and_keep_the_bound(plan):
             assert 0 <= a <= b <= n
         assert math.prod(block.source_shape) <= bound
     assert plan.largest[0] <= bound
+    assert plan.largest[1] == max(math.prod(block.shape) for block in plan)
 
 
 @given(plans())
@@ -209,7 +210,7 @@ def test_many_blocks_rather_than_the_largest():
 def test_memory_for_the_work_is_counted():
     cost = BlockBytes(2, 4, work=8, output_work=3)
     assert cost.of(100, 10) == 2 * (200 + 40) + 800 + 30
-    assert cost.of(100, 10, 150) == 2 * (200 + 40) + 1200 + 30
+    assert cost.of(100, 10, 150, 20) == 2 * (200 + 40) + 1200 + 60
 
 
 def test_a_block_that_is_wholly_outside_reads_nothing():
