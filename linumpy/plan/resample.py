@@ -30,6 +30,8 @@ _LARGE_NBYTES = 2**30
 _ENOUGH_BLOCKS = 24
 #: But this is never too large, on these grounds.
 _SMALL_NBYTES = 32 * 2**20
+#: Unless the larger block spares this part of all reads; then they may be as few as these.
+_WORTH, _FEW_BLOCKS = 0.08, 8
 #: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
 SPLINE_PAD = 12
 #: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
@@ -391,15 +393,22 @@ def choose_block_shape(
         )
     all_bytes = cost.one(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
     large = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
+
+    def pays(shape: Sequence[int]) -> bool:
+        """Say whether a block is not too large to be useful, or spares enough reads all the same."""
+        size = cost.one(source_bound(grid, shape), math.prod(shape))
+        if size <= large:
+            return True
+        spared = _read_again(grid, block, chunks) - _read_again(grid, shape, chunks)
+        return size <= all_bytes // _FEW_BLOCKS and spared >= _WORTH * _read_again(grid, block, chunks)
+
     while True:
         longer: list[tuple[int, ...]] = [
             (*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :])
             for axis, (stored, length) in enumerate(zip(stored_shape, grid.output_shape, strict=True))
             if block[axis] < length
         ]
-        fitting: list[tuple[int, ...]] = [
-            one for one in longer if needs(one) <= budget and cost.one(source_bound(grid, one), math.prod(one)) <= large
-        ]
+        fitting = [one for one in longer if needs(one) <= budget and pays(one)]
         if not fitting:
             # A block that is cut by the output's end is still one of whole stored objects.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))

@@ -207,6 +207,19 @@ def test_many_blocks_rather_than_the_largest():
     assert 24 <= len(plan) <= 64
 
 
+def test_fewer_blocks_where_chunks_are_cut():
+    """Chunks of the source that no block ends with: larger blocks cut fewer of them, if memory allows."""
+    factor = 2.7
+    rows = tuple(tuple(factor * (a == b) for b in range(3)) for a in range(3))
+    grid = AffineGrid((2048, 2048, 4096), (758, 758, 1517), rows, ((factor - 1) / 2,) * 3, 1, "nearest")
+    chunk, cost, reads = (256,) * 3, BlockBytes(2, 2), []
+    for budget in (2**31, 2**33):
+        shape = choose_block_shape(grid, (128, 128, 256), cost, budget, chunk)
+        reads.append(voxels_read(grid, shape, chunk) / math.prod(grid.source_shape))
+        assert len(ResamplePlan(grid, shape)) >= 8
+    assert reads[1] < 1.5 < reads[0]
+
+
 def test_memory_for_the_work_is_counted():
     cost = BlockBytes(2, 4, work=8, output_work=3)
     assert cost.of(100, 10) == 2 * (200 + 40) + 800 + 30
