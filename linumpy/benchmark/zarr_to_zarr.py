@@ -266,7 +266,7 @@ def _limited(request: ZarrRequest) -> Iterator[None]:
         return
     pool = require_cuda().get_default_memory_pool()
     before = pool.get_limit()
-    pool.set_limit(size=request.limit)
+    pool.set_limit(size=pool.used_bytes() + request.limit)
     try:
         yield
     finally:

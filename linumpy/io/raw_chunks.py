@@ -6,7 +6,7 @@ device by kvikio's ``CuFile.pwrite`` (``linumpy.gpu.chunk_files``), or through h
 Errors: ``OSError``, such as a full disk.
 
 Files are written in their place, so an array is not to be read before it is complete; the folder that it is in has a
-temporary name until then.
+temporary name until then. Where two processes may write the same chunk, its file is renamed to its place instead.
 """
 
 from __future__ import annotations

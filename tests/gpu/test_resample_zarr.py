@@ -263,14 +263,14 @@ def write(chunks, block, data):
     written[0] += 1
     voxels[0] += data.size
 resample_blocks.write_block = write
-room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), device_memory=int(sys.argv[4]), device="cpu")
+room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), device_memory=int(sys.argv[4]), device=sys.argv[5])
 print(voxels[0])
 """
 
 
-def run_until_killed(tmp_path, stop, memory=60_000):
+def run_until_killed(tmp_path, stop, memory=60_000, device="cpu"):
     return subprocess.run(
-        [sys.executable, "-c", RUN, tmp_path / "a", tmp_path / "b", str(stop), str(memory)],
+        [sys.executable, "-c", RUN, tmp_path / "a", tmp_path / "b", str(stop), str(memory), device],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -305,6 +305,19 @@ def test_a_killed_run_goes_on_from_its_complete_blocks(tmp_path):
     assert same(result(tmp_path / "b"), in_memory(image, np.diag(factors), (factors - 1) / 2, shape))
     assert not list((tmp_path / "b").rglob("*.partial"))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "whole"]
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_device_is_killed_and_goes_on(tmp_path):
+    write(tmp_path / "a", volume((100, 120, 140)), chunks=(32, 32, 32))
+    memory = 3 * 2**20
+    assert run_until_killed(tmp_path, 6, memory, "cuda").returncode == -signal.SIGKILL
+    assert not (tmp_path / "b").exists()
+    last = run_until_killed(tmp_path, -1, memory, "cuda")
+    assert last.returncode == 0, last.stderr
+    resample_zarr(tmp_path / "a", tmp_path / "whole", 4.0, chunks=(8, 8, 8), device="cuda")
+    assert same(result(tmp_path / "b"), result(tmp_path / "whole"))
+    assert 0 < int(last.stdout) < result(tmp_path / "b").size
 
 
 class StopError(Exception):
