@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
-    if args.zarr is not None and (args.only or args.plot):
-        parser.error("--only and --plot do not go with --zarr")
+    if args.zarr is not None and (args.only or args.plot or args.scale != 1):
+        parser.error("--only, --scale and --plot do not go with --zarr")
     try:
         if args.zarr is not None:
             wrong = _time_zarr(args)

@@ -35,9 +35,10 @@ from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
 from linumpy.io.writer import STEP_BYTES, Progress
+from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.plan.regrid import Regrid, plan_regrid
-from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
+from linumpy.plan.resample import AffineGrid, Block, ResamplePlan
 
 #: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.errors import DeviceMemoryError
-from linumpy.plan.resample import (
-    CLIPPED_MODES,
-    MODES,
-    AffineGrid,
-    BlockBytes,
-    ResamplePlan,
-    choose_block_shape,
-    source_bound,
-    voxels_read,
-)
+from linumpy.plan.block_shape import BlockBytes, choose_block_shape, source_bound, voxels_read
+from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, ResamplePlan
 
 
 @st.composite
