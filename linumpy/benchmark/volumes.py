@@ -64,6 +64,34 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
     return path
 
 
+def flush(folder: Path, seconds: float = 60.0) -> bool:
+    """Bring the files of a folder to the disk, so that it is at rest; they stay in the page cache.
+
+    Parameters
+    ----------
+    folder : Path
+        Of all of them.
+    seconds : float
+        After which no other file is begun with.
+
+    Returns
+    -------
+    bool
+        Whether all of them are there.
+    """
+    end = time.monotonic() + seconds
+
+    def flush_one(path: Path) -> bool:
+        if time.monotonic() > end:
+            return False
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+        return True
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return all(list(pool.map(flush_one, (path for path in folder.rglob("*") if path.is_file()))))
+
+
 def wall_seconds(work: Callable[[], object], result: Path) -> float:
     """Time a call on the clock on the wall, from a device at rest to a device at rest; `result` is removed before."""
     shutil.rmtree(result, ignore_errors=True)

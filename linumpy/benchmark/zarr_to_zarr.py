@@ -24,7 +24,7 @@ import zarr
 
 from linumpy.benchmark import machine
 from linumpy.benchmark.table import machine_text
-from linumpy.benchmark.volumes import check_room, wall_seconds, write_tiles
+from linumpy.benchmark.volumes import check_room, flush, wall_seconds, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.resample_zarr import plan_blocks, resample_zarr
@@ -185,6 +185,8 @@ def run_zarr_to_zarr(request: ZarrRequest) -> ZarrResult:
         base = rng.integers(0, 50000, request.chunk, np.uint16)
         numbers = rng.integers(0, 15000, request.grid).astype(np.uint16)
         source = write_tiles(folder / "volume.ome.zarr", base, numbers, (_SPACING_UM,) * 3)
+        if not flush(source):
+            print("the disk is still busy with the volume: times of writes may be longer than they would be")
         print(
             f"{'×'.join(map(str, shape))} uint16, raw chunks of {'×'.join(map(str, request.chunk))}, to half of it, on "
             f"the {'GPU' if request.use_gpu else 'CPU'} within {request.device_memory:g} GiB; medians of "

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linumpy.benchmark import zarr_to_zarr
-from linumpy.benchmark.volumes import check_room, write_tiles
+from linumpy.benchmark.volumes import check_room, flush, write_tiles
 from linumpy.benchmark.zarr_to_zarr import HEADER, REACH_NBYTES, ZarrRequest, ZarrResult, row, run_zarr_to_zarr
 from linumpy.gpu import resample_blocks
 from linumpy.io.ome import open_image
@@ -71,6 +71,18 @@ def test_tiles_are_a_tile_and_a_number(tmp_path):
     assert array.chunks == base.shape
     assert np.array_equal(array[2:4, :, 4:], base + 9)
     assert open_image(tmp_path / "a").spacing[0] == (1, 2, 3)
+
+
+def test_files_are_flushed_as_long_as_there_is_time(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("os.fdatasync", flushed.append)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    assert flush(tmp_path)
+    assert len(flushed) == 3
+    assert not flush(tmp_path, -1.0)
+    assert len(flushed) == 3
 
 
 def result(**changes):
