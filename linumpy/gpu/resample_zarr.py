@@ -113,7 +113,7 @@ def resample_zarr(
     device_memory : int, optional
         Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
         on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
-        is taken beyond it: about 32 MiB, and some ten chunks of the source while zarr reads; with a device up to
+        is taken beyond it: about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to
         100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
         Whether to replace a Zarr folder that is there.

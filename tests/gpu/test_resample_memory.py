@@ -39,7 +39,7 @@ def test_in_host_memory(tmp_path, order, compressors):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < limit + 32 * MIB + 10 * 64**3 * 2
+    assert peak < limit + 16 * MIB + 10 * 64**3 * 2
     assert peak < nbytes
     if order == 1:
         assert np.abs(open_image(tmp_path / "b").levels[0][...] - halves(tmp_path / "a")).max() <= 0.5
