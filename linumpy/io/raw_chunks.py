@@ -6,7 +6,7 @@ device by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and el
 memory (``linumpy.gpu.chunk_files``). Errors: ``OSError``, such as a full disk.
 
 Files are written in their place, so an array is not to be read before it is complete; the folder that it is in has a
-temporary name until then.
+temporary name until then. Where two processes may write the same chunk, its file is renamed to its place instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -44,7 +45,7 @@ class Chunks(Protocol):
         """Read a box, to where it is wanted."""
 
 
-def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False) -> Chunks:
     """Choose how the chunks of an array are written.
 
     Parameters
@@ -55,6 +56,9 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         Its threads write; it is the caller's to shut down.
     threads : int
         How many it has.
+    renamed : bool
+        Whether a chunk's file gets its name when it is complete, as those that zarr writes do: where another process
+        may write the same chunk at the same time.
     """
     layout = read_layout(array)
     raw = (
@@ -64,7 +68,7 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         and not layout.swapped
         and layout.stored_axes == tuple(range(layout.rank))
     )
-    return RawChunks(array, layout, pool, threads) if raw else ZarrChunks(array, pool)
+    return RawChunks(array, layout, pool, threads, renamed=renamed) if raw else ZarrChunks(array, pool)
 
 
 class ZarrChunks:
@@ -107,11 +111,14 @@ def _in_host_memory(array: zarr.Array) -> AbstractContextManager[None]:
 class RawChunks:
     """Chunks whose files hold nothing but their voxels."""
 
-    def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int) -> None:
+    def __init__(
+        self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False
+    ) -> None:
         assert layout.root is not None
         assert layout.keys is not None
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._root, self._keys = layout.root, layout.keys
+        self._suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._pieces = list(_pieces(layout.chunk_shape, layout.dtype.itemsize))
         self._folders: set[str] = set()
         self._local = threading.local()
@@ -120,16 +127,18 @@ class RawChunks:
         """Write a box that is whole in storage."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
+        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) + self._suffix for one in boxes]
         if is_device_array(block):
             from linumpy.gpu.chunk_files import write_from_device
 
             write_from_device(paths, block, chunk, self._layout.fill_value, self._write_rows)
-            return
-        if len(boxes) == 1:
+        elif len(boxes) == 1:
             self._write_one(paths[0], block)
-            return
-        self._by_threads(paths, [block[within(one, box)] for one in boxes])
+        else:
+            self._by_threads(paths, [block[within(one, box)] for one in boxes])
+        if self._suffix:
+            for path in paths:
+                os.replace(path, path.removesuffix(self._suffix))
 
     def _write_rows(self, paths: list[str], rows: np.ndarray) -> None:
         """Write each row of bytes to its file."""
