@@ -1,9 +1,8 @@
 """Sample an image on the device by its texture unit: linear, with fractions of a voxel rounded to 1/256.
 
 In: an image of two or three axes, and places, displacements or a map, as for :mod:`~linumpy.gpu.sampling`. Out:
-samples. Errors: ``ValueError`` for what a texture cannot hold. The image is copied into a CUDA array, which lies outside
-of CuPy's memory pool; the last one of each device is kept for an image of the same shape and dtype, as making one is
-slow.
+samples. Errors: ``ValueError`` for what a texture cannot hold. The image is copied into a CUDA array, outside of CuPy's
+memory pool; the last one of each device is kept for an image of the same shape and dtype, as making one is slow.
 
 A rounded fraction is off by at most 1/512 of a voxel along each axis, and along an axis a linear interpolation changes
 by at most the range of the 2**rank voxels around it from one voxel to the next. So a sample is within rank / 512 of

@@ -154,7 +154,7 @@ inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c);
 template <class T> T __ldcs(const T *p) { return *p; }
 template <class T> void __stcs(T *p, T v) { *p = v; }
 #define __noinline__
-// A texture of floats, clamped, filtered linearly with 8 bits of a fraction; by its address.
+// A texture of floats, clamped and filtered linearly; by its address. A GPU's takes 8 bits of a fraction, this one all.
 typedef unsigned long long cudaTextureObject_t;
 namespace emulated {
 struct Texture { const float *data; int64_t width, height, depth; };
@@ -162,7 +162,7 @@ struct Tap { int64_t first, second; float fraction; };
 inline Tap tap(float at, int64_t n) {
     const double c = at - 0.5, down = std::floor(c);
     const auto inside = [n](double i) { return static_cast<int64_t>(std::min(std::max(i, 0.0), n - 1.0)); };
-    return {inside(down), inside(down + 1), static_cast<float>(std::floor((c - down) * 256 + 0.5) / 256)};
+    return {inside(down), inside(down + 1), static_cast<float>(c - down)};
 }
 inline float sample(cudaTextureObject_t id, float x, float y, float z) {
     const Texture &t = *reinterpret_cast<const Texture *>(id);
