@@ -130,7 +130,7 @@ def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dty
             raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
         dtype, array = output.dtype, output
     else:
-        dtype, array = np.dtype(image.dtype if output is None else output), None
+        dtype, array = image.dtype.newbyteorder("=") if output is None else np.dtype(output), None
     if not _is_number(dtype):
         raise TypeError(f"output={output!r}: a result is made of numbers of up to 64 bits")
     return dtype, array
@@ -172,8 +172,8 @@ def read_resizing(
 ) -> Resizing:
     """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
     check_image(image)
-    check_spline(order, RESIZE_MODES.get(mode, mode) if isinstance(mode, str) else "nearest")
-    if mode not in RESIZE_MODES:
+    check_spline(order, "nearest")
+    if not isinstance(mode, str) or mode not in RESIZE_MODES:
         raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
     if image.dtype.kind not in "biuf":
         raise TypeError(f"an image of {image.dtype} cannot be resized: integers, floats and booleans can")
