@@ -73,10 +73,10 @@ class Target:
     out: Any = None
 
     def array(self, *sources: Any) -> Any:
-        """Make the array that is written to: `out`, unless it is not contiguous or shares memory with what is read."""
+        """Make the array that is written to: `out`, unless it has gaps or may share memory with what is read."""
         xp = array_module(sources[0])
         out = self.out
-        if out is not None and out.flags.c_contiguous and not any(xp.shares_memory(out, one) for one in sources):
+        if out is not None and out.flags.c_contiguous and not any(xp.may_share_memory(out, one) for one in sources):
             return out
         return xp.empty(self.shape, self.dtype)
 

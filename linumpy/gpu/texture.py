@@ -12,6 +12,8 @@ included, are sampled exactly.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -155,6 +157,12 @@ def release_textures() -> None:
         _kept.clear()
 
 
+@functools.cache
+def _release_at_exit() -> None:
+    """See to it that nothing is kept when CUDA ends; called when CuPy is there, so as to come before it."""
+    atexit.register(release_textures)
+
+
 @contextmanager
 def _texture_of(image: Any) -> Iterator[Any]:
     """Copy an image into a texture, good for what the current stream is given meanwhile.
@@ -191,6 +199,7 @@ def _make(shape: tuple[int, ...], kind: str) -> _Kept:
         TextureObject,
     )
 
+    _release_at_exit()
     bits, is_integer = _FORMATS[kind]
     number = runtime.cudaChannelFormatKindUnsigned if is_integer else runtime.cudaChannelFormatKindFloat
     channel = ChannelFormatDescriptor(bits, 0, 0, 0, number)
