@@ -13,9 +13,9 @@ from scipy import ndimage
 
 from linumpy.device import to_host
 from linumpy.gpu import sampling, sampling_paths, texture
-from linumpy.gpu.kernels import KernelSpec
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
+from linumpy.gpu.kernels import KernelSpec
 from linumpy.gpu.sampling import MODES
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
