@@ -197,6 +197,15 @@ def test_memory_in_any_order(compute):
     assert compute(turned, axes).flags.c_contiguous
 
 
+@pytest.mark.parametrize("compute", [resample_tiles, pytest.param(by_kernel, marks=needs_compiler)])
+def test_as_many_voxels_that_lie_elsewhere(compute):
+    # What is left of a tile: no more voxels, nothing to smooth, and yet other places.
+    axes = [TileAxis(3, 8, 9), TileAxis(4, 9, 8)]
+    assert [axis.new_size for axis in axes] == [3, 4]
+    for one in (axes, axes[::-1], axes[:1]):
+        check_as_scipy(compute, one, "f4", None, 0)
+
+
 def test_byte_order_and_tiles_that_stay():
     axes = [TileAxis(4, 2, 2), TileAxis(6, 3, 3)]
     volume = volume_of(">u2", (4, 6), 0)
