@@ -7,7 +7,6 @@ compiled for a shape. Temporary memory: none, but for scattered places (see :fun
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -18,22 +17,27 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, load
+from linumpy.gpu.sampling_launch import (
+    AFFINE,
+    BRICKS,
+    GRID_LIMIT,
+    GRIDS,
+    LISTS,
+    SMALL_GRIDS,
+    blocks_of,
+    index_type,
+    is_wide,
+    kinds_of,
+    spec_of,
+    three,
+)
+from linumpy.plan.affine_brick import plan_brick
 
-#: As SciPy names them, by the number that the kernels give them.
-MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 ORDERS, RANKS = (0, 1, 3), (2, 3)
-#: Integers of 32 bits and more do not fit into a float.
-_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
 #: Shared memory of a block at most: two of them fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
 #: A kernel that wants more must ask for it.
 _WITHOUT_ASKING = 48 * 1024
-#: Voxels from row to row of a brick: 8 more or less than a multiple of 32 (see affine_brick).
-_PITCHES = (24, 40, 72)
-#: Of the numbers of a map's inverse, for bricks: single precision then holds a voxel's number to a hundredth.
-_LARGEST_INVERSE = 100.0
-#: Blocks along the second and third axis of a grid.
-_GRID_LIMIT = 2**16 - 1
 #: Columns and rows below which a grid of places is taken as a list.
 _FEW_COLUMNS, _FEW_ROWS = 16, 8
 #: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
@@ -61,43 +65,6 @@ _AFFINE_DTYPE = np.dtype(
     align=True,
 )
 _AFFINE_FIELDS = struct.Struct("13d15i15f6i")
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """How a kernel's work is cut, as measured on an H200.
-
-    Attributes
-    ----------
-    march : int
-        Voxels of a thread, one after another along the slowest axis.
-    tile_x, threads : int
-        Columns of a tile, and threads of a block: as many columns, and as many rows as are left.
-    blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread.
-    together : int
-        Voxels of a thread whose loads are under way at once; not of affine maps without a brick.
-    """
-
-    march: int
-    blocks: int
-    tile_x: int = 32
-    threads: int = 256
-    together: int = 1
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """Voxels of a block along each axis."""
-        return self.march, self.threads // self.tile_x, self.tile_x
-
-
-#: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and
-#: with a brick.
-_LISTS = {0: _Shape(4, 4, together=4), 1: _Shape(4, 4, together=4), 3: _Shape(1, 5)}
-_SMALL_GRIDS = {0: _Shape(16, 8), 1: _Shape(16, 8), 3: _Shape(16, 5)}
-_GRIDS = {0: _Shape(4, 5, together=4), 1: _Shape(4, 5, together=4), 3: _Shape(16, 5)}
-_AFFINE = {0: _Shape(16, 4), 1: _Shape(16, 4), 3: _Shape(2, 3)}
-_BRICKS = {1: _Shape(16, 4, tile_x=16, together=2), 3: _Shape(16, 4)}
 
 
 @dataclass(frozen=True)
@@ -173,24 +140,24 @@ def _launch_points(
         return
     rank, order = image.ndim, how.order
     args = np.zeros(1, _POINTS_DTYPE)
-    args["count"], args["outside"], args["whole"] = out.size, how.cval, _three(image.shape)
+    args["count"], args["outside"], args["whole"] = out.size, how.cval, three(image.shape)
     shape = coordinates.shape[1:]
     cells = None
     is_grid = field != "0" or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
     if is_grid:
-        cut = (_SMALL_GRIDS if image.itemsize < 4 else _GRIDS)[order]
+        cut = (SMALL_GRIDS if image.itemsize < 4 else GRIDS)[order]
         args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
         if sizes is not None:
-            args["sizes"], args["inverse"] = _three(sizes, 1), _three([1 / size for size in sizes], 1)
-        blocks, args["tiles"] = _blocks(grid, cut.tile, rank)
+            args["sizes"], args["inverse"] = three(sizes, 1), three([1 / size for size in sizes], 1)
+        blocks, args["tiles"] = blocks_of(grid, cut.tile, rank)
     else:
-        cut = _LISTS[order]
+        cut = LISTS[order]
         blocks = (-(-out.size // (cut.threads * cut.march)),)
         cells = _in_cells(image, how, out.size)
-    spec = _spec(
+    spec = spec_of(
         "points",
         "map_points",
-        _kinds(image, out, how, coordinates),
+        kinds_of(image, out, order, how.mode, coordinates),
         cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
@@ -213,12 +180,12 @@ def _in_cells(image: Any, how: Sampler, count: int) -> Any:
     logs = _CELLS[image.itemsize]
     planes, rows, columns = ((n + (1 << log) - 1) >> log for n, log in zip(image.shape, logs, strict=True))
     row = columns << sum(logs)
-    if max(planes, rows) > _GRID_LIMIT or row >= 2**31 - 2**20:
+    if max(planes, rows) > GRID_LIMIT or row >= 2**31 - 2**20:
         return None
     cells = _empty_if_it_fits(image, planes * rows * row)
     if cells is None:
         return None
-    defines = {"UNIT": _UNITS[image.itemsize], "INDEX": _index(cells.size), **_cell_defines(image)}
+    defines = {"UNIT": _UNITS[image.itemsize], "INDEX": index_type(cells.size), **_cell_defines(image)}
     kernel = load(KernelSpec("cells", "to_cells", tuple(defines.items())))
     kernel((-(-row // 256), rows, planes), (256,), (image, cells, *int32(*image.shape)))
     return cells
@@ -285,28 +252,31 @@ def sample_affine(
     if not out.size:
         return
     rank, order = box.ndim, how.order
-    shape: Any = _three(out.shape)
-    brick = _brick(affine.matrix, order, 8 if _is_wide(box, out) else 4) if rank == 3 else None
+    shape: Any = three(out.shape)
+    brick = None
+    if rank == 3 and order in BRICKS:
+        itemsize = 8 if is_wide(box, out) else 4
+        brick = plan_brick(affine.matrix, order, BRICKS[order].tile, itemsize, _BRICK_NBYTES)
     if brick is not None:
-        cut, name, more = _BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
+        cut, name, more = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
-        cut, name, more = _AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
-    blocks, tiles = _blocks(shape, cut.tile, rank)
+        cut, name, more = AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
+    blocks, tiles = blocks_of(shape, cut.tile, rank)
     numbers = (
         *_matrix_and_shift(affine, rank, how.pad),
         how.cval,
-        *_three(out_start or (0,) * rank, 0),
+        *three(out_start or (0,) * rank, 0),
         *shape,
-        *_three(whole or box.shape),
-        *_three(box_start or (0,) * rank, 0),
-        *_three(box.shape),
+        *three(whole or box.shape),
+        *three(box_start or (0,) * rank, 0),
+        *three(box.shape),
         *(brick.numbers if brick is not None else (0,) * 15),
         *(brick.shape if brick is not None else (0,) * 3),
         *tiles,
         brick is not None and _has_aligned_rows(box),
     )
     args = np.frombuffer(bytearray(_AFFINE_FIELDS.pack(*numbers)), _AFFINE_DTYPE)
-    kernel = load(_spec("affine", name, _kinds(box, out, how), cut, **more))
+    kernel = load(spec_of("affine", name, kinds_of(box, out, order, how.mode), cut, **more))
     shared = 0 if brick is None else brick.nbytes
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
@@ -325,133 +295,6 @@ def _has_aligned_rows(box: Any) -> bool:
     """Say whether four voxels that begin at a multiple of four can be read at once."""
     address = box.data.ptr if is_device_array(box) else box.ctypes.data
     return box.shape[2] % 4 == 0 and address % min(16, 4 * box.itemsize) == 0
-
-
-@dataclass(frozen=True)
-class _Brick:
-    """A part of the image in shared memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Its voxels along each axis.
-    pitch : int
-        Voxels from row to row.
-    nbytes : int
-        Its size.
-    numbers : tuple of float
-        Those of affine.cu: inverse, per, slack.
-    """
-
-    shape: tuple[int, int, int]
-    pitch: int
-    nbytes: int
-    numbers: tuple[float, ...]
-
-
-_Matrix = tuple[tuple[float, ...], ...]
-
-
-@functools.lru_cache(maxsize=64)
-def _brick(matrix: _Matrix, order: int, itemsize: int) -> _Brick | None:
-    """Size the part of the image that a tile of the output needs; None where it does not fit or does not pay."""
-    if order not in _BRICKS:
-        return None
-    tile = _BRICKS[order].tile
-    reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
-    if not max(reach) < 2**20:
-        return None
-    # The neighbours of a place, with room for rounding, and along X those before a multiple of four.
-    z, y, x = (math.floor(one + 3e-6) + 2 + order for one in reach)
-    x += 3
-    for pitch in _PITCHES:
-        nbytes = z * y * pitch * itemsize
-        if x <= pitch and nbytes <= _BRICK_NBYTES:
-            numbers = _inverse_numbers(matrix, order)
-            return None if numbers is None else _Brick((z, y, x), pitch, nbytes, numbers)
-    return None
-
-
-def _inverse_numbers(matrix: _Matrix, order: int) -> tuple[float, ...] | None:
-    """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
-
-    A place that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
-    """
-    (a, b, c), (d, e, f), (g, h, i) = matrix
-    minors = (
-        (e * i - f * h, c * h - b * i, b * f - c * e),
-        (f * g - d * i, a * i - c * g, c * d - a * f),
-        (d * h - e * g, b * g - a * h, a * e - b * d),
-    )
-    determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
-    if abs(determinant) * _LARGEST_INVERSE <= max(abs(one) for row in minors for one in row):
-        return None
-    rows = [[one / determinant for one in row] for row in minors]
-    near = (order + 1) / 2
-    slack = [near * (abs(z) + abs(y)) + (near + 3.5) * abs(x) + 0.01 for z, y, x in rows]
-    per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]
-    return (*rows[0], *rows[1], *rows[2], *per, *slack)
-
-
-_Kinds = tuple[str, str, int, int, str, bool, bool]
-
-
-def _kinds(image: Any, out: Any, how: Sampler, *others: Any) -> _Kinds:
-    """Say what kernels are compiled for, beside their own definitions."""
-    big = any(_index(one.size) == "int64" for one in (image, out, *others))
-    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, how.order, how.mode, _is_wide(image, out), big
-
-
-def _index(size: int) -> str:
-    """Name the type that numbers voxels, with room for those of a block beyond the last."""
-    return "int64" if size >= 2**31 - 2**20 else "int"
-
-
-def _spec(source: str, name: str, kinds: _Kinds, cut: _Shape, **more: str) -> KernelSpec:
-    return _spec_of(source, name, kinds, cut, tuple(more.items()))
-
-
-@functools.lru_cache(maxsize=1024)
-def _spec_of(source: str, name: str, kinds: _Kinds, cut: _Shape, more: tuple[tuple[str, str], ...]) -> KernelSpec:
-    kind, target, rank, order, mode, wide, big = kinds
-    defines = {
-        "SOURCE": CUDA_TYPES[kind],
-        "TARGET": CUDA_TYPES[target],
-        "COMPUTE": "double" if wide else "float",
-        "WIDE": str(int(wide)),
-        "RANK": str(rank),
-        "ORDER": str(order),
-        "MODE": str(MODES.index(mode)),
-        "INDEX": "int64" if big else "int",
-        "TILE_X": str(cut.tile_x),
-        "THREADS": str(cut.threads),
-        "MARCH": str(cut.march),
-        "TOGETHER": str(cut.together),
-        "BLOCKS": str(1 if wide else cut.blocks),  # double precision keeps its registers
-    }
-    return KernelSpec(source, name, (*defines.items(), *more))
-
-
-def _blocks(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Cut a grid of voxels into blocks: the launch, and what the kernel must know of it (see ``tile_of_block``).
-
-    The slowest axis of the image is the one that threads march along.
-    """
-    if rank == 2:
-        tile = (1, tile[0] * tile[1], tile[2])
-    z, y, x = (-(-n // t) for n, t in zip(shape, tile, strict=True))
-    if y <= _GRID_LIMIT and z <= _GRID_LIMIT:
-        return (x, y, z), (0, 0)
-    return (x * y * z,), (y, x)
-
-
-def _is_wide(image: Any, out: Any) -> bool:
-    return not (image.dtype.str[1:] in _IN_FLOAT and out.dtype.str[1:] in _IN_FLOAT)
-
-
-def _three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:
-    """Put an axis of one voxel before two."""
-    return (first,) * (3 - len(sizes)) + tuple(sizes)
 
 
 def _warp_x(affine: AffineMap) -> int:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
-from linumpy.gpu.sampling import MODES, AffineMap, _blocks, _index, _three
+from linumpy.gpu.sampling import AffineMap
+from linumpy.gpu.sampling_launch import MODES, blocks_of, index_type, three
 
 #: By the image's axes: how far a sample may be off, in parts of the range of the voxels around it.
 ERROR = {2: 2 / 512, 3: 3 / 512}
@@ -62,7 +63,7 @@ class Outside:
     Attributes
     ----------
     mode : str
-        One of :data:`~linumpy.gpu.sampling.MODES`.
+        One of :data:`~linumpy.gpu.sampling_launch.MODES`.
     cval : float
         The value there, for the constant modes.
     """
@@ -82,7 +83,7 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, outs
     """Sample at voxels that are displaced; arrays as for :func:`linumpy.gpu.sampling.sample_displaced`."""
     args = _arguments(image, outside, out)
     if sizes is not None:
-        args["matrix"][0, 0], args["matrix"][0, 1] = _three(sizes, 1), _three([1 / size for size in sizes], 1)
+        args["matrix"][0, 0], args["matrix"][0, 1] = three(sizes, 1), three([1 / size for size in sizes], 1)
     _launch_grid(image, field, outside.mode, out, "1" if sizes is None else "2", args)
 
 
@@ -96,14 +97,14 @@ def sample_affine(image: Any, affine: AffineMap, outside: Outside, out: Any) -> 
 
 def _arguments(image: Any, outside: Outside, out: Any) -> np.ndarray:
     args = np.zeros(1, _TEXTURED_DTYPE)
-    args["count"], args["outside"], args["whole"] = out.size, outside.cval, _three(image.shape)
+    args["count"], args["outside"], args["whole"] = out.size, outside.cval, three(image.shape)
     return args
 
 
 def _launch_grid(image: Any, given: Any, mode: str, out: Any, places: str, args: np.ndarray) -> None:
     shape = (1,) * (3 - out.ndim) + tuple(out.shape)
     args["grid"] = shape
-    blocks, args["tiles"] = _blocks(shape, (_MARCH, _THREADS // _TILE_X, _TILE_X), image.ndim)
+    blocks, args["tiles"] = blocks_of(shape, (_MARCH, _THREADS // _TILE_X, _TILE_X), image.ndim)
     _launch(image, given, mode, out, places, blocks, args)
 
 
@@ -129,7 +130,7 @@ def kernel_spec(image: Any, given: Any, mode: str, out: Any, places: str) -> Ker
         "RANK": str(image.ndim),
         "ORDER": "1",
         "MODE": str(MODES.index(mode)),
-        "INDEX": _index(max(image.size, out.size, given.size)),
+        "INDEX": index_type(max(image.size, out.size, given.size)),
         "TILE_X": str(_TILE_X),
         "THREADS": str(_THREADS),
         "MARCH": str(_MARCH),

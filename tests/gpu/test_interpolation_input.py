@@ -7,7 +7,7 @@ from test_sampling import image_of
 
 from linumpy.gpu.geometric import apply_displacement_field, compose_affine, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resample_volume, resize, spline_filter
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 
 IMAGE = np.arange(12.0).reshape(3, 4)
 PLACES = np.ones((2, 5))

@@ -10,7 +10,7 @@ from test_sampling import close, image_of, shapes
 from linumpy.device import to_host
 from linumpy.gpu import sampling
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 
 pytestmark = pytest.mark.gpu
 

@@ -272,7 +272,7 @@ def run_until_killed(tmp_path, stop, memory=60_000, device="cpu"):
     return subprocess.run(
         [sys.executable, "-c", RUN, tmp_path / "a", tmp_path / "b", str(stop), str(memory), device],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,9 @@ from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu import sampling
-from linumpy.gpu.sampling import MODES, AffineMap, Sampler
+from linumpy.gpu import sampling_launch as launch
+from linumpy.gpu.sampling import AffineMap, Sampler
+from linumpy.gpu.sampling_launch import MODES
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]
@@ -161,12 +163,11 @@ def specs():
         ("f8", "f2", 2, 1, "constant"),
     ]:
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
-        how = Sampler(order, mode, 0.0)
-        kinds = sampling._kinds(image, out, how)
+        kinds = launch.kinds_of(image, out, order, mode)
         for warp_x in ("32", "8"):
-            yield sampling._spec("affine", "affine", kinds, sampling._AFFINE[order], WARP_X=warp_x)
-        if rank == 3 and order in sampling._BRICKS:
-            yield sampling._spec("affine", "affine_brick", kinds, sampling._BRICKS[order], PITCH="40")
+            yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X=warp_x)
+        if rank == 3 and order in launch.BRICKS:
+            yield launch.spec_of("affine", "affine_brick", kinds, launch.BRICKS[order], PITCH="40")
         for coordinate, field, grid in (
             ("float", "0", "0"),
             ("double", "0", "1"),
@@ -174,8 +175,8 @@ def specs():
             ("double", "2", "1"),
         ):
             places = {"COORDINATE": coordinate, "FIELD": field, "GRID": grid, "CELLS": "0"}
-            cut = sampling._GRIDS[order]
-            yield sampling._spec("points", "map_points", kinds, cut, **places)
+            cut = launch.GRIDS[order]
+            yield launch.spec_of("points", "map_points", kinds, cut, **places)
 
 
 @pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))

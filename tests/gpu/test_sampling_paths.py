@@ -9,10 +9,10 @@ from scipy import ndimage
 from test_sampling import close, image_of
 
 from linumpy.device import to_host
-from linumpy.gpu import interpolation, sampling, sampling_paths, spline
+from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 ORDERS = [0, 1, 3]
@@ -116,7 +116,7 @@ def test_grids_that_are_longer_than_launches(monkeypatch, rank, order):
     image = image_of("f4", (9, 8, 7)[:rank], 0)
     field = np.random.default_rng(0).uniform(-3, 3, (rank, *(70, 20, 40)[:rank]))
     expected = apply_displacement_field(image, field, order=order, mode="mirror")
-    monkeypatch.setattr(sampling, "_GRID_LIMIT", 1)
+    monkeypatch.setattr(sampling_launch, "GRID_LIMIT", 1)
     assert np.array_equal(apply_displacement_field(image, field, order=order, mode="mirror"), expected)
     places, truth = by_scipy(image, field, None, order=order, mode="mirror")
     assert agree(expected, truth, image, places, order)

@@ -10,7 +10,7 @@ from scipy import ndimage
 from test_sampling import image_of
 
 from linumpy.gpu import interpolation, sampling, sampling_paths, spline
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 from linumpy.gpu.spline import Ends, Tuning
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")

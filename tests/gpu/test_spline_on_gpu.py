@@ -11,7 +11,7 @@ from test_spline import error, exact, shapes
 from linumpy.device import to_host
 from linumpy.gpu import spline
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, spline_filter
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 from linumpy.gpu.spline import Ends
 
 pytestmark = pytest.mark.gpu

@@ -12,11 +12,11 @@ from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.device import to_host
-from linumpy.gpu import sampling, sampling_paths, texture
+from linumpy.gpu import sampling_launch, sampling_paths, texture
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.gpu.sampling import MODES
+from linumpy.gpu.sampling_launch import MODES
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "f2", "f4"]
@@ -193,7 +193,7 @@ def test_channels_and_all_that_calls_it():
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
 def test_grids_that_are_longer_than_launches(monkeypatch):
-    monkeypatch.setattr(sampling, "_GRID_LIMIT", 1)
+    monkeypatch.setattr(sampling_launch, "GRID_LIMIT", 1)
     for seed in range(4):
         check_grids(image_of("f4", (9, 8, 7)[: 2 + seed % 2], seed), np.random.default_rng(seed), {"mode": "mirror"})
 
