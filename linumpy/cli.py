@@ -33,7 +33,10 @@ class Parser(argparse.ArgumentParser):
 
 def one_line(program: str, message: object) -> str:
     """Spell an error as one line."""
-    return f"{program}: error: {' '.join(str(message).split())}"
+    text = " ".join(str(message).split())
+    if not text:  # some of the system's errors say nothing but their name
+        text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
+    return f"{program}: error: {text}"
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

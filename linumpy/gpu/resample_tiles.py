@@ -79,11 +79,24 @@ def _by_scipy(volume: np.ndarray, axes: tuple[TileAxis, ...], dtype: np.dtype) -
         tile = volume[before].astype(kind)
         if any(sigmas):
             tile = gaussian_filter(tile, sigmas, mode="nearest")
-        out[after] = affine_transform(
+        made = affine_transform(
             tile, factors, [axis.offset for axis in axes], output_shape=out[after].shape, mode="nearest",
-            output=(kind if dtype.kind == "f" else dtype).str,  # SciPy rounds integers, and knows no float16
+            # SciPy rounds integers; it knows no float16, and lets the last integers of 64 bits overflow.
+            output=(kind if dtype.kind == "f" or dtype.itemsize == 8 else dtype).str,
         )  # fmt: skip
+        out[after] = made if dtype.kind == "f" or dtype.itemsize < 8 else _saturated(made, dtype)
     return out
+
+
+def _saturated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round float64 to integers of 64 bits, halves away from zero; float64 does not hold the last of these."""
+    limits, ties = np.iinfo(dtype), np.abs(values) < 2**52  # from there on all are whole
+    rounded = np.where(ties, np.trunc(values + np.copysign(0.5, values)), values)
+    with np.errstate(invalid="ignore"):
+        result = rounded.astype(dtype)
+    result[rounded <= float(limits.min)] = limits.min
+    result[rounded >= float(limits.max)] = limits.max
+    return result
 
 
 def _by_kernel(volume: Any, axes: tuple[TileAxis, ...], dtype: np.dtype) -> Any:
