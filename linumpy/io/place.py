@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import time
@@ -16,8 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from linumpy.io.zarr_mode import wait_for_zarr
+
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Bytes that a name may have on Linux's file systems.
+_NAME_BYTES = 255
 
 
 @contextmanager
@@ -40,7 +45,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     check_place(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = temporary_beside(path)
     try:
         yield temporary
         check_place(path, overwrite=overwrite)  # someone else may have come first
@@ -50,7 +55,16 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise
         raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
+        if temporary.exists():
+            wait_for_zarr()  # or it would make the folder once more
         _remove(temporary)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Name a place beside another one that nobody else takes; its name begins with a dot."""
+    suffix = f".part-{os.getpid()}-{secrets.token_hex(4)}"
+    room = _NAME_BYTES - len(f".{suffix}.old")
+    return path.parent / f".{os.fsdecode(os.fsencode(path.name)[:room])}{suffix}"
 
 
 def _remove(folder: Path) -> None:
@@ -69,7 +83,11 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     ------
     FileExistsError
         Naming the place.
+    ValueError
+        A URL, which as a path would be a folder called ``s3:``.
     """
+    if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
+        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
