@@ -39,6 +39,11 @@ def one_line(program: str, message: object) -> str:
     return f"{program}: error: {text}"
 
 
+def source(text: str) -> str | Path:
+    """Take an argument that names what is read: a path, or a URL as it is spelled, which a ``Path`` would mangle."""
+    return text if "://" in text else Path(text)
+
+
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every script takes."""
     parser.add_argument("-v", "--verbose", action="count", default=0, help="Say more; twice, with tracebacks.")

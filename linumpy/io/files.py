@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from linumpy.io.place import temporary_beside
+from linumpy.io.place import refuse_url, temporary_beside
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
@@ -22,6 +22,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         Naming the place. A folder is never replaced by a file.
     """
     path = Path(path)
+    refuse_url(path)
     if path.is_dir():
         raise FileExistsError(f"{path} is a folder, not a place for a file")
     if (path.exists() or path.is_symlink()) and not overwrite:

@@ -8,12 +8,13 @@ when it does not. A process that is killed leaves the temporary one, whose name 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,14 +87,44 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     ValueError
         A URL, which as a path would be a folder called ``s3:``.
     """
-    if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
-        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
+    refuse_url(path)
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def refuse_url(path: Path) -> None:
+    """Refuse what as a path would begin with a folder called ``s3:``."""
+    if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
+        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
+
+
+def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
+    """Refuse outputs that would take the place of a source, of a part of one, or of each other.
+
+    Parameters
+    ----------
+    outputs, sources : iterable of str or Path
+        What is written, and what is read; URLs among these are passed over.
+
+    Raises
+    ------
+    ValueError
+        Naming the two.
+    """
+    places = [(one, Path(one).resolve()) for one in outputs]
+    read = [(one, Path(one).resolve()) for one in sources if "://" not in str(one)]
+    for (output, place), (source, other) in itertools.product(places, read):
+        if place == other or place in other.parents:
+            raise ValueError(f"the output {output} would take the place of the source {source}: choose another place")
+        if other in place.parents and os.path.lexists(place):
+            raise ValueError(f"the output {output} is a part of the source {source}: choose another place")
+    for (first, place), (second, other) in itertools.combinations(places, 2):
+        if place == other or place in other.parents or other in place.parents:
+            raise ValueError(f"the outputs {first} and {second} would lie in one place: choose two")
 
 
 def take_place(temporary: Path, path: Path) -> None:
