@@ -1,11 +1,13 @@
 """What all scripts refuse in one line: outputs in each other's place or their source's, sources that cannot be read."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import zarr
-from script_runs import load
+from script_runs import ROOT, environment, load, run_script
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
@@ -133,3 +135,20 @@ def test_a_remote_store_that_cannot_be_opened(monkeypatch):
     monkeypatch.setattr(zarr, "open", fail)
     with pytest.raises(SourceError, match="'s3://bucket/a' cannot be opened: RuntimeError: no credentials"):
         open_source("s3://bucket/a")
+
+
+def test_what_cannot_be_printed_is_no_error(tmp_path):
+    """In the closing line it would say that nothing was done."""
+    source = write_omezarr(tmp_path / os.fsdecode("µ猫".encode() + b"\xff.zarr"), voxels(), (5, 10, 10))
+    for number, more in enumerate([{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "utf-8"}]):
+        result = run_script("linum_aip", source, tmp_path / f"{number}.zarr", LINUMPY_DEVICE="cpu", **more)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert (tmp_path / f"{number}.zarr").is_dir()
+    assert run_script("linum_resample_mosaic_grid", "--help", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_a_closed_stderr_is_no_error(tmp_path, mosaic):
+    words = [sys.executable, ROOT / "scripts/linum_aip.py", mosaic, tmp_path / "a.zarr"]
+    closed = ["sh", "-c", '"$@" 2>&-', "sh", *map(str, words)]
+    assert subprocess.run(closed, stdout=subprocess.DEVNULL, check=False, env=environment()).returncode == 0
+    assert (tmp_path / "a.zarr").is_dir()
