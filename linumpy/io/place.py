@@ -33,7 +33,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     Parameters
     ----------
     path : Path
-        The folder to make, and those above it.
+        The folder to make, and those above it. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
 
@@ -42,13 +42,18 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     FileExistsError
         As :func:`check_place`.
     OSError
-        The disk is full. Nothing is left then, nor after any other error or interrupt.
+        The disk is full, or somebody removed the temporary place. Nothing is left then, nor after any other error or
+        interrupt.
     """
     check_place(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
+    temporary.mkdir()
+    same = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield temporary
+        if not (temporary.exists() and os.path.samestat(os.stat(temporary), os.fstat(same))):
+            raise OSError(errno.ENOENT, "somebody removed the unfinished folder; what was written is lost", str(path))
         check_place(path, overwrite=overwrite)  # someone else may have come first
         take_place(temporary, path)
     except OSError as error:
@@ -56,6 +61,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise
         raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
+        os.close(same)
         if temporary.exists():
             wait_for_zarr()  # or it would make the folder once more
         _remove(temporary)

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -452,6 +453,23 @@ def test_zarr_adds_nothing_to_what_was_removed(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="nothing is left"), target:
         target[...] = np.ones((8, 8), "u2")
     time.sleep(0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("codec", [None, ZstdCodec()])
+def test_an_unfinished_folder_that_was_removed_is_missed(tmp_path, codec):
+    """What is written after it makes a folder of the same name, which must not be taken for all of the image."""
+    block = np.ones((4, 4), "u2")
+
+    def write():
+        with OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), chunks=(4, 4), compressors=codec) as target:
+            target[:4, :4] = block
+            (unfinished,) = tmp_path.iterdir()
+            shutil.rmtree(unfinished)
+            target[4:, :4] = block
+
+    with pytest.raises(OSError, match="somebody removed the unfinished folder"):
+        write()
     assert list(tmp_path.iterdir()) == []
 
 
