@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +21,12 @@ import zarr
 
 from linumpy.benchmark import machine
 from linumpy.benchmark.table import machine_text
+from linumpy.benchmark.volumes import check_room, wall_seconds, write_tiles
 from linumpy.device import require_cuda, synchronize
 from linumpy.gpu.projection import project
 from linumpy.gpu.resample_tiles import resample_tiles
 from linumpy.io.ome import open_image
 from linumpy.io.synthetic import MosaicSpec, block
-from linumpy.io.writer import create_omezarr
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
@@ -203,24 +199,11 @@ def _make_mosaic(request: EndToEndRequest, folder: Path) -> tuple[Path, np.ndarr
     rows, columns = request.tiles
     depth, height, width = request.tile
     shape = depth, rows * height, columns * width
-    need, free = 2 * int(np.prod(shape, dtype=np.int64)) * 5 // 4, shutil.disk_usage(folder).free
-    if need > free:
-        raise ValueError(
-            f"{folder} has {free / 2**30:.1f} GiB free, {need / 2**30:.1f} are needed: name another folder"
-        )
+    check_room(folder, 2 * int(np.prod(shape, dtype=np.int64)) * 5 // 4)
     spec = MosaicSpec((1, 1), request.tile, _SPACING_UM, dtype="uint16", water_um=depth * 5 * 0.2)
     base = np.minimum(block(spec, (0, 0, 0), spec.shape), 60000)
     numbers = np.random.default_rng(0).integers(0, 5000, (rows, columns)).astype(np.uint16)
-    path = folder / "mosaic.ome.zarr"
-    with create_omezarr(path, shape, "uint16", _SPACING_UM, chunks=request.tile) as (target,):
-
-        def write(place: tuple[int, int]) -> None:
-            y, x = (slice(p * n, (p + 1) * n) for p, n in zip(place, (height, width), strict=True))
-            target[:, y, x] = base + numbers[place]
-
-        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
-            list(pool.map(write, np.ndindex(rows, columns)))
-    return path, base, numbers
+    return write_tiles(folder / "mosaic.ome.zarr", base, numbers[None], _SPACING_UM), base, numbers
 
 
 def _aip(request: EndToEndRequest, source: Path) -> _Script:
@@ -313,17 +296,8 @@ def _measure(
     }
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _, (kind, work) in itertools.product(range(request.runs), kinds.items()):  # taking turns
-        times[kind].append(_seconds(work, result))
+        times[kind].append(wall_seconds(work, result))
     return replace(measured, **{kind: tuple(one) for kind, one in times.items()})  # type: ignore[arg-type]
-
-
-def _seconds(work: Callable[[], object], result: Path) -> float:
-    shutil.rmtree(result, ignore_errors=True)
-    synchronize()
-    begin = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - begin
 
 
 def _read_all(script: _Script, array: zarr.Array, use_gpu: bool) -> None:

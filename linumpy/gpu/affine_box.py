@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import sampling
+from linumpy.gpu import sampling, spline
 from linumpy.gpu.interpolation import spline_filter
-from linumpy.plan.resample import CLIPPED_MODES, AffineGrid, Block
+from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
 
 #: Output voxels whose places are held at a time.
 _STRIP = 2**18
 #: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
-#: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
-_SPLINE_PAD = 12
+#: Integers of 32 bits and more, and float64, keep their digits in coefficients of float64 only.
+_IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
 
 
 def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
@@ -57,7 +57,7 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     """
     if source.size == 0:
         return _fill(out, cval)
-    if is_device_array(source) and grid.order <= 1 and sampling.can_sample(source, grid.order, grid.mode):
+    if is_device_array(source) and sampling.can_sample(source, grid.order, grid.mode):
         return _by_kernel(source, grid, block, cval, out)
     if out.dtype == np.float16:  # which SciPy does not know
         wide = array_module(out).empty(out.shape, np.float32)
@@ -79,17 +79,45 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
 
 
 def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
-    """Sample by the kernel that makes whole images too: boundaries are those of the whole image."""
+    """Sample by the kernel that makes whole images too: boundaries are those of the whole image.
+
+    Takes no memory but for order 3, whose coefficients are one volume of the box.
+    """
+    pad = grid.pad
+    if grid.order > 1:
+        kind = np.float32 if source.dtype.str[1:] in _IN_FLOAT32 else np.float64
+        source = spline.filtered(source, spline.Ends(grid.mode, pad), kind)
     sampling.sample_affine(
         sampling.contiguous(source),
         sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset)),
-        sampling.Sampler(grid.order, grid.mode, float(cval)),
+        sampling.Sampler(grid.order, grid.mode, float(cval), pad),
         out,
-        whole=grid.source_shape,
+        # In the image with its pad, the box with its own begins where the bare box does in the bare image.
+        whole=tuple(n + 2 * pad for n in grid.source_shape),
         box_start=block.source_start,
         out_start=block.start,
     )
     return out
+
+
+def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
+    """Bytes that :func:`affine_box` needs beyond box and block: for each voxel of the box, and of the block.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        Of source and result.
+    order : int
+        Of the spline.
+    device : {"cuda", "cpu"}
+        Where the arrays are.
+    """
+    kind, by_kernel = dtype.str[1:], device == "cuda" and order in sampling.ORDERS
+    if by_kernel:
+        return (0 if order <= 1 else 4 if kind in _IN_FLOAT32 else 8), dtype.itemsize if kind == "b1" else 0
+    wide = (8, 8) if kind == "b1" else (4, 4) if kind == "f2" else (0, 0)
+    # For a spline the coefficients in float64, and a copy of them while they are filtered.
+    return wide[0] + (0 if order <= 1 else 24 if device == "cuda" else 16), wide[1]
 
 
 def _fill(out: Any, cval: float) -> Any:
@@ -146,8 +174,8 @@ def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[A
     if grid.order < 2:
         return source, origin
     if grid.mode == "nearest":
-        source = array_module(source).pad(source, _SPLINE_PAD, mode="edge")
-        origin = tuple(a - _SPLINE_PAD for a in origin)
+        source = array_module(source).pad(source, SPLINE_PAD, mode="edge")
+        origin = tuple(a - SPLINE_PAD for a in origin)
     return spline_filter(source, grid.order, np.float64, grid.mode), origin
 
 

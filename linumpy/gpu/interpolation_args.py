@@ -6,6 +6,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,7 @@ def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.nda
         )
     if shift.shape != (rank,):
         raise ValueError(f"offset {shift.tolist()}: an image of {rank} axes needs one number, or one for each")
-    if not (np.isfinite(given).all() and np.isfinite(shift).all()):
+    if not all(map(math.isfinite, (*given.ravel().tolist(), *shift.tolist()))):
         raise ValueError("the matrix or the offset has numbers that are not finite")
     return given, shift
 

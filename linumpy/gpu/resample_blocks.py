@@ -1,29 +1,33 @@
 """Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
 
 In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
-in the arrays of the target, each written whole. Here the next block's read and the last block's write go on in a thread
+in the arrays of the target, each written whole: raw chunks straight to their files, many at a time
+(``linumpy.io.raw_chunks``), all others by zarr. Here the next block's read and the last block's write go on in a thread
 each, on a device also on a stream each, while a block is made; there are two buffers of each kind and no more.
 :func:`make_block` makes a single one, on a worker of dask.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import zarr
 
-from linumpy.device import require_cuda, resolve
+from linumpy.device import kvikio_mode, require_cuda, resolve
 from linumpy.gpu.affine_box import affine_box
+from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.source import Source, open_source
-from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.resample import Block, ResamplePlan
 
 
@@ -128,15 +132,18 @@ class Stage(Protocol):
 
 def open_stage(job: BlockJob, *, slots: int) -> Stage:
     """Choose by the job's device."""
-    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job)
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
 
 
 class HostStage:
-    """Blocks are made in host memory, by SciPy."""
+    """Blocks are made in host memory."""
 
-    def __init__(self, job: BlockJob) -> None:
+    def __init__(self, job: BlockJob, *, alone: bool) -> None:
         self._job = job
-        self._source, self._target = job.open()
+        self._source, target = job.open()
+        self._dtype = target.dtype
+        self._scope = ExitStack()
+        self._chunks = _open_chunks(target, self._scope, alone=alone)
 
     def read(self, block: Block) -> np.ndarray:
         """Read by zarr, into this machine's byte order."""
@@ -147,15 +154,16 @@ class HostStage:
 
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""
-        out = np.empty(block.shape, self._target.dtype)
+        out = np.empty(block.shape, self._dtype)
         return affine_box(source, self._job.plan.grid, block, self._job.cval, out)
 
     def write(self, block: Block, result: np.ndarray) -> None:
-        """Write by zarr."""
-        write_block(self._target, block, result)
+        """Write it."""
+        write_block(self._chunks, block, result)
 
     def close(self) -> None:
-        """Nothing to wait for."""
+        """Wait for the threads that write."""
+        self._scope.close()
 
 
 class CudaStage:
@@ -164,17 +172,25 @@ class CudaStage:
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
         self._job, self._slots = job, slots
-        self._source, self._target = job.open()
+        self._source, target = job.open()
+        self._dtype = target.dtype
         self._index = cupy.cuda.Device().id  # new threads start on device 0
-        self._reading, self._working, self._writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        if slots > 1:
+            self._reading, self._working, self._writing = _streams(self._index)
+        else:  # nothing overlaps
+            self._reading = self._working = self._writing = cupy.cuda.get_current_stream()
         source, output = job.plan.largest
-        itemsize = self._target.dtype.itemsize
+        itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        self._hosts = [cupy.cuda.alloc_pinned_memory(output * itemsize) for _ in range(slots)]
         cupy.cuda.get_current_stream().synchronize()  # what the memory was before is over and done with
         self._free: list[Any] = [None] * slots
         self._turns = {"read": 0, "transform": 0, "write": 0}
+        self._scope = ExitStack()
+        self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
+        if kvikio_mode()[0] != "none":
+            # For all reads and writes at once: each by itself would set kvikio's threads up anew.
+            self._scope.enter_context(transfer_settings())
 
     def _device(self) -> Any:
         return require_cuda().cuda.Device(self._index)
@@ -190,7 +206,7 @@ class CudaStage:
         with self._device(), self._reading:
             if self._free[slot] is not None:
                 self._reading.wait_event(self._free[slot])
-            box = _view(self._boxes[slot], block.source_shape, self._target.dtype)
+            box = _view(self._boxes[slot], block.source_shape, self._dtype)
             if box.size:
                 read_zarr_to_gpu(self._source, region=block.source_box, out=box, scratch_bytes=self._job.scratch_bytes)
             return box, self._reading.record()
@@ -200,26 +216,46 @@ class CudaStage:
         slot, (box, ready) = self._turn("transform"), source
         with self._device(), self._working:
             self._working.wait_event(ready)
-            out = _view(self._blocks[slot], block.shape, self._target.dtype)
+            out = _view(self._blocks[slot], block.shape, self._dtype)
             affine_box(box, self._job.plan.grid, block, self._job.cval, out)
             self._free[slot] = self._working.record()
             return out, self._free[slot]
 
     def write(self, block: Block, result: Any) -> None:
-        """Copy the block to pinned memory, which waits until it is made, and write it by zarr."""
-        slot, (out, made) = self._turn("write"), result
+        """Write from where it is, once it is made."""
+        out, made = result
         with self._device(), self._writing:
             self._writing.wait_event(made)
-            host = np.frombuffer(self._hosts[slot], out.dtype, out.size).reshape(out.shape)
-            out.get(stream=self._writing, out=host, blocking=False)
-            self._writing.synchronize()
-        with host_zarr_context():  # where zarr reads the source, it does so in its GPU mode, in another thread
-            write_block(self._target, block, host)
+            write_block(self._chunks, block, out)
 
     def close(self) -> None:
         """Wait for all streams: after an error the last kernel may still be at work."""
+        self._scope.close()
         for stream in (self._reading, self._working, self._writing):
             stream.synchronize()
+
+
+@functools.cache
+def _streams(device: int) -> tuple[Any, Any, Any]:
+    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
+    cupy = require_cuda()
+    with cupy.cuda.Device(device):
+        reading, working, writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        return reading, working, writing
+
+
+def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
+    """Open what writes whole chunks, by threads that live as long as the scope."""
+    threads = writing_threads()
+    pool = ThreadPoolExecutor(threads, "linumpy-chunks")
+    scope.callback(pool.shutdown, cancel_futures=True)
+    # A worker that was given up for lost may still be at work on a block that another one makes again.
+    return chunks_of(target, pool, threads, renamed=not alone)
+
+
+def writing_threads() -> int:
+    """Threads that write chunks from host memory."""
+    return max(4, min(16, len(os.sched_getaffinity(0))))
 
 
 def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -227,9 +263,9 @@ def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def write_block(target: zarr.Array, block: Block, data: np.ndarray) -> None:
-    """Write a block to the last byte; whole chunks, each under a temporary name first, as zarr does in folders."""
-    target[block.box] = data
+def write_block(chunks: Chunks, block: Block, data: Any) -> None:
+    """Write a block, whole chunks or shards, to the last byte."""
+    chunks.write(block.box, data)
 
 
 def device_of_workers(client: Any, device: str) -> str:

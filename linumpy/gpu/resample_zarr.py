@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,21 @@ import zarr
 from linumpy.cli import bytes_progress
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.affine_box import work_bytes
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
-from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
-from linumpy.io.new_image import NewImage, blocks, plan_image
+from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on, writing_threads
+from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.place import drop_partial_files
-from linumpy.io.pyramid import halved
+from linumpy.io.pyramid import halve, halve_by_threads
+from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, local_path, open_node, written
-from linumpy.io.writer import Progress
+from linumpy.io.writer import STEP_BYTES, Progress
+from linumpy.plan.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.pyramid import Pyramid, split
 from linumpy.plan.regrid import Regrid, plan_regrid
-from linumpy.plan.resample import AffineGrid, Block, BlockBytes, ResamplePlan, choose_block_shape
+from linumpy.plan.resample import AffineGrid, Block, ResamplePlan
 
 #: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
@@ -107,7 +112,9 @@ def resample_zarr(
         Where blocks are made. With `distributed` this is asked of the workers.
     device_memory : int, optional
         Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
-        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB.
+        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
+        is taken beyond it: about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to
+        100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     progress : callable, optional
@@ -166,13 +173,13 @@ def resample_zarr(
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0]
-    plan, scratch = _plan(grid, stored, image.dtype.itemsize, kind, device_memory, shared=distributed is not None)
+    plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:
         job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
             _fill(job, state, stored, report, distributed)
-        _finish(state.folder, image)
+        _finish(state.folder, image, kind if distributed is None else "cpu", device_memory)
     return target
 
 
@@ -206,21 +213,52 @@ def _check_dtype(array: zarr.Array, order: int) -> None:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
 
 
-def _plan(
-    grid: AffineGrid, stored: tuple[int, ...], itemsize: int, kind: str, limit: int | None, *, shared: bool
+def plan_blocks(
+    grid: AffineGrid,
+    source: zarr.Array,
+    stored: tuple[int, ...],
+    kind: str,
+    limit: int | None = None,
+    *,
+    shared: bool = False,
 ) -> tuple[ResamplePlan, int | None]:
-    """Choose the blocks, and what a read may use besides them."""
+    """Choose the blocks of :func:`resample_zarr`, and what a read may use besides them.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        What is made.
+    source : zarr.Array
+        The volume.
+    stored : tuple of int
+        What is whole in storage of the target.
+    kind : {"cuda", "cpu"}
+        Where blocks are made.
+    limit : int, optional
+        As `device_memory`.
+    shared : bool
+        Whether it is made by workers, whose free memory is not known here.
+
+    Returns
+    -------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"device_memory={limit}: a number of bytes is needed")
-    # For orders above 1 the coefficients of the box, and a copy of them while they are filtered, in float64; else at
-    # most the box in float64, of those dtypes that a device does not interpolate in as they are.
-    cost = BlockBytes(itemsize, itemsize, work=16 if grid.order > 1 else 8 if kind == "cuda" else 0)
+    work, output_work = work_bytes(source.dtype, grid.order, kind)
+    itemsize = source.dtype.itemsize
     if kind == "cpu":
+        cost = BlockBytes(itemsize, itemsize, work, output_work)
         budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
-        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget)), None
+        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
+    # On its way out a block is copied into the order of its chunks.
+    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
     budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
     scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
-    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch)), scratch
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
 
 
 def _host_memory() -> int:
@@ -302,11 +340,22 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
         make_blocks_on(client, job, wanted, done)
 
 
-def _finish(folder: Path, image: NewImage) -> None:
-    """Make the coarser resolutions, and drop what killed processes left behind."""
-    arrays = [zarr.open_array(folder / str(level), mode="r+") for level in range(len(image.shapes))]
-    for finer, coarser in itertools.pairwise(arrays):
-        coarser = coarser.with_config({"write_empty_chunks": True})
-        for box in blocks(coarser):
-            coarser[box] = halved(finer, box)
+def _finish(folder: Path, image: NewImage, kind: str, limit: int | None) -> None:
+    """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
+    pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
+    # A finer box, the buffers that it is read through, and sums of its pairs.
+    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
+    threads = writing_threads()
+    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
+        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+            every = tuple(slice(0, n) for n in image.shapes[level])
+            for box in split(every, pyramid.step(level, nbytes >> len(every))):
+                block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
+                coarser.write(box, halve(block) if kind == "cuda" else halve_by_threads(block, "mean", pool, threads))
     drop_partial_files(folder)
+
+
+def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    array = zarr.open_array(folder / str(level), mode="r+").with_config({"write_empty_chunks": True})
+    return chunks_of(array, pool, threads)

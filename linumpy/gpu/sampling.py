@@ -94,7 +94,7 @@ _LISTS = {0: _Shape(4, 4, together=4), 1: _Shape(4, 4, together=4), 3: _Shape(1,
 _SMALL_GRIDS = {0: _Shape(16, 8), 1: _Shape(16, 8), 3: _Shape(16, 5)}
 _GRIDS = {0: _Shape(4, 5, together=4), 1: _Shape(4, 5, together=4), 3: _Shape(16, 5)}
 _AFFINE = {0: _Shape(16, 4), 1: _Shape(16, 4), 3: _Shape(2, 3)}
-_BRICKS = {1: _Shape(16, 4, tile_x=16, together=4), 3: _Shape(16, 3, together=2)}
+_BRICKS = {1: _Shape(16, 4, tile_x=16, together=2), 3: _Shape(16, 4)}
 
 
 @dataclass(frozen=True)
@@ -456,4 +456,4 @@ def _warp_x(affine: AffineMap) -> int:
 
 def contiguous(array: Any) -> Any:
     """Return the array C-contiguous, as the kernels take it."""
-    return array_module(array).ascontiguousarray(array)
+    return array if array.flags.c_contiguous else array_module(array).ascontiguousarray(array)

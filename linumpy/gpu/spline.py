@@ -59,9 +59,9 @@ class Tuning:
 
 #: By the kernel, and whether it computes in double precision.
 TUNING = {
-    ("spline_columns", False): Tuning(16, 128, 8),
+    ("spline_columns", False): Tuning(8, 128, 8),
     ("spline_columns", True): Tuning(16, 128, 4),
-    ("spline_rows", False): Tuning(32, 128, 5),
+    ("spline_rows", False): Tuning(32, 128, 4),
     ("spline_rows", True): Tuning(16, 128, 3),
 }
 

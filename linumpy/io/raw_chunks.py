@@ -2,11 +2,11 @@
 
 In: boxes that are whole in storage, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
 the fill value beyond the edge, as zarr does. From host memory chunks go out by ``pwrite`` from several threads; from a
-device by kvikio's ``CuFile.pwrite`` (``linumpy.gpu.chunk_files``), or through host memory where there is no kvikio.
-Errors: ``OSError``, such as a full disk.
+device by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and else by the same threads from pinned
+memory (``linumpy.gpu.chunk_files``). Errors: ``OSError``, such as a full disk.
 
 Files are written in their place, so an array is not to be read before it is complete; the folder that it is in has a
-temporary name until then.
+temporary name until then. Where two processes may write the same chunk, its file is renamed to its place instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -24,7 +25,7 @@ import numpy as np
 import zarr
 from zarr.buffer import cpu
 
-from linumpy.device import is_device_array, kvikio_mode, to_host
+from linumpy.device import is_device_array, to_host
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.layout import ArrayLayout
@@ -44,7 +45,7 @@ class Chunks(Protocol):
         """Read a box, to where it is wanted."""
 
 
-def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False) -> Chunks:
     """Choose how the chunks of an array are written.
 
     Parameters
@@ -55,6 +56,9 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         Its threads write; it is the caller's to shut down.
     threads : int
         How many it has.
+    renamed : bool
+        Whether a chunk's file gets its name when it is complete, as those that zarr writes do: where another process
+        may write the same chunk at the same time.
     """
     layout = read_layout(array)
     raw = (
@@ -64,7 +68,7 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int) -> Chun
         and not layout.swapped
         and layout.stored_axes == tuple(range(layout.rank))
     )
-    return RawChunks(array, layout, pool, threads) if raw else ZarrChunks(array, pool)
+    return RawChunks(array, layout, pool, threads, renamed=renamed) if raw else ZarrChunks(array, pool)
 
 
 class ZarrChunks:
@@ -107,35 +111,42 @@ def _in_host_memory(array: zarr.Array) -> AbstractContextManager[None]:
 class RawChunks:
     """Chunks whose files hold nothing but their voxels."""
 
-    def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int) -> None:
+    def __init__(
+        self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False
+    ) -> None:
         assert layout.root is not None
         assert layout.keys is not None
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._root, self._keys = layout.root, layout.keys
+        self._suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._pieces = list(_pieces(layout.chunk_shape, layout.dtype.itemsize))
         self._folders: set[str] = set()
         self._local = threading.local()
 
     def write(self, box: Box, block: Any) -> None:
         """Write a box that is whole in storage."""
-        if is_device_array(block) and kvikio_mode()[0] == "none":
-            block = to_host(block)
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
+        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) + self._suffix for one in boxes]
         if is_device_array(block):
             from linumpy.gpu.chunk_files import write_from_device
 
-            write_from_device(paths, block, chunk, self._layout.fill_value)
-            return
-        if len(boxes) == 1:
+            write_from_device(paths, block, chunk, self._layout.fill_value, self._write_rows)
+        elif len(boxes) == 1:
             self._write_one(paths[0], block)
-            return
-        tasks = min(len(boxes), 4 * self._threads)  # a task a chunk would be felt where chunks are small
-        futures = [
-            self._pool.submit(self._write_some, paths[k::tasks], [within(one, box) for one in boxes[k::tasks]], block)
-            for k in range(tasks)
-        ]
+        else:
+            self._by_threads(paths, [block[within(one, box)] for one in boxes])
+        if self._suffix:
+            for path in paths:
+                os.replace(path, path.removesuffix(self._suffix))
+
+    def _write_rows(self, paths: list[str], rows: np.ndarray) -> None:
+        """Write each row of bytes to its file."""
+        self._by_threads(paths, [row.view(self._layout.dtype).reshape(self._layout.chunk_shape) for row in rows])
+
+    def _by_threads(self, paths: list[str], parts: list[np.ndarray]) -> None:
+        tasks = min(len(paths), 4 * self._threads)  # a task a chunk would be felt where chunks are small
+        futures = [self._pool.submit(self._write_some, paths[k::tasks], parts[k::tasks]) for k in range(tasks)]
         finished, others = wait(futures, return_when=FIRST_EXCEPTION)
         for future in others:  # one has failed
             future.cancel()
@@ -156,9 +167,9 @@ class RawChunks:
             self._folders.add(folder)
         return path
 
-    def _write_some(self, paths: list[str], boxes: list[Box], block: np.ndarray) -> None:
-        for path, box in zip(paths, boxes, strict=True):
-            self._write_one(path, block[box])
+    def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
+        for path, part in zip(paths, parts, strict=True):
+            self._write_one(path, part)
 
     def _write_one(self, path: str, part: np.ndarray) -> None:
         layout = self._layout

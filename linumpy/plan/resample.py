@@ -2,8 +2,8 @@
 
 In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
 :class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is a pair of corners, the upper one
-excluded. Errors: ``ValueError`` for maps, shapes, orders and modes that make no sense,
-:class:`~linumpy.errors.DeviceMemoryError` where not even the smallest block fits.
+excluded. How large blocks are is for ``linumpy.plan.block_shape``. Errors: ``ValueError`` for maps, shapes, orders and
+modes that make no sense.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from functools import cached_property
 
 import numpy as np
 
-from linumpy.errors import DeviceMemoryError
-
 #: How SciPy continues an image beyond its edges.
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 #: Of these a box that is cut at the edges of the image is continued as the image is.
@@ -24,8 +22,8 @@ CLIPPED_MODES = ("constant", "nearest")
 #: Voxels around a box within which the spline's prefilter of each order forgets where the box was cut: the largest
 #: pole of the filter, to this power, is below 1e-12.
 _FORGET = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
-#: Blocks larger than this gain nothing: reading one takes far longer than starting to.
-_LARGE_NBYTES = 2**30
+#: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
+SPLINE_PAD = 12
 #: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
 _ROUNDING = 1e-6
 
@@ -96,9 +94,14 @@ class AffineGrid:
 
     @property
     def support(self) -> tuple[int, int]:
-        """Voxels to read below and above the voxel at or below a place, with one for rounding on either side."""
-        reach = 0 if self.order < 2 else self.order // 2 + _FORGET[self.order]
-        return 1 + reach, 2 + reach
+        """Voxels to read below and above the voxel at or below a place, which rounding may have moved."""
+        reach = 0 if self.order < 2 else 1 + self.order // 2 + _FORGET[self.order]
+        return reach, 1 + reach
+
+    @property
+    def pad(self) -> int:
+        """Voxels by which a box is continued at either end of each axis before it is filtered."""
+        return SPLINE_PAD if self.order > 1 and self.mode == "nearest" else 0
 
 
 @dataclass(frozen=True)
@@ -143,27 +146,6 @@ class Block:
 
 
 @dataclass(frozen=True)
-class BlockBytes:
-    """What a block costs in memory.
-
-    Attributes
-    ----------
-    source, output : int
-        Bytes of a voxel of either.
-    work : int
-        Bytes that the transform needs besides for each voxel of the source's box.
-    """
-
-    source: int
-    output: int
-    work: int = 0
-
-    def of(self, source_voxels: int, output_voxels: int) -> int:
-        """Bytes at the peak: two blocks are under way, one being read or written while the other is made."""
-        return 2 * (source_voxels * self.source + output_voxels * self.output) + source_voxels * self.work
-
-
-@dataclass(frozen=True)
 class ResamplePlan:
     """How an output is made, block by block.
 
@@ -202,14 +184,16 @@ class ResamplePlan:
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Voxels of the largest box of the source, and of the largest block."""
-        return max(math.prod(one.source_shape) for one in self), math.prod(self.block_shape)
+        return max(math.prod(one.source_shape) for one in self), math.prod(
+            map(min, self.block_shape, self.grid.output_shape)
+        )
 
 
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the box of the source that a box of the output is made from.
 
-    It holds every voxel whose value has a say in the result, and one more on each side where the source has one, so
-    that rounding of coordinates cannot reach beyond it.
+    It holds every voxel whose value has a say in the result, also where coordinates are off by what rounding may do,
+    and no more: of a stored chunk that a box reaches by one voxel, a reader may have to read all.
 
     Parameters
     ----------
@@ -225,28 +209,28 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     """
     axes = []
     for axis, (low, high) in enumerate(grid.places(start, stop)):
-        one = _axis_box(grid, axis, low, high)
+        one = axis_box(grid, axis, low, high)
         if one is None:
             return (0,) * grid.rank, (0,) * grid.rank
         axes.append(one)
     return tuple(a for a, _ in axes), tuple(b for _, b in axes)
 
 
-def _axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
+def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
     """Find the voxels needed along one axis; None for none."""
     n, (before, after) = grid.source_shape[axis], grid.support
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
         # Beyond the edges there is one value, or that of the last voxel: no need to look further.
-        low, high = (min(max(place, 0.0), n - 1.0) for place in (low, high))
+        low, high = (min(max(place, 0.0), n - 1.0) for place in (low - _ROUNDING, high + _ROUNDING))
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:
         return 0, n
     # Whole turns are taken off first: they change nothing, and keep the numbers small.
     turn = 2 * _period(n, grid.mode)
     shift = math.floor(low / turn) * turn
-    voxels = np.arange(math.floor(low - shift) - before, math.floor(high - shift) + after + 1)
+    voxels = np.arange(math.floor(low - shift) - before - 1, math.floor(high - shift) + after + 2)
     folded = _fold(voxels, n, grid.mode)
     return max(int(folded.min()) - 1, 0), min(int(folded.max()) + 2, n)
 
@@ -263,59 +247,3 @@ def _fold(voxels: np.ndarray, n: int, mode: str) -> np.ndarray:
     if mode == "reflect":
         return np.where(inside < n, inside, 2 * n - 1 - inside)
     return np.where(inside < n, inside, period - inside) if mode == "mirror" else inside
-
-
-def source_bound(grid: AffineGrid, block_shape: Sequence[int]) -> int:
-    """Bound the voxels of the box that any block of a shape needs, wherever it lies."""
-    before, after = grid.support
-    lengths = []
-    whole = grid.places((0,) * grid.rank, grid.output_shape)
-    for axis, n in enumerate(grid.source_shape):
-        span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
-        # A block across the seam of a wrapped image needs both of its ends.
-        torn = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
-        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 4))
-    return math.prod(lengths)
-
-
-def choose_block_shape(grid: AffineGrid, stored_shape: Sequence[int], cost: BlockBytes, budget: int) -> tuple[int, ...]:
-    """Choose blocks of whole stored objects: as cubic as these allow, and as large as is useful and fits.
-
-    Parameters
-    ----------
-    grid : AffineGrid
-        What is made.
-    stored_shape : sequence of int
-        Shape of a chunk of the output, or of a shard where it has them.
-    cost : BlockBytes
-        Bytes of a voxel.
-    budget : int
-        Bytes that all blocks under way may take together.
-
-    Raises
-    ------
-    DeviceMemoryError
-        Not even one stored object fits.
-    """
-    block = [min(s, n) for s, n in zip(stored_shape, grid.output_shape, strict=True)]
-
-    def needs(shape: Sequence[int]) -> int:
-        return cost.of(source_bound(grid, shape), math.prod(shape))
-
-    if needs(block) > budget:
-        raise DeviceMemoryError(
-            f"blocks of one stored object, {tuple(block)} voxels, need {needs(block)} bytes, but {budget} may be used: "
-            f"choose smaller chunks= (or shards=), or more device_memory="
-        )
-    open_axes = set(range(grid.rank))
-    while open_axes := {axis for axis in open_axes if block[axis] < grid.output_shape[axis]}:
-        # The shortest side grows; of equal ones the last, along which voxels are contiguous.
-        axis = min(open_axes, key=lambda axis: (block[axis], -axis))
-        stored, length = stored_shape[axis], grid.output_shape[axis]
-        longer = [*block[:axis], min(2 * (-(-block[axis] // stored)) * stored, length), *block[axis + 1 :]]
-        if needs(longer) > min(budget, _LARGE_NBYTES):
-            open_axes.discard(axis)
-        else:
-            block = longer
-    # A block that is cut by the output's end is still one of whole stored objects.
-    return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))

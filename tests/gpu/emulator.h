@@ -16,6 +16,7 @@
 #define __host__
 #define __shared__
 #define __constant__
+#define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #ifndef __restrict__

@@ -1,14 +1,20 @@
 """A block made by itself is that part of the whole: to the bit for orders 0 and 1, to rounding above."""
 
+import itertools
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from emulator import COMPILER, emulated
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.gpu import affine_box as room
+from linumpy.gpu import sampling, spline
 from linumpy.gpu.affine_box import affine_box
-from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, ResamplePlan
+from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, Block, ResamplePlan
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 
 DTYPES = ["u1", "u2", "i2", "i8", "f4", "f8"]
 SIZES = [1, 2, 3, 5, 9, 17, 23]
@@ -117,6 +123,70 @@ def test_outside_is_what_scipy_makes_of_cval(dtype, cval):
     expected = by_scipy(np.ones((4, 4), "f4" if dtype == "f2" else dtype), grid, cval)
     with np.errstate(over="ignore"):
         assert got.tobytes() == expected.astype(dtype).tobytes()
+
+
+@pytest.fixture
+def as_if_on_a_device(monkeypatch):
+    """NumPy arrays go the way of CuPy's, through kernels that the CPU carries out."""
+    monkeypatch.setattr(sampling, "load", emulated)
+    monkeypatch.setattr(spline, "load", emulated)
+    monkeypatch.setattr(room, "is_device_array", lambda _: True)
+
+
+@needs_compiler
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases())
+def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
+    """Blocks from their boxes are the whole from the whole, to the bit, in all modes and where axes have one voxel."""
+    image, plan, cval = case
+    if image.dtype == bool:
+        return
+    grid = plan.grid
+    one = Block(0, (0,) * grid.rank, grid.output_shape, (0,) * grid.rank, grid.source_shape)
+    whole = affine_box(image, grid, one, cval, np.empty(grid.output_shape, image.dtype))
+    for block in itertools.islice(plan, 20):
+        # Before and behind the box there is something else than in the image.
+        size = int(np.prod(block.source_shape))
+        box = np.full(size + 2000, 77, image.dtype)[1000 : 1000 + size].reshape(block.source_shape)
+        box[...] = image[block.source_box]
+        out = np.empty(block.shape, image.dtype)
+        affine_box(box, grid, block, cval, out)
+        assert out.tobytes() == whole[block.box].tobytes(), block
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", CLIPPED_MODES)
+@pytest.mark.parametrize("dtype", ["u2", "f4", "f8", "i4"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_cubic_splines_by_kernels(as_if_on_a_device, mode, dtype, rank):
+    """Filtered box by box, also beyond the edges of the image, and cut where the filter forgets."""
+    rng = np.random.default_rng(rank)
+    image = (rng.uniform(0, 1000, (30, 90, 80)[-rank:]) * (1 if dtype[0] == "f" else 60)).astype(dtype)
+    matrix = np.array([[0.9, 0.1, 0.0], [0.05, 0.8, 0.3], [0.0, -0.2, 0.9]])[-rank:, -rank:]
+    output = (12, 100, 90)[-rank:]
+    grid = AffineGrid(image.shape, output, tuple(map(tuple, matrix.tolist())), (-2.0, 2.3, 5.1)[-rank:], 3, mode)
+    plan = ResamplePlan(grid, (12, 20, 30)[-rank:])
+    assert min(np.prod(block.source_shape) for block in plan) < image.size / 2
+    got, expected = by_blocks(image, plan, 5.0).astype(float), by_scipy(image, grid, 5.0).astype(float)
+    assert np.abs(got - expected).max() <= (1e-5 * 1000 if dtype == "f4" else 1e-7 if dtype == "f8" else 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order", "device", "expected"),
+    [
+        ("u2", 1, "cuda", (0, 0)),
+        ("u2", 3, "cuda", (4, 0)),
+        ("f8", 3, "cuda", (8, 0)),
+        ("i4", 3, "cuda", (8, 0)),
+        ("?", 0, "cuda", (0, 1)),
+        ("u2", 1, "cpu", (0, 0)),
+        ("f2", 1, "cpu", (4, 4)),
+        ("u2", 3, "cpu", (16, 0)),
+        ("u2", 2, "cuda", (24, 0)),
+    ],
+)
+def test_the_memory_that_is_taken_besides(dtype, order, device, expected):
+    assert room.work_bytes(np.dtype(dtype), order, device) == expected
 
 
 @pytest.mark.gpu

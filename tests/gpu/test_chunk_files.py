@@ -156,7 +156,7 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
     """Blocks of a device stay there: coarser ones are made there, read back there, and written from there."""
     ways = []
 
-    def write(paths, block, chunk_shape, fill_value):
+    def write(paths, block, chunk_shape, fill_value, _):
         assert isinstance(block, OnDevice)
         ways.append("write")
         chunks = cut_into_chunks(block, chunk_shape, fill_value)
@@ -174,7 +174,6 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
         monkeypatch.setattr(room, "is_device_array", lambda x: isinstance(x, OnDevice))
     for room in (pyramid, cut_chunks):
         monkeypatch.setattr(room, "array_module", module_of)
-    monkeypatch.setattr(raw_chunks, "kvikio_mode", lambda: ("compat", ""))
     monkeypatch.setattr(raw_chunks, "to_host", to_host)
     monkeypatch.setattr(chunk_files, "write_from_device", write)
     monkeypatch.setattr(chunk_files, "read_to_device", read)
@@ -289,7 +288,7 @@ def test_regions_that_cut_chunks_on_a_device(cupy, tmp_path):
 
 @pytest.mark.gpu
 def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
-    """No array is copied to the host by CuPy, neither for the image nor for its pyramid."""
+    """Where cuFile may take them, no array is copied to the host by CuPy, neither for the image nor for its pyramid."""
     import kvikio
 
     opened, real = [], kvikio.CuFile
@@ -299,7 +298,8 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
         return real(path, flags)
 
     monkeypatch.setattr(kvikio, "CuFile", count)
-    monkeypatch.setattr("linumpy.io.raw_chunks.to_host", lambda x: pytest.fail("copied to the host"))
+    monkeypatch.setattr("linumpy.gpu.chunk_files.kvikio_mode", lambda: ("cufile", "said so"))
+    monkeypatch.setattr("linumpy.gpu.chunk_files.land", lambda rows: pytest.fail("copied to the host"))
     monkeypatch.setattr("linumpy.gpu.chunk_files.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
     data = values((64, 64, 64), "f4")
     with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(16, 16, 16), n_levels=3) as target:
@@ -312,9 +312,12 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_without_kvikio_it_goes_through_the_host(cupy, tmp_path, monkeypatch):
-    monkeypatch.setattr("linumpy.io.raw_chunks.kvikio_mode", lambda: ("none", "kvikio is not installed"))
-    monkeypatch.setattr("linumpy.gpu.chunk_files.write_from_device", lambda *_: pytest.fail("kvikio was asked"))
+@pytest.mark.parametrize("mode", ["compat", "none"])
+@pytest.mark.parametrize("landing", [1, 3000, 2**26])
+def test_without_cufile_they_land_in_pinned_memory(cupy, tmp_path, monkeypatch, mode, landing):
+    monkeypatch.setattr("linumpy.gpu.chunk_files.kvikio_mode", lambda: (mode, "said so"))
+    monkeypatch.setattr("linumpy.gpu.chunk_files.write_rows", lambda *_: pytest.fail("kvikio was asked"))
+    monkeypatch.setattr("linumpy.gpu.chunk_files._LANDING_NBYTES", landing)
     data = values((20, 30, 40))
     write_omezarr(tmp_path / "i", cupy.asarray(data), (1, 1, 1), chunks=(8, 8, 8), levels=3)
     for one in written(tmp_path / "i"):

@@ -4,6 +4,7 @@ In place of CuPy there are NumPy arrays and streams that put off all work until 
 does it at once: the worst that a device may do. A wait that is missing shows as a wrong block.
 """
 
+import functools
 import threading
 import time
 import types
@@ -67,10 +68,7 @@ class Stream:
 
 
 class DeviceArray(np.ndarray):
-    def get(self, stream, out, blocking):
-        assert not blocking
-        time.sleep(0.002)  # so that the others run ahead
-        stream.put(lambda: np.copyto(out, self.view(np.ndarray)))
+    pass
 
 
 class Device:
@@ -92,13 +90,14 @@ def empty(shape, dtype):
     return array
 
 
+NULL = Stream()
+
 FAKE = types.SimpleNamespace(
     empty=empty,
     cuda=types.SimpleNamespace(
         Device=Device,
         Stream=Stream,
-        alloc_pinned_memory=lambda n: bytearray(n),
-        get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
+        get_current_stream=lambda: getattr(here, "stream", None) or NULL,
     ),
 )
 
@@ -116,6 +115,19 @@ def device(monkeypatch):
     def transform(source, grid, block, cval, out):
         here.stream.put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
 
+    write_block = resample_blocks.write_block
+
+    def write(chunks, block, data):
+        """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
+        host = np.empty(data.shape, data.dtype)
+        time.sleep(0.002)  # so that the others run ahead
+        here.stream.put(lambda: np.copyto(host, data.view(np.ndarray)))
+        here.stream.synchronize()
+        write_block(chunks, block, host)
+
+    streams = functools.lru_cache(resample_blocks._streams.__wrapped__)  # its own for each test
+    monkeypatch.setattr(resample_blocks, "_streams", streams)
+    monkeypatch.setattr(resample_blocks, "write_block", write)
     monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
     monkeypatch.setattr(resample_blocks, "affine_box", transform)
@@ -125,7 +137,7 @@ def device(monkeypatch):
 def job(tmp_path):
     image = np.random.default_rng(0).normal(size=(40, 35)).astype("f4")
     source = zarr.create_array(tmp_path / "a", data=image, chunks=(8, 8))
-    zarr.create_array(tmp_path / "b", shape=(40, 45), chunks=(10, 10), dtype="f4")
+    zarr.create_array(tmp_path / "b", shape=(40, 45), chunks=(10, 10), dtype="f4", compressors=None)
     grid = AffineGrid((40, 35), (40, 45), ((0.9, 0.2), (-0.1, 1.1)), (-3.0, 1.0), 1, "constant")
     return BlockJob(source, str(tmp_path / "b"), ResamplePlan(grid, (10, 10)), 7.0, "cuda", 12345)
 

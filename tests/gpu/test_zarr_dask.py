@@ -286,23 +286,3 @@ def test_a_worker_with_a_gpu(image, tmp_path):
     ):
         resample_zarr(image, tmp_path / "two", 4.0, distributed=client, **options)
     assert levels(tmp_path / "two") == levels(tmp_path / "one")
-
-
-@pytest.mark.gpu
-def test_two_workers_with_a_gpu_each(image, tmp_path, cupy):
-    dask_cuda = pytest.importorskip("dask_cuda")
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two GPUs")
-    options = OPTIONS | {"device": "cuda", "device_memory": 3 * 2**20}
-    resample_zarr(image, tmp_path / "one", 4.0, **options)
-    with dask_cuda.LocalCUDACluster(n_workers=2, dashboard_address=None) as cluster, Client(cluster) as client:
-        devices = client.run(_bus_id)
-        resample_zarr(image, tmp_path / "two", 4.0, distributed=client, **options)
-    assert len(set(devices.values())) == 2
-    assert levels(tmp_path / "two") == levels(tmp_path / "one")
-
-
-def _bus_id():
-    import cupy
-
-    return cupy.cuda.Device().pci_bus_id

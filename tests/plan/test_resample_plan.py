@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.errors import DeviceMemoryError
-from linumpy.plan.resample import (
-    CLIPPED_MODES,
-    MODES,
-    AffineGrid,
-    BlockBytes,
-    ResamplePlan,
-    choose_block_shape,
-    source_bound,
-)
+from linumpy.plan.block_shape import BlockBytes, choose_block_shape, source_bound, voxels_read
+from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, ResamplePlan
 
 
 @st.composite
@@ -113,6 +106,7 @@ def test_boxes_lie_in_the_source_and_keep_the_bound(plan):
             assert 0 <= a <= b <= n
         assert math.prod(block.source_shape) <= bound
     assert plan.largest[0] <= bound
+    assert plan.largest[1] == max(math.prod(block.shape) for block in plan)
 
 
 @given(plans())
@@ -149,7 +143,79 @@ def test_blocks_fit_the_memory(grid, data):
 def test_blocks_grow_with_the_memory():
     grid = AffineGrid((512,) * 3, (256,) * 3, ((2.0, 0, 0), (0, 2.0, 0), (0, 0, 2.0)), (0.5,) * 3, 1, "constant")
     shapes = [choose_block_shape(grid, (32,) * 3, BlockBytes(2, 2), budget) for budget in (2**21, 2**24, 2**30)]
-    assert shapes == [(32, 32, 32), (64, 64, 64), (256, 256, 256)]
+    assert shapes == [(32, 32, 32), (64, 64, 64), (64, 128, 128)]
+
+
+def halving(n):
+    return AffineGrid((2 * n,) * 3, (n,) * 3, ((2.0, 0, 0), (0, 2.0, 0), (0, 0, 2.0)), (0.5,) * 3, 1, "nearest")
+
+
+def test_to_halve_reads_every_voxel_once():
+    """Blocks of whole chunks on both sides: no box reaches into a chunk beside those that are its own."""
+    grid = halving(256)
+    plan = ResamplePlan(grid, (64, 32, 128))
+    for block in plan:
+        assert block.source_start == tuple(2 * a for a in block.start)
+        assert block.source_stop == tuple(2 * b for b in block.stop)
+    assert voxels_read(grid, (64, 32, 128), (64, 64, 64)) == 512**3
+
+
+@given(plans(orders=(0, 1, 3)), st.data())
+def test_what_is_read_is_counted(plan, data):
+    """To the voxel, where axes go by themselves, swapped or not."""
+    grid = plan.grid
+    chunks = tuple(data.draw(st.integers(1, n)) for n in grid.source_shape)
+    matrix = np.diag(np.diag(grid.matrix) + 0.01)[data.draw(st.permutations(range(grid.rank)))]
+    if np.linalg.matrix_rank(matrix) < grid.rank:
+        return
+    rows = tuple(map(tuple, matrix.tolist()))
+    grid = AffineGrid(grid.source_shape, grid.output_shape, rows, grid.offset, grid.order, "nearest")
+    total = 0
+    for block in ResamplePlan(grid, plan.block_shape):
+        rows = zip(block.source_start, block.source_stop, chunks, grid.source_shape, strict=True)
+        total += math.prod(min(-(-b // c) * c, n) - a // c * c for a, b, c, n in rows)
+    assert voxels_read(grid, plan.block_shape, chunks) == total
+
+
+def test_blocks_are_cut_so_that_little_is_read_twice():
+    """Where only X is made finer, or boxes overlap along one axis, blocks grow there first."""
+    rows = ((1.0, 0, 0.7), (0, 1.0, 0), (0, 0, 1.0))  # Z depends on X: a block that is long in X needs many planes
+    sheared = AffineGrid((512,) * 3, (512,) * 3, rows, (0.0,) * 3, 1, "constant")
+    budget, cost, chunk = 2**26, BlockBytes(2, 2), (32,) * 3
+    shape = choose_block_shape(sheared, chunk, cost, budget, chunk)
+    assert shape[2] < shape[0]
+    cubic = (64, 64, 64)
+    assert math.prod(shape) >= math.prod(cubic)
+    assert voxels_read(sheared, shape, chunk) < voxels_read(sheared, cubic, chunk)
+    # Chunks of whole planes: to cut them along Y or X would read each of them many times.
+    planes = choose_block_shape(halving(256), (16,) * 3, cost, budget, (1, 512, 512))
+    assert planes[1:] == (256, 256)
+    assert voxels_read(halving(256), planes, (1, 512, 512)) == 512**3
+
+
+def test_many_blocks_rather_than_the_largest():
+    shape = choose_block_shape(halving(1024), (128, 128, 256), BlockBytes(2, 2, output_work=2), 2**33, (256,) * 3)
+    plan = ResamplePlan(halving(1024), shape)
+    assert 24 <= len(plan) <= 64
+
+
+def test_fewer_blocks_where_chunks_are_cut():
+    """Chunks of the source that no block ends with: larger blocks cut fewer of them, if memory allows."""
+    factor = 2.7
+    rows = tuple(tuple(factor * (a == b) for b in range(3)) for a in range(3))
+    grid = AffineGrid((2048, 2048, 4096), (758, 758, 1517), rows, ((factor - 1) / 2,) * 3, 1, "nearest")
+    chunk, cost, reads = (256,) * 3, BlockBytes(2, 2), []
+    for budget in (2**31, 2**33):
+        shape = choose_block_shape(grid, (128, 128, 256), cost, budget, chunk)
+        reads.append(voxels_read(grid, shape, chunk) / math.prod(grid.source_shape))
+        assert len(ResamplePlan(grid, shape)) >= 8
+    assert reads[1] < 1.5 < reads[0]
+
+
+def test_memory_for_the_work_is_counted():
+    cost = BlockBytes(2, 4, work=8, output_work=3)
+    assert cost.of(100, 10) == 2 * (200 + 40) + 800 + 30
+    assert cost.of(100, 10, 150, 20) == 2 * (200 + 40) + 1200 + 60
 
 
 def test_a_block_that_is_wholly_outside_reads_nothing():

@@ -58,7 +58,22 @@ struct Grid {
 };
 typedef decltype(locate(0.0, COMPUTE())) Place;
 
-__device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid, int k) {
+// Whether a place is so far outside that it is the constant value, whatever rounding does. Places of which `locate` knows
+// nothing lie outside too, where the image ends before them.
+__device__ __forceinline__ bool is_far_outside(const Affine &how, const Place *at) {
+    bool outside = false;
+#pragma unroll
+    for (int a = FIRST_AXIS; a < 3; ++a) {
+        if (!WIDE && how.image.whole[a] >= 1 << 18) return false;
+        const int voxel = static_cast<int>(at[a].voxel - Place::BIAS);
+        outside = outside || voxel < -1 || voxel > how.image.whole[a];
+    }
+    return MODE == CONSTANT && outside;
+}
+
+__device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid,
+                                                   const Place *at, int k) {
+    if (is_far_outside(how, at)) return static_cast<COMPUTE>(how.outside);
     double c[3] = {0, 0, 0};
     for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
     return sample_edge(data, c[0], c[1], c[2], how.image, static_cast<COMPUTE>(how.outside));
@@ -109,7 +124,7 @@ affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affin
         grid.locate_all(how, k, at);
         const COMPUTE value = inside.is_inner(at)
                                   ? sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane)
-                                  : sample_by_rules(data, how, grid, k);
+                                  : sample_by_rules(data, how, grid, at, k);
         store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
     }
 }
@@ -271,7 +286,7 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const
     for (int k = 0; k < MARCH && k < left; ++k) {
         Place at[3];
         grid.locate_all(how, k, at);
-        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, k);
+        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, at, k);
         store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
     }
 }

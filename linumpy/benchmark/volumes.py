@@ -1,0 +1,102 @@
+"""Volumes to time whole calls on: raw OME-Zarr images made of one tile, and the clock on the wall.
+
+In: a tile and how many there are. Out: an image, each of whose tiles is that one and a number, so that it is known what
+must come out. Errors: ``ValueError`` for a folder without room.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from linumpy.device import synchronize
+from linumpy.io.writer import OmeZarrWriter
+
+_THREADS = 16
+
+
+def check_room(folder: Path, nbytes: int) -> None:
+    """Refuse a folder that cannot take so many bytes.
+
+    Raises
+    ------
+    ValueError
+        Saying how much room there is.
+    """
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ValueError(
+            f"{folder} has {free / 2**30:.1f} GiB free, {nbytes / 2**30:.1f} are needed: name another folder"
+        )
+
+
+def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequence[float]) -> Path:
+    """Write an image of tiles, each a raw chunk: the one at ``index`` is ``base + numbers[index]``.
+
+    Parameters
+    ----------
+    path : Path
+        The image to make.
+    base : numpy.ndarray
+        A tile.
+    numbers : numpy.ndarray
+        One for each tile, of the dtype and rank of `base`.
+    spacing : sequence of float
+        Voxel spacing in µm.
+    """
+    shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
+    with (
+        OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape) as writer,
+        ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
+    ):
+
+        def write(index: tuple[int, ...]) -> None:
+            box = tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, base.shape, strict=True))
+            writer.write(box, base + numbers[index])
+
+        list(pool.map(write, np.ndindex(*numbers.shape)))
+    return path
+
+
+def flush(folder: Path, seconds: float = 60.0) -> bool:
+    """Bring the files of a folder to the disk, so that it is at rest; they stay in the page cache.
+
+    Parameters
+    ----------
+    folder : Path
+        Of all of them.
+    seconds : float
+        After which no other file is begun with.
+
+    Returns
+    -------
+    bool
+        Whether all of them are there.
+    """
+    end = time.monotonic() + seconds
+
+    def flush_one(path: Path) -> bool:
+        if time.monotonic() > end:
+            return False
+        with open(path, "rb") as file:
+            os.fdatasync(file.fileno())
+        return True
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return all(list(pool.map(flush_one, (path for path in folder.rglob("*") if path.is_file()))))
+
+
+def wall_seconds(work: Callable[[], object], result: Path) -> float:
+    """Time a call on the clock on the wall, from a device at rest to a device at rest; `result` is removed before."""
+    shutil.rmtree(result, ignore_errors=True)
+    synchronize()
+    begin = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - begin
