@@ -99,7 +99,8 @@ def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Any, inside: Any, 
 
 def intensities(xp: ModuleType, lines: Any, use_log: bool) -> Any:
     """Bring voxels to float32 and, if wanted, to their logarithm."""
-    values = lines.astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = lines.astype(np.float32)
     if use_log:
         # A logarithm of 1 is 0: voxels that are not positive, NaN too, take part as nothing.
         values = xp.log(xp.where(values > 0, values, np.float32(1)))

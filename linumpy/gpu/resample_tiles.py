@@ -20,6 +20,7 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.interpolation import affine_transform
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.rounding import saturated
 from linumpy.plan.tile_axis import TileAxis
 
 _THREADS = 256
@@ -84,19 +85,14 @@ def _by_scipy(volume: np.ndarray, axes: tuple[TileAxis, ...], dtype: np.dtype) -
             # SciPy rounds integers; it knows no float16, and lets the last integers of 64 bits overflow.
             output=(kind if dtype.kind == "f" or dtype.itemsize == 8 else dtype).str,
         )  # fmt: skip
-        out[after] = made if dtype.kind == "f" or dtype.itemsize < 8 else _saturated(made, dtype)
+        out[after] = made if dtype.kind == "f" or dtype.itemsize < 8 else _rounded(made, dtype)
     return out
 
 
-def _saturated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Round float64 to integers of 64 bits, halves away from zero; float64 does not hold the last of these."""
-    limits, ties = np.iinfo(dtype), np.abs(values) < 2**52  # from there on all are whole
-    rounded = np.where(ties, np.trunc(values + np.copysign(0.5, values)), values)
-    with np.errstate(invalid="ignore"):
-        result = rounded.astype(dtype)
-    result[rounded <= float(limits.min)] = limits.min
-    result[rounded >= float(limits.max)] = limits.max
-    return result
+def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round float64 to integers of 64 bits, halves away from zero."""
+    ties = np.abs(values) < 2**52  # from there on all are whole
+    return saturated(np.where(ties, np.trunc(values + np.copysign(0.5, values)), values), dtype)  # type: ignore[no-any-return]
 
 
 def _by_kernel(volume: Any, axes: tuple[TileAxis, ...], dtype: np.dtype) -> Any:
