@@ -1,8 +1,10 @@
 """Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
 
 In: an image and what is to happen to it. Out: the image sampled on its new grid, by
-:func:`~linumpy.gpu.interpolation.affine_transform` or :func:`~linumpy.gpu.interpolation.map_coordinates`. CuPy in, CuPy
-out; NumPy in, NumPy out. The maps are SciPy's.
+:func:`~linumpy.gpu.interpolation.affine_transform` or at displaced voxels. CuPy in, CuPy out; NumPy in, NumPy out. The
+maps are SciPy's. `order`, `mode`, `cval`, `prefilter`, `output` and `interpolation` are those of
+:func:`~linumpy.gpu.interpolation.map_coordinates`. A first axis of four that is left alone, of channels, costs nothing
+(see :func:`~linumpy.gpu.interpolation.affine_transform`).
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module, is_device_array
-from linumpy.gpu.interpolation import affine_transform, map_coordinates
+from linumpy.device import array_module
+from linumpy.gpu.interpolation import affine_transform
+from linumpy.gpu.interpolation_args import check_image, check_spline, read_output, read_places
+from linumpy.gpu.sampling_paths import Spline, Target, sample_displaced
 
 
 def shift(
@@ -26,11 +30,23 @@ def shift(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
+    interpolation: str = "exact",
 ) -> Any:
     """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
+    check_image(image)
     moved = [-one for one in _each("shift", shift, image.ndim)]
     eye = np.ones(image.ndim)
-    return affine_transform(image, eye, moved, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output)
+    return affine_transform(
+        image,
+        eye,
+        moved,
+        order=order,
+        mode=mode,
+        cval=cval,
+        prefilter=prefilter,
+        output=output,
+        interpolation=interpolation,
+    )
 
 
 def zoom(
@@ -42,6 +58,7 @@ def zoom(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
+    interpolation: str = "exact",
     grid_mode: bool = False,
 ) -> Any:
     """Scale an image, its first voxels kept where they are, and its last ones too.
@@ -49,13 +66,23 @@ def zoom(
     With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
     :func:`~linumpy.gpu.interpolation.resample_volume` does.
     """
+    check_image(image)
     factors = _each("zoom", zoom, image.ndim)
     if min(factors) <= 0:
         raise ValueError(f"zoom={zoom!r}: factors are above 0")
     shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
     scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
     return affine_transform(
-        image, scale, offset, output_shape=shape, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output
+        image,
+        scale,
+        offset,
+        output_shape=shape,
+        order=order,
+        mode=mode,
+        cval=cval,
+        prefilter=prefilter,
+        output=output,
+        interpolation=interpolation,
     )
 
 
@@ -79,14 +106,25 @@ def rotate(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
+    interpolation: str = "exact",
 ) -> Any:
     """Turn an image about its middle by `angle` degrees in the plane of two axes.
 
     With `reshape` the result is as large as it takes to hold all of it.
     """
+    check_image(image)
     matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
     return affine_transform(
-        image, matrix, offset, output_shape=shape, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output
+        image,
+        matrix,
+        offset,
+        output_shape=shape,
+        order=order,
+        mode=mode,
+        cval=cval,
+        prefilter=prefilter,
+        output=output,
+        interpolation=interpolation,
     )
 
 
@@ -98,6 +136,8 @@ def rotation_map(
     if len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
         raise ValueError(f"axes={axes!r}: two different axes of {rank} are needed")
     first, second = sorted(axis % rank for axis in axes)
+    if not math.isfinite(angle):
+        raise ValueError(f"angle={angle!r}: a finite number of degrees is needed")
     turn = math.radians(angle)
     quarter = angle / 90
     cos, sin = (math.cos(turn), math.sin(turn)) if quarter != int(quarter) else _right_angle(int(quarter))
@@ -124,12 +164,14 @@ def apply_displacement_field(
     image: Any,
     field: Any,
     *,
-    spacing: Sequence[float] | None = None,
+    spacing: float | Sequence[float] | None = None,
+    channel_axis: int | None = None,
     order: int = 1,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
+    interpolation: str = "exact",
 ) -> Any:
     """Deform an image: voxel ``o`` of the result is the image at ``o + field[:, o]``.
 
@@ -137,36 +179,74 @@ def apply_displacement_field(
     ----------
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
-    field : numpy.ndarray or cupy.ndarray, (rank, ...)
-        Displacements along each axis, in voxels; where the image is.
-    spacing : sequence of float, optional
-        Voxel spacing in µm; `field` is then in µm.
-    order, mode, cval, prefilter, output
+    field : numpy.ndarray or cupy.ndarray, (axes, ...)
+        Displacements along each axis of the image but that of channels, in voxels, on a grid of as many axes, of any
+        shape; where the image is. NaN and infinity are nowhere, as in
+        :func:`~linumpy.gpu.interpolation.map_coordinates`.
+    spacing : float or sequence of float, optional
+        Voxel spacing in µm, for each component of `field`, which is then in µm.
+    channel_axis : int, optional
+        The axis of the image that is no axis of space, as scikit-image names it: all channels are deformed alike. By
+        default there is none.
+    order, mode, cval, prefilter, output, interpolation
         As for :func:`~linumpy.gpu.interpolation.map_coordinates`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the shape of one component of `field`.
+        Of the shape of one component of `field`; with channels, along `channel_axis`. They lie one after another in
+        memory.
+
+    Raises
+    ------
+    ValueError
+        A `field`, `spacing`, `channel_axis` or any other argument that does not fit; an image without voxels.
+    TypeError
+        An image or field that is not made of numbers; an image, field and output that are not on the same side.
+
+    Notes
+    -----
+    Places are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and three
+    axes of space and orders 0, 1 and 3, where `field` is of float32 or float64 and contiguous; else an array of places.
     """
-    rank = image.ndim
-    if is_device_array(field) != is_device_array(image):
-        raise TypeError("image and field must both be on the GPU, or both on the host")
+    check_image(image)
+    check_spline(order, mode, interpolation)
+    field = read_places("field", image, field)
+    how = Spline(order, mode, cval, prefilter, interpolation)
+    axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
+    rank = image.ndim - (axis is not None)
     if field.shape[:1] != (rank,) or field.ndim != rank + 1:
+        hint = " (channels are told by channel_axis=)" if field.ndim == image.ndim == len(field) + 1 else ""
         raise ValueError(
-            f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}"
+            f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}{hint}"
         )
-    xp = array_module(image)
-    kind = np.float64 if field.dtype == np.float64 else np.float32
-    places = xp.empty(field.shape, kind)
-    sizes = _each("spacing", 1.0 if spacing is None else spacing, rank)
-    if min(sizes) <= 0:
+    sizes = None if spacing is None else _each("spacing", spacing, rank)
+    if sizes is not None and min(sizes) <= 0:
         raise ValueError(f"spacing={spacing!r}: voxels are larger than 0")
-    for axis, size in enumerate(sizes):
-        line = xp.arange(field.shape[axis + 1], dtype=kind)
-        places[axis] = field[axis] / kind(size)
-        places[axis] += line.reshape([-1 if other == axis else 1 for other in range(rank)])
-    return map_coordinates(image, places, order=order, mode=mode, cval=cval, prefilter=prefilter, output=output)
+    grid = tuple(field.shape[1:])
+    if axis is None:
+        target = Target(grid, *read_output(output, image, grid))
+        return sample_displaced(image, field, sizes, how, target)
+    shape = (*grid[:axis], image.shape[axis], *grid[axis:])
+    dtype, out = read_output(output, image, shape)
+    xp = array_module(image)
+    channels = xp.moveaxis(image, axis, 0)
+    result = xp.empty((len(channels), *grid), dtype)
+    for channel, into in zip(channels, result, strict=True):
+        sample_displaced(channel, field, sizes, how, Target(grid, dtype, into))
+    result = xp.moveaxis(result, 0, axis)
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def _axis(name: str, axis: int, rank: int) -> int:
+    if not isinstance(axis, (int, np.integer)) or not -rank <= axis < rank:
+        raise ValueError(f"{name}={axis!r}: an image of {rank} axes has none of that number")
+    if rank == 1:
+        raise ValueError(f"{name}={axis!r}: an image of 1 axis has none left but that")
+    return int(axis) % rank
 
 
 def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.ndarray:
@@ -194,6 +274,8 @@ def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.nda
 def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
     kind = transform.get("type")
     if kind == "sequence":
+        if "transformations" not in transform:
+            raise ValueError("a transformation 'sequence' has no 'transformations'")
         return compose_affine(transform["transformations"], rank)
     matrix = np.eye(rank + 1)
     if kind == "identity":
@@ -204,6 +286,8 @@ def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
     values = np.asarray(transform.get(kind), float)
     if values.shape != shapes[kind]:
         raise ValueError(f"transformation {kind!r} has shape {values.shape}: {rank} axes need {shapes[kind]}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"transformation {kind!r} holds numbers that are not finite: {values.tolist()}")
     if kind == "scale":
         matrix[:rank, :rank] = np.diag(values)
     elif kind == "translation":

@@ -7,34 +7,56 @@ Pure.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import to_host
+from linumpy.device import is_device_array, to_host
 
 #: SciPy's names of what lies outside of an image.
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 
 
+#: How the voxels around a place are weighted.
+INTERPOLATIONS = ("exact", "texture")
+
+
 def check_image(image: Any) -> None:
     """Refuse what cannot be interpolated."""
-    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+    if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
-    if image.dtype.kind not in "biufc":
-        raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers can")
+    if not _is_number(image.dtype):
+        raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers of up to 64 bits can")
     if image.ndim < 1:
         raise ValueError("an image of 0 axes cannot be interpolated")
 
 
-def check_spline(order: Any, mode: Any) -> None:
-    """Refuse an order or a mode that SciPy does not know."""
-    if isinstance(order, bool) or order not in range(6):
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "biufc" and dtype.char not in "gG"  # SciPy knows no long doubles
+
+
+def check_spline(order: Any, mode: Any, interpolation: Any = "exact") -> None:
+    """Refuse an order or a mode that SciPy does not know, and a way to interpolate that this package does not."""
+    if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join(MODES)}")
+    if not isinstance(interpolation, str) or interpolation not in INTERPOLATIONS:
+        raise ValueError(f"interpolation={interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}")
+
+
+def read_places(name: str, image: Any, places: Any) -> Any:
+    """Bring places or displacements into an array beside the image."""
+    if not is_device_array(image) and not is_device_array(places):
+        places = np.asarray(places)
+    if is_device_array(places) != is_device_array(image):
+        raise TypeError(f"image and {name} must both be on the GPU, or both on the host")
+    if places.dtype.kind not in "biuf" or not _is_number(places.dtype):
+        raise TypeError(f"{name} of {places.dtype}: integers and floats of up to 64 bits are places")
+    return places
 
 
 def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +79,7 @@ def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.nda
     numpy.ndarray of float64, (rank,)
         The offset.
     """
-    given = np.asarray(to_host(matrix), np.float64)
-    shift = np.asarray(to_host(offset), np.float64)
+    given, shift = _numbers("matrix", matrix), _numbers("offset", offset)
     shift = np.full(rank, float(shift)) if shift.ndim == 0 else shift
     if given.ndim == 1 and len(given) == rank:
         given = np.diag(given)
@@ -78,25 +99,42 @@ def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.nda
     return given, shift
 
 
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(to_host(value))
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}={value!r} is no array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name}={value!r} holds {array.dtype}: real numbers are needed")
+    return array.astype(np.float64)
+
+
 def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
     """Check a shape; None gives the default."""
     if shape is None:
         return default
-    sizes = tuple(int(n) for n in shape)
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError as error:
+        raise ValueError(f"{name}={shape!r}: {len(default)} whole numbers of 0 or more are needed") from error
     if len(sizes) != len(default) or min(sizes) < 0:
-        raise ValueError(f"{name}={tuple(shape)!r}: {len(default)} sizes of 0 or more are needed")
+        raise ValueError(f"{name}={shape!r}: {len(default)} whole numbers of 0 or more are needed")
     return sizes
 
 
-def read_output(output: Any, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
+def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
     """Settle the dtype of a result, and the array to put it in, if one is given."""
-    if output is None:
-        return np.dtype(dtype), None
-    if isinstance(output, (type, np.dtype)) or not hasattr(output, "shape"):  # dtypes have a shape too
-        return np.dtype(output), None
-    if tuple(output.shape) != shape:
-        raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
-    return np.dtype(output.dtype), output
+    if isinstance(output, np.ndarray) or is_device_array(output):
+        if is_device_array(output) != is_device_array(image):
+            raise TypeError("image and output must both be on the GPU, or both on the host")
+        if tuple(output.shape) != shape:
+            raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
+        dtype, array = output.dtype, output
+    else:
+        dtype, array = image.dtype.newbyteorder("=") if output is None else np.dtype(output), None
+    if not _is_number(dtype):
+        raise TypeError(f"output={output!r}: a result is made of numbers of up to 64 bits")
+    return dtype, array
 
 
 #: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
@@ -135,8 +173,8 @@ def read_resizing(
 ) -> Resizing:
     """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
     check_image(image)
-    check_spline(order, RESIZE_MODES.get(mode, mode) if isinstance(mode, str) else "nearest")
-    if mode not in RESIZE_MODES:
+    check_spline(order, "nearest")
+    if not isinstance(mode, str) or mode not in RESIZE_MODES:
         raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
     if image.dtype.kind not in "biuf":
         raise TypeError(f"an image of {image.dtype} cannot be resized: integers, floats and booleans can")
@@ -163,7 +201,7 @@ def read_resizing(
 
 def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Give image and result the same axes: a last one that is not named stays, new ones had one voxel."""
-    wanted = tuple(int(n) for n in output_shape)
+    wanted = tuple(map(int, output_shape))
     if len(wanted) == len(shape) - 1:
         wanted += shape[-1:]
     if len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(output_shape)] != tuple(output_shape):

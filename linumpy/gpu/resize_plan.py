@@ -75,8 +75,8 @@ class Step:
     ----------
     kernel : str
         ``"planes"``, ``"along"`` or ``"along_x"``.
-    source, target : numpy.dtype
-        What it reads and writes.
+    source, compute, target : numpy.dtype
+        What it reads, adds up in, and writes.
     shape : tuple of int
         Of what it writes.
     axes : tuple of AxisPlan
@@ -93,6 +93,7 @@ class Step:
 
     kernel: str
     source: np.dtype
+    compute: np.dtype
     target: np.dtype
     shape: tuple[int, ...]
     axes: tuple[AxisPlan, ...]
@@ -166,7 +167,7 @@ def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bo
     axes : sequence of AxisPlan
         One for each axis; those that change nothing are left out.
     dtypes : sequence of numpy.dtype
-        Of the image, between passes, of the result.
+        Of the image, between passes, of the result. Sums have that between passes.
     aligned : bool
         Whether the image begins at a multiple of 16 bytes.
     tuning : Tuning
@@ -179,14 +180,14 @@ def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bo
     """
     shape = [plan.size for plan in axes]
     wanted = [plan.length for plan in axes]
-    changed = [axis for axis, plan in enumerate(axes) if plan.size != plan.length or plan.sigma > 0]
+    changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
     passes = order_axes(shape, wanted, changed, [dtype.itemsize for dtype in dtypes])
     steps: list[Step] = []
     while passes:
         now, passes = passes[0], passes[1:]
         source = dtypes[1] if steps else dtypes[0]
         target = dtypes[1] if passes else dtypes[2]
-        step = _step(axes, shape, now, (source, target), aligned or bool(steps), tuning)
+        step = _step(axes, shape, now, (source, dtypes[1], target), aligned or bool(steps), tuning)
         if step is None:  # no tile of both axes fits: one after the other
             passes = [(now[0],), (now[1],), *passes]
             continue
@@ -200,11 +201,11 @@ def _step(
     axes: Sequence[AxisPlan],
     shape: Sequence[int],
     now: Sequence[int],
-    dtypes: tuple[np.dtype, np.dtype],
+    dtypes: tuple[np.dtype, np.dtype, np.dtype],
     aligned: bool,
     tuning: Tuning,
 ) -> Step | None:
-    source, target = dtypes
+    source, compute, _ = dtypes
     rank, axis = len(shape), now[-1]
     result = tuple(axes[a].length if a in now else n for a, n in enumerate(shape))
     pack = tuning.pack(source.itemsize)
@@ -213,23 +214,22 @@ def _step(
         packed = aligned and inner % pack == 0
         threads = outer * -(-axes[axis].length // tuning.outputs) * (inner // pack if packed else inner)
         blocks = -(-threads // _THREADS)
-        return Step("along", source, target, result, (axes[axis],), outer, inner, packed, None, blocks, 0)
+        return Step("along", *dtypes, result, (axes[axis],), outer, inner, packed, None, blocks, 0)
     x = axes[axis]
     rows = shape[-2] if rank > 1 else 1
     y = axes[now[0]] if len(now) == 2 else unchanged(rows)
     packed = aligned and x.size % pack == 0
-    compute = 8 if source.itemsize == 8 and source.kind == "f" else 4
-    tile = plan_tile(y, x, pack if packed else 1, compute, tuning)
+    tile = plan_tile(y, x, pack if packed else 1, compute.itemsize, tuning)
     outer = math.prod(shape[:-2])
     if tile is not None:
         blocks = outer * len(tile.spans) * -(-y.length // (tile.groups * tuning.outputs))
         if blocks <= _MAX_BLOCKS:
-            shared = tile.groups * tuning.outputs * tile.pitch * compute
-            return Step("planes", source, target, result, (y, x), outer, 1, packed, tile, blocks, shared)
+            shared = tile.groups * tuning.outputs * tile.pitch * compute.itemsize
+            return Step("planes", *dtypes, result, (y, x), outer, 1, packed, tile, blocks, shared)
     if len(now) == 2:
         return None
     outer *= rows
-    return Step("along_x", source, target, result, (x,), outer, 1, False, None, -(-outer * x.length // _THREADS), 0)
+    return Step("along_x", *dtypes, result, (x,), outer, 1, False, None, -(-outer * x.length // _THREADS), 0)
 
 
 def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Tuning) -> Tile | None:

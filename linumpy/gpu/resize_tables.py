@@ -30,6 +30,9 @@ class AxisPlan:
         One of :data:`MODES`.
     sigma : float
         Of the Gaussian, in voxels of the image; 0 for none.
+    tile : (int, int) or None
+        For an axis of tiles of which each is resampled by itself: voxels of a whole tile, before and after. The last
+        one may be shorter. Only with modes that continue a tile by its own voxels: nearest, mirror, reflect.
     """
 
     size: int
@@ -37,6 +40,7 @@ class AxisPlan:
     order: int
     mode: str
     sigma: float
+    tile: tuple[int, int] | None = None
 
 
 def unchanged(size: int) -> AxisPlan:
@@ -79,8 +83,9 @@ class Groups:
     weights: np.ndarray
 
 
-def fold(index: np.ndarray, size: int, mode: str) -> np.ndarray:
-    """Find the voxels that stand for those outside; -1 for none."""
+def fold(index: np.ndarray, size: np.ndarray, mode: str) -> np.ndarray:
+    """Find the voxels that stand for those outside; -1 for none. `size` has an entry for each row of `index`."""
+    size = size.reshape(-1, *(1,) * (index.ndim - 1))
     if mode == "nearest":
         return np.clip(index, 0, size - 1)
     if mode == "grid-wrap":
@@ -89,7 +94,7 @@ def fold(index: np.ndarray, size: int, mode: str) -> np.ndarray:
         place = index % (2 * size)
         return np.minimum(place, 2 * size - 1 - place)
     if mode == "mirror":
-        period = max(1, 2 * size - 2)
+        period = np.maximum(1, 2 * size - 2)
         place = index % period
         return np.minimum(place, period - place)
     return np.where((index >= 0) & (index < size), index, -1)
@@ -104,22 +109,28 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     The centre of voxel i of the result lies at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and
     continued then, so voxels are folded twice. The Gaussian is that of SciPy's ``gaussian_filter``, cut at four sigmas.
+    Voxels are counted from the first one of their tile, until the end; an axis without tiles is one.
     """
-    place = (np.arange(plan.length) + 0.5) * (plan.size / plan.length) - 0.5
+    tile, new_tile = plan.tile or (plan.size, plan.length)
+    number, voxel = np.divmod(np.arange(plan.length), new_tile)
+    start = number * tile
+    size = np.minimum(tile, plan.size - start)
+    place = (voxel + 0.5) * (tile / new_tile) - 0.5
     below = np.floor(place)
     if plan.order == 0:
         index, weights = np.floor(place + 0.5)[:, None], np.ones((plan.length, 1))
     else:
         index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - place, place - below], 1)
-    voxels = fold(index.astype(np.int64), plan.size, plan.mode)
+    voxels = fold(index.astype(np.int64), size, plan.mode)
     radius = _radius(plan.sigma)
     if radius:
         taps = np.arange(-radius, radius + 1)
         bell = np.exp(-0.5 / plan.sigma**2 * taps**2)
-        smoothed = fold(voxels[..., None] + taps, plan.size, plan.mode)
+        smoothed = fold(voxels[..., None] + taps, size, plan.mode)
         voxels = np.where(voxels[..., None] < 0, -1, smoothed).reshape(plan.length, -1)
         weights = (weights[..., None] * (bell / bell.sum())).reshape(plan.length, -1)
-    return np.where(weights == 0, -1, voxels), weights, below.astype(np.int64)
+    within = (voxels >= 0) & (weights != 0)
+    return np.where(within, voxels + start[:, None], -1), weights, below.astype(np.int64)
 
 
 def axis_matrix(plan: AxisPlan) -> sparse.csr_array:

@@ -20,6 +20,7 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
+from linumpy.gpu.rounding import saturated
 
 DEFAULT = Tuning()
 _THREADS = 256
@@ -78,6 +79,14 @@ def resample_axes(
     if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
         taken = _nearest(image, axes)
         return taken.astype(target, copy=taken is image)
+    return apply_tables(image, axes, between, target)
+
+
+def apply_tables(image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> Any:
+    """Resample an image as planned: NumPy arrays on the host, CuPy arrays by the kernels.
+
+    Sums on a device, and what is kept between two axes, are of `between`; the result is `target`.
+    """
     if not is_device_array(image):
         return _on_host(image, axes, between, target)
     return run_passes(array_module(image).ascontiguousarray(image), axes, between, target)
@@ -109,8 +118,9 @@ def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, tar
             done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
         result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
     if target.kind in "iu":
-        info = np.iinfo(target)
-        result = np.clip(np.trunc(result + np.copysign(0.5, result)), info.min, info.max)
+        info, whole = np.iinfo(target), np.abs(result) >= 2**52  # adding a half would change these
+        result = np.where(whole, result, np.trunc(result + np.copysign(0.5, result))).clip(info.min, info.max)
+        return np.ascontiguousarray(saturated(result, target))
     return np.ascontiguousarray(result, target)
 
 
@@ -201,7 +211,7 @@ def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _
     else:
         (plan,) = step.axes
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
-    kernel = load(kernel_spec(step.kernel, step.source, step.target, tuning))
+    kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning))
     return _Launch(
         kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target
     )
@@ -209,14 +219,13 @@ def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _
 
 def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
     """Lay out the tables that a kernel takes, in its order."""
-    compute = np.float64 if step.source == np.float64 else np.float32
     tables: list[np.ndarray] = []
     if step.kernel != "along_x":
         groups = join(windows_of(step.axes[0]), tuning.outputs)
-        tables += [_records(groups.first, groups.count, groups.start), groups.weights.astype(compute)]
+        tables += [_records(groups.first, groups.count, groups.start), groups.weights.astype(step.compute)]
     if step.kernel != "along":
         windows = windows_of(step.axes[-1])
-        tables += [_records(windows.first, windows.count), windows.weights.astype(compute)]
+        tables += [_records(windows.first, windows.count), windows.weights.astype(step.compute)]
     if step.tile is not None:
         tables.append(np.array(step.tile.spans, np.int32))
     return tables
@@ -240,13 +249,15 @@ def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) ->
     return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
-def kernel_spec(name: str, source: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT) -> KernelSpec:
-    """Describe a kernel for the types it reads and writes; sums of float64 images are float64, others float32."""
-    wide = source == np.float64
+def kernel_spec(
+    name: str, source: np.dtype, compute: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT
+) -> KernelSpec:
+    """Describe a kernel for the types it reads, adds up in (float32 or float64), and writes."""
+    wide = compute == np.float64
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "TARGET": CUDA_TYPES[target.str[1:]],
-        "COMPUTE": "double" if wide else "float",
+        "COMPUTE": CUDA_TYPES[compute.str[1:]],
         "OUTPUTS": str(tuning.outputs),
         "PACK": str(tuning.pack(source.itemsize)),
         "UNROLL": str(tuning.unroll),

@@ -45,7 +45,10 @@ _CACHED_NBYTES = 32 * 2**20
 _IMAGE = [("whole", "i4", 3), ("start", "i4", 3), ("box", "i4", 3)]
 #: The structures of points.cu and affine.cu.
 _POINTS_DTYPE = np.dtype(
-    [("count", "i8"), ("outside", "f8"), ("scale", "f8", 3), ("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
+    [
+        *[("count", "i8"), ("outside", "f8"), ("sizes", "f8", 3), ("inverse", "f8", 3)],
+        *[("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
+    ],
     align=True,
 )
 _AFFINE_DTYPE = np.dtype(
@@ -145,10 +148,10 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     out : cupy.ndarray
         C-contiguous, of the shape of a row of `coordinates`.
     """
-    _launch_points(image, coordinates, how, out, None)
+    _launch_points(image, coordinates, how, out, "0", None)
 
 
-def sample_displaced(image: Any, field: Any, scale: Sequence[float], how: Sampler, out: Any) -> None:
+def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Sampler, out: Any) -> None:
     """Sample at voxels that are displaced: as :func:`sample_points`, without an array of places.
 
     Parameters
@@ -157,13 +160,15 @@ def sample_displaced(image: Any, field: Any, scale: Sequence[float], how: Sample
         As for :func:`sample_points`.
     field : cupy.ndarray of float32 or float64, (rank, ...)
         Displacements of the voxels of a grid of as many axes as the image has; C-contiguous.
-    scale : sequence of float, (rank,)
-        Voxels of the image in a unit of `field`, for each axis.
+    sizes : sequence of float, (rank,), or None
+        Of a voxel in the unit of `field`, for each axis; None where that is a voxel.
     """
-    _launch_points(image, field, how, out, scale)
+    _launch_points(image, field, how, out, "1" if sizes is None else "2", sizes)
 
 
-def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: Sequence[float] | None) -> None:
+def _launch_points(
+    image: Any, coordinates: Any, how: Sampler, out: Any, field: str, sizes: Sequence[float] | None
+) -> None:
     if not out.size:
         return
     rank, order = image.ndim, how.order
@@ -171,11 +176,12 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
     args["count"], args["outside"], args["whole"] = out.size, how.cval, _three(image.shape)
     shape = coordinates.shape[1:]
     cells = None
-    is_grid = scale is not None or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
+    is_grid = field != "0" or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
     if is_grid:
         cut = (_SMALL_GRIDS if image.itemsize < 4 else _GRIDS)[order]
         args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
-        args["scale"] = 0 if scale is None else _three(scale, 0)
+        if sizes is not None:
+            args["sizes"], args["inverse"] = _three(sizes, 1), _three([1 / size for size in sizes], 1)
         blocks, args["tiles"] = _blocks(grid, cut.tile, rank)
     else:
         cut = _LISTS[order]
@@ -187,7 +193,7 @@ def _launch_points(image: Any, coordinates: Any, how: Sampler, out: Any, scale: 
         _kinds(image, out, how, coordinates),
         cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
-        FIELD=str(int(scale is not None)),
+        FIELD=field,
         GRID=str(int(is_grid)),
         PAD=str(how.pad),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),

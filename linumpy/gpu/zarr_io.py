@@ -183,10 +183,25 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
     ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
 
+    linumpy's functions take blocks where they are local: `project` along an axis that one block spans,
+    `resize` by a whole factor without smoothing, and with ``map_overlap`` filters whose halo is known (16 voxels for
+    `spline_filter` in float32; for `resize` that smooths, the Gaussian's 4 sigma). dask cannot try them on its empty
+    arrays: say by ``meta=`` what comes out.
+
     Examples
     --------
     >>> from linumpy.gpu import zarr_to_dask
     >>> volume = zarr_to_dask("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> volume.mean(axis=0).compute()  # doctest: +SKIP
+
+    Half the voxels along each axis, block by block, and a projection:
+
+    >>> def half(block):
+    ...     return resize(block, [n // 2 for n in block.shape], anti_aliasing=False)
+    >>> chunks = [[n // 2 for n in sizes] for sizes in volume.chunks]  # doctest: +SKIP
+    >>> volume.map_blocks(half, chunks=chunks, meta=volume._meta.astype("f4"))  # doctest: +SKIP
+    >>> columns = zarr_to_dask("brain.ome.zarr", chunks=(-1, 256, 256))  # doctest: +SKIP
+    >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
+    >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
     """
     return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu)

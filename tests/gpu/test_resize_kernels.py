@@ -13,6 +13,7 @@ from scipy import ndimage
 from linumpy.gpu import resize_plan, resizing
 from linumpy.gpu.resize_plan import Tuning
 from linumpy.gpu.resize_tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
+from linumpy.plan.tile_axis import TileAxis
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]
@@ -21,14 +22,23 @@ TUNINGS = [Tuning(), Tuning(outputs=8, pack_most=8, unroll=2), Tuning(shared=300
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([8, 16, 32, 48]))
 shapes = st.integers(1, 4).flatmap(lambda rank: st.lists(st.tuples(sizes, sizes), min_size=rank, max_size=rank))
 shapes = shapes.map(lambda pairs: [(min(n, 9), min(m, 9)) for n, m in pairs] if len(pairs) > 3 else pairs)
-plans = st.builds(
-    AxisPlan,
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.sampled_from([0, 1]),
-    st.sampled_from(MODES),
-    st.one_of(st.just(0.0), st.floats(0.01, 9)),
+sigmas_of = st.one_of(st.just(0.0), st.floats(0.01, 9))
+whole_axes = st.builds(
+    AxisPlan, st.integers(1, 60), st.integers(1, 60), st.sampled_from([0, 1]), st.sampled_from(MODES), sigmas_of
 )
+modes_of_tiles = st.sampled_from(["nearest", "mirror", "reflect"])
+
+
+@st.composite
+def axes_of_tiles(draw):
+    axis = draw(st.builds(TileAxis, st.integers(1, 60), st.integers(1, 40), st.integers(1, 40)))
+    tile = (axis.tile, axis.new_tile)
+    return AxisPlan(
+        axis.size, axis.new_size, draw(st.sampled_from([0, 1])), draw(modes_of_tiles), draw(sigmas_of), tile
+    )
+
+
+plans = st.one_of(whole_axes, axes_of_tiles())
 
 
 @pytest.fixture(autouse=True)
@@ -246,10 +256,10 @@ def test_nothing_is_compiled_for_a_shape(monkeypatch):
 def test_the_kernels_compile(name, dtype):
     kinds = [("f8", "sm_90")] if dtype == "f8" else [("f4", "sm_80"), (dtype, "sm_90")]
     for target, architecture in kinds:
-        spec = resizing.kernel_spec(name, np.dtype(dtype), np.dtype(target))
+        spec = resizing.kernel_spec(name, np.dtype(dtype), np.dtype("f8" if dtype == "f8" else "f4"), np.dtype(target))
         assert name.encode() in compile_kernel(spec, architecture)
 
 
 def test_other_tunings_compile():
-    spec = resizing.kernel_spec("planes", np.dtype("u2"), np.dtype("f4"), TUNINGS[1])
+    spec = resizing.kernel_spec("planes", np.dtype("u2"), np.dtype("f4"), np.dtype("f4"), TUNINGS[1])
     assert b"planes" in compile_kernel(spec, "sm_90")

@@ -167,7 +167,12 @@ def specs():
             yield sampling._spec("affine", "affine", kinds, sampling._AFFINE[order], WARP_X=warp_x)
         if rank == 3 and order in sampling._BRICKS:
             yield sampling._spec("affine", "affine_brick", kinds, sampling._BRICKS[order], PITCH="40")
-        for coordinate, field, grid in (("float", "0", "0"), ("double", "0", "1"), ("float", "1", "1")):
+        for coordinate, field, grid in (
+            ("float", "0", "0"),
+            ("double", "0", "1"),
+            ("float", "1", "1"),
+            ("double", "2", "1"),
+        ):
             places = {"COORDINATE": coordinate, "FIELD": field, "GRID": grid, "CELLS": "0"}
             cut = sampling._GRIDS[order]
             yield sampling._spec("points", "map_points", kinds, cut, **places)

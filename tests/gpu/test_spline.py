@@ -9,7 +9,7 @@ from nvrtc import compile_kernel
 from scipy import ndimage
 from test_sampling import image_of
 
-from linumpy.gpu import interpolation, sampling, spline
+from linumpy.gpu import interpolation, sampling, sampling_paths, spline
 from linumpy.gpu.sampling import MODES
 from linumpy.gpu.spline import Ends, Tuning
 
@@ -28,7 +28,8 @@ def on_the_cpu(monkeypatch):
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
     """NumPy arrays take the way of CuPy's."""
-    monkeypatch.setattr(interpolation, "is_device_array", lambda _: True)
+    for room in (interpolation, sampling_paths):
+        monkeypatch.setattr(room, "is_device_array", lambda _: True)
 
 
 def exact(image, mode, pad=0, cval=None):

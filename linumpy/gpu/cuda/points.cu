@@ -1,6 +1,6 @@
 // Sample an image at given places.
 //
-// Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (0, or 1: displacements), GRID (0: a list
+// Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in units, else 0), GRID (0: a list
 // of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (places of a thread, and of
 // those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of the image in cells is there, for orders 0
 // and 1 and three axes), with those of cells.cuh. Never a shape.
@@ -43,11 +43,10 @@ constexpr int TILE_Y = THREADS / TILE_X;
 struct Points {
     int64 count;
     double outside;
-    double scale[3];  // voxels of a unit of displacement
-    int whole[3];     // voxels of the image
-    int grid[3];      // planes, rows and columns of places
+    double sizes[3], inverse[3];  // of a voxel in units of displacement, and 1 / size
+    int whole[3];                 // voxels of the image
+    int grid[3];                  // planes, rows and columns of places
     int tiles[2];
-    int unused;
 };
 
 #if FIELD
@@ -57,8 +56,10 @@ typedef COORDINATE PLACE;
 #endif
 
 __device__ __forceinline__ PLACE place_of(COORDINATE given, const Points &how, int axis, const int *voxel) {
-#if FIELD
-    return __dadd_rn(static_cast<double>(voxel[axis]), __dmul_rn(given, how.scale[axis]));
+#if FIELD == 2
+    return __dadd_rn(static_cast<double>(voxel[axis]), quotient(given, how.sizes[axis], how.inverse[axis]));
+#elif FIELD
+    return __dadd_rn(static_cast<double>(voxel[axis]), static_cast<double>(given));
 #else
     return given;
 #endif

@@ -297,6 +297,12 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
     return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
 }
 
+// a / b, rounded as a division is, of 1 / b: where it is not finite, the plain product.
+__device__ __forceinline__ double quotient(double a, double b, double inverse) {
+    const double near = __dmul_rn(a, inverse), rest = __fma_rn(-near, b, a);
+    return fabs(rest) <= 1.7976931348623157e308 ? __fma_rn(rest, inverse, near) : near;
+}
+
 // Tiles of a grid of blocks. A grid of three axes needs no division, but is short of blocks along two of them; where it
 // is, `counts` holds the tiles along y and x, and the grid has one axis.
 struct Tile { int z, y, x; };
