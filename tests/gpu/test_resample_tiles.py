@@ -283,4 +283,4 @@ def test_the_last_integers_of_64_bits_do_not_overflow(dtype):
         for compute in (resample_tiles, by_kernel):  # weights add up to 1 but for rounding
             assert (np.abs(compute(volume, axes).astype(object) - int(value)) <= 2**14).all()
     odd = np.full((8, 9), 2**52 + 1, dtype)
-    assert (np.abs(resample_tiles(odd, axes).astype(object) - (2**52 + 1)) <= 1).all()
+    assert (np.abs(resample_tiles(odd, axes).astype(object) - (2**52 + 1)) <= 8).all()
