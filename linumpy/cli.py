@@ -7,7 +7,9 @@ one line that says what to do.
 from __future__ import annotations
 
 import argparse
+import io
 import logging
+import os
 import signal
 import sys
 import threading
@@ -33,7 +35,15 @@ class Parser(argparse.ArgumentParser):
 
 def one_line(program: str, message: object) -> str:
     """Spell an error as one line."""
-    return f"{program}: error: {' '.join(str(message).split())}"
+    text = " ".join(str(message).split())
+    if not text:  # some of the system's errors say nothing but their name
+        text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
+    return f"{program}: error: {text}"
+
+
+def source(text: str) -> str | Path:
+    """Take an argument that names what is read: a path, or a URL as it is spelled, which a ``Path`` would mangle."""
+    return text if "://" in text else Path(text)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +138,7 @@ def run(
     int
         Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after a polite end (SIGTERM).
     """
+    _make_printable()
     parsed = parser.parse_args(arguments)
     verbose = getattr(parsed, "verbose", 0)
     level = logging.INFO if verbose else logging.WARNING
@@ -147,6 +158,19 @@ def run(
         print(f"{parser.prog}: terminated", file=sys.stderr)
         return 143
     return 0
+
+
+def _make_printable() -> None:
+    """Let a character that a stream cannot encode, as of a file name, be no error; nor a stream that is closed.
+
+    It would come after the work is done.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 class _TerminatedError(BaseException):

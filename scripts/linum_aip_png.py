@@ -24,7 +24,7 @@ from linumpy.mosaic.image import open_mosaic
 
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-aip-png", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("input", type=Path, metavar="MOSAIC", help="OME-Zarr volume.")
+    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="PNG", help="Picture to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
     cli.add_gpu_arguments(parser)

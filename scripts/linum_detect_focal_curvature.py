@@ -30,7 +30,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         "linum-detect-focal-curvature", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, metavar="MOSAIC", help="OME-Zarr volume.")
+    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument(
         "--tile_shape", type=int, nargs=2, required=True, metavar=("A", "B"),

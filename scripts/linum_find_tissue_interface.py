@@ -27,7 +27,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         "linum-find-tissue-interface", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, metavar="MOSAIC", help="OME-Zarr volume.")
+    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PNG", help="Picture to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")

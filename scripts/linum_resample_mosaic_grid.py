@@ -30,7 +30,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         "linum-resample-mosaic-grid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
+    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr mosaic grid.")
     parser.add_argument("output", type=Path, metavar="RESAMPLED", help="OME-Zarr mosaic grid to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", required=True, metavar="UM",

@@ -108,3 +108,20 @@ def test_a_script_may_run_in_a_thread():
     thread.start()
     thread.join()
     assert codes == [0]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "error: not enough memory"),
+        (OSError(), "error: OSError"),
+        (ValueError("one\n  two"), "error: one two"),
+    ],
+)
+def test_an_error_is_one_line_that_says_something(error, said, capsys):
+    def fail(parsed):
+        raise error
+
+    parser = cli.Parser("linum-test")
+    assert cli.run(parser, fail, []) == 2
+    assert capsys.readouterr().err == f"linum-test: {said}\n"

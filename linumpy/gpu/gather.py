@@ -13,6 +13,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint32
+from linumpy.gpu.rounding import saturated
 
 _THREADS = 128
 _MARCH = 8  # as in gather.cu
@@ -146,7 +147,10 @@ def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.nd
     a, b = first.astype(kind), second.astype(kind)
     with np.errstate(invalid="ignore"):
         values = np.where(weight > 0, a + weight.astype(kind) * (b - a), a)
-    return np.rint(values).astype(first.dtype) if first.dtype.kind in "biu" else values.astype(first.dtype)
+    if first.dtype.kind not in "biu":
+        return values.astype(first.dtype)
+    # What does not lie between two voxels stays as it is, also where float64 does not hold it.
+    return np.where(weight > 0, saturated(np.rint(values), first.dtype.newbyteorder("=")), first)
 
 
 def _computed_in(dtype: np.dtype) -> str:

@@ -50,7 +50,7 @@ def interface_by_filters(
         part = slice(begin - low, end - low)
         values = intensities(xp, lines[low:high], use_log)
         if inside is None:
-            smooth = ndimage.uniform_filter(values, (s_xy, s_xy, 1))[part]
+            smooth = _lateral_mean(xp, ndimage, values, s_xy)[part]
         else:
             smooth = _mean_inside(xp, ndimage, values, inside[low:high], s_xy)[part]
         profile = ndimage.gaussian_filter1d(smooth, s_z, axis=-1, order=order)
@@ -70,12 +70,25 @@ def _inside(xp: ModuleType, mask: Any, lines: Any, depth_axis: int) -> Any:
     return mask.astype(bool)
 
 
+def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Any, s_xy: int) -> Any:
+    """Take the mean over s_xy × s_xy A-lines.
+
+    SciPy's mean is a running sum, which one NaN or infinity spoils to the end of the line. Where there is one, each sum
+    is taken by itself, as CuPy and the kernels do, so that only the means over that voxel are lost.
+    """
+    if xp is not np or np.isfinite(values).all():
+        return ndimage.uniform_filter(values, (s_xy, s_xy, 1))
+    with np.errstate(invalid="ignore"):
+        for axis in (0, 1):
+            values = ndimage.correlate1d(values, np.full(s_xy, 1 / s_xy), axis)
+    return values
+
+
 def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Any, inside: Any, s_xy: int) -> Any:
     """Take lateral means over voxels inside, and let them stand for those outside along each A-line."""
-    size = (s_xy, s_xy, 1)
-    share = ndimage.uniform_filter(inside.astype(np.float32), size)
+    share = _lateral_mean(xp, ndimage, inside.astype(np.float32), s_xy)
     # Where a mean is taken its own voxel counts, so that the share is no rounding error of nothing.
-    mean = ndimage.uniform_filter(xp.where(inside, values, np.float32(0)), size) / xp.where(inside, share, 1)
+    mean = _lateral_mean(xp, ndimage, xp.where(inside, values, np.float32(0)), s_xy) / xp.where(inside, share, 1)
     first = inside.argmax(axis=-1)[..., None]
     held = xp.take_along_axis(mean, first, axis=-1)[..., 0]
     for z in range(mean.shape[-1]):
@@ -86,7 +99,8 @@ def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Any, inside: Any, 
 
 def intensities(xp: ModuleType, lines: Any, use_log: bool) -> Any:
     """Bring voxels to float32 and, if wanted, to their logarithm."""
-    values = lines.astype(np.float32)
+    with np.errstate(over="ignore"):
+        values = lines.astype(np.float32)
     if use_log:
         # A logarithm of 1 is 0: voxels that are not positive, NaN too, take part as nothing.
         values = xp.log(xp.where(values > 0, values, np.float32(1)))
@@ -96,10 +110,13 @@ def intensities(xp: ModuleType, lines: Any, use_log: bool) -> Any:
 def _surface_of_profile(xp: ModuleType, profile: Any, s_z: float, cutting_errors: bool, inside: Any) -> Any:
     """Find the surface where the profile along the last axis is largest, inside if there is such a thing."""
     nothing = np.float32(-np.inf)
-    rise = profile if inside is None else xp.where(inside, profile, nothing)
+    known = ~xp.isnan(profile)  # what is no number is no rise, and no change
+    if inside is not None:
+        known &= inside
+    rise = xp.where(known, profile, nothing)
     surface = rise.argmax(axis=-1)
     if cutting_errors:
-        change = xp.abs(profile) if inside is None else xp.where(inside, xp.abs(profile), nothing)
+        change = xp.where(known, xp.abs(profile), nothing)
         surface = xp.minimum(surface, change.argmax(axis=-1))
     surface = xp.minimum(xp.ceil(surface + s_z / 2), profile.shape[-1] - 1).astype(np.int32)
     return surface if inside is None else xp.where(inside.any(axis=-1), surface, np.int32(-1))

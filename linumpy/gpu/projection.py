@@ -92,7 +92,8 @@ def _by_numpy(vol: np.ndarray, axis: int, wanted: tuple[str, ...], accumulate: s
             result = getattr(vol, one)(axis=axis).astype(vol.dtype.newbyteorder("="), copy=False)
         else:
             # In float64 whatever is wanted: NumPy's sums along an outer axis are plain ones.
-            result = getattr(vol, one)(axis=axis, dtype=np.float64).astype(accumulate)
+            with np.errstate(over="ignore", invalid="ignore"):  # float32 has no number beyond 3.4e38 but infinity
+                result = getattr(vol, one)(axis=axis, dtype=np.float64).astype(accumulate)
         results.append(np.asarray(result))
     return tuple(results)
 

@@ -20,6 +20,7 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
+from linumpy.gpu.rounding import saturated
 
 DEFAULT = Tuning()
 _THREADS = 256
@@ -117,8 +118,9 @@ def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, tar
             done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
         result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
     if target.kind in "iu":
-        info = np.iinfo(target)
-        result = np.clip(np.trunc(result + np.copysign(0.5, result)), info.min, info.max)
+        info, whole = np.iinfo(target), np.abs(result) >= 2**52  # adding a half would change these
+        result = np.where(whole, result, np.trunc(result + np.copysign(0.5, result))).clip(info.min, info.max)
+        return np.ascontiguousarray(saturated(result, target))
     return np.ascontiguousarray(result, target)
 
 

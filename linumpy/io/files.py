@@ -6,11 +6,11 @@ that is taken.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from linumpy.io.place import refuse_url, temporary_beside
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
@@ -22,6 +22,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         Naming the place. A folder is never replaced by a file.
     """
     path = Path(path)
+    refuse_url(path)
     if path.is_dir():
         raise FileExistsError(f"{path} is a folder, not a place for a file")
     if (path.exists() or path.is_symlink()) and not overwrite:
@@ -47,7 +48,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     path = Path(path)
     check_file(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = temporary_beside(path)
     try:
         yield temporary
         check_file(path, overwrite=overwrite)  # someone else may have come first

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,17 @@ class NewImage:
         with host_zarr_context():
             return self._create(folder)
 
+    def _create_array(self, group: zarr.Group, name: str, **options: Any) -> zarr.Array:
+        try:
+            return group.create_array(name, **options)
+        except (TypeError, ValueError) as error:
+            if self.compressors is None:
+                raise
+            taken = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
+            raise type(error)(
+                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error})"
+            ) from error
+
     def _create(self, folder: Path) -> list[zarr.Array]:
         version: Any = ZARR_FORMATS[self.ngff_version]
         group = zarr.create_group(folder, zarr_format=version)
@@ -87,7 +100,8 @@ class NewImage:
             else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
         )
         arrays = [
-            group.create_array(
+            self._create_array(
+                group,
                 str(level),
                 shape=one,
                 chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
@@ -124,7 +138,14 @@ def plan_image(
 
     Parameters and errors are those of :class:`linumpy.io.writer.OmeZarrWriter`.
     """
-    shape, dtype = tuple(int(n) for n in shape), np.dtype(dtype)
+    shape, dtype = _integers("shape", shape), np.dtype(dtype)
+    if not hasattr(levels, "__index__"):
+        raise TypeError(f"levels={levels!r}: a whole number is needed")
+    chunks = None if chunks is None else _integers("chunks", chunks)
+    shards = None if shards is None else _integers("shards", shards)
+    _check_numbers("spacing", spacing)
+    if origin is not None:
+        _check_numbers("origin", origin)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
     if ngff_version not in ZARR_FORMATS:
@@ -139,7 +160,7 @@ def plan_image(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
         dtype=dtype,
         chunks=_chunk(shape, dtype.itemsize, chunks, shards),
-        shards=None if shards is None else tuple(int(n) for n in shards),
+        shards=shards,
         compressors=compressors,
         names=tuple(names),
         metadata=_metadata(name, names, spacing, origin, factors, downsampling, ngff_version),
@@ -182,7 +203,19 @@ def _chunk(
         return default_chunks(shape, itemsize)
     if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
         raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
-    return tuple(int(n) for n in chunks)
+    return tuple(chunks)
+
+
+def _integers(label: str, sizes: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in sizes)
+    except TypeError as error:
+        raise TypeError(f"{label}={sizes!r}: whole numbers are needed, one for each axis") from error
+
+
+def _check_numbers(label: str, values: Any) -> None:
+    if not np.iterable(values) or not all(isinstance(one, (Real, np.number)) for one in values):
+        raise TypeError(f"{label}={values!r}: numbers in µm are needed, one for each axis")
 
 
 def _fill_value(value: Any, dtype: np.dtype) -> Any:
@@ -192,6 +225,8 @@ def _fill_value(value: Any, dtype: np.dtype) -> Any:
             given = np.asarray(value)
             fill = given.astype(dtype)[()]
         fits = given.ndim == 0 and given.dtype.kind in "biuf" and (given == fill or (given != given and fill != fill))
+        if given.ndim == 0 and given.dtype.kind == dtype.kind == "f":  # rounded it may be, but not to infinity
+            fits = fits or bool(np.isfinite(given) & np.isfinite(fill))
     except (TypeError, ValueError):
         fits = False
     if not fits:

@@ -333,9 +333,12 @@ def _in_micrometers(
 
 def _micrometers(axis: Axis, name: str) -> float:
     if axis.unit is None:
-        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm")
+        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or name one in the metadata")
     if not isinstance(axis.unit, str) or axis.unit not in MICROMETERS:
-        raise MetadataError(f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm")
+        raise MetadataError(
+            f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or name another in "
+            "the metadata"
+        )
     return MICROMETERS[axis.unit]
 
 

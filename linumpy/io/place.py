@@ -8,16 +8,22 @@ when it does not. A process that is killed leaves the temporary one, whose name 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from linumpy.io.zarr_mode import wait_for_zarr
+
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Bytes that a name may have on Linux's file systems.
+_NAME_BYTES = 255
 
 
 @contextmanager
@@ -27,7 +33,7 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     Parameters
     ----------
     path : Path
-        The folder to make, and those above it.
+        The folder to make, and those above it. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
 
@@ -36,13 +42,18 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     FileExistsError
         As :func:`check_place`.
     OSError
-        The disk is full. Nothing is left then, nor after any other error or interrupt.
+        The disk is full, or somebody removed the temporary place. Nothing is left then, nor after any other error or
+        interrupt.
     """
     check_place(path, overwrite=overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.part-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = temporary_beside(path)
+    temporary.mkdir()
+    same = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield temporary
+        if not (temporary.exists() and os.path.samestat(os.stat(temporary), os.fstat(same))):
+            raise OSError(errno.ENOENT, "somebody removed the unfinished folder; what was written is lost", str(path))
         check_place(path, overwrite=overwrite)  # someone else may have come first
         take_place(temporary, path)
     except OSError as error:
@@ -50,7 +61,17 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise
         raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
     finally:
+        os.close(same)
+        if temporary.exists():
+            wait_for_zarr()  # or it would make the folder once more
         _remove(temporary)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Name a place beside another one that nobody else takes; its name begins with a dot."""
+    suffix = f".part-{os.getpid()}-{secrets.token_hex(4)}"
+    room = _NAME_BYTES - len(f".{suffix}.old")
+    return path.parent / f".{os.fsdecode(os.fsencode(path.name)[:room])}{suffix}"
 
 
 def _remove(folder: Path) -> None:
@@ -69,13 +90,47 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     ------
     FileExistsError
         Naming the place.
+    ValueError
+        A URL, which as a path would be a folder called ``s3:``.
     """
+    refuse_url(path)
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def refuse_url(path: Path) -> None:
+    """Refuse what as a path would begin with a folder called ``s3:``."""
+    if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
+        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
+
+
+def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
+    """Refuse outputs that would take the place of a source, of a part of one, or of each other.
+
+    Parameters
+    ----------
+    outputs, sources : iterable of str or Path
+        What is written, and what is read; URLs among these are passed over.
+
+    Raises
+    ------
+    ValueError
+        Naming the two.
+    """
+    places = [(one, Path(one).resolve()) for one in outputs]
+    read = [(one, Path(one).resolve()) for one in sources if "://" not in str(one)]
+    for (output, place), (source, other) in itertools.product(places, read):
+        if place == other or place in other.parents:
+            raise ValueError(f"the output {output} would take the place of the source {source}: choose another place")
+        if other in place.parents and os.path.lexists(place):
+            raise ValueError(f"the output {output} is a part of the source {source}: choose another place")
+    for (first, place), (second, other) in itertools.combinations(places, 2):
+        if place == other or place in other.parents or other in place.parents:
+            raise ValueError(f"the outputs {first} and {second} would lie in one place: choose two")
 
 
 def take_place(temporary: Path, path: Path) -> None:

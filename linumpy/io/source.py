@@ -88,6 +88,10 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
         raise SourceError(f"{text!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(f"the Zarr metadata of {text!r} cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # of a remote store: no connection, no credentials, whatever its package raises
+        if local:
+            raise
+        raise SourceError(f"{text!r} cannot be opened: {type(error).__name__}: {error}") from error
 
 
 def _without_scheme(text: str) -> str:

@@ -154,12 +154,15 @@ class OmeZarrWriter:
         check_place(self.path, overwrite=overwrite)
         self._downsampling, self._overwrite, self._progress = downsampling, overwrite, progress
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-        self._cut = CutChunks(buffer_bytes, image.dtype.itemsize)
+        if not isinstance(buffer_bytes, (int, float, np.integer)) or not buffer_bytes >= 0:
+            raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
+        self._buffer_bytes = int(buffer_bytes)
+        self._cut = CutChunks(self._buffer_bytes, image.dtype.itemsize)
         self._state = WriteState(self._pyramid)
         self._scope = ExitStack()
         self._chunks: list[Chunks] = []
         self._threads = max(4, min(16, len(os.sched_getaffinity(0))))
-        self._on_device = False
+        self._on_device = self._at_work = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,7 +187,11 @@ class OmeZarrWriter:
         return split(tuple(map(slice, (0,) * len(self.shape), self.shape)), self._pyramid.step(0, nbytes))
 
     def __enter__(self) -> OmeZarrWriter:
+        if self._at_work:
+            raise ValueError(f"{self.path} is being written by this writer already: make another one")
         self._state = WriteState(self._pyramid)
+        # Nothing of an earlier block that failed counts.
+        self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
             folder = scope.enter_context(new_folder(self.path.absolute(), overwrite=self._overwrite))
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
@@ -193,14 +200,18 @@ class OmeZarrWriter:
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
+        self._at_work = True
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if error[0] is not None:
-            self._scope.__exit__(*error)
-            return
-        with self._scope:
-            self._finish()
+        try:
+            if error[0] is not None:
+                self._scope.__exit__(*error)
+                return
+            with self._scope:
+                self._finish()
+        finally:
+            self._at_work = False
 
     def __setitem__(self, region: Any, block: Any) -> None:
         self.write(region, block)
@@ -249,6 +260,8 @@ class OmeZarrWriter:
             raise ValueError(f"region {wanted} of an image of shape {self.shape} has no voxels to write")
         if not hasattr(block, "shape") or not hasattr(block, "dtype"):
             block = np.asarray(block)
+        if np.ma.is_masked(block):
+            raise TypeError("voxels of the block are masked, and files hold no masks: fill it yourself")
         if tuple(block.shape) != wanted.shape:
             raise ValueError(f"region {wanted} has shape {wanted.shape}, but the block has {tuple(block.shape)}")
         if np.dtype(block.dtype).newbyteorder("=") != self.dtype.newbyteorder("="):

@@ -15,7 +15,7 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.gpu.projection import project
 from linumpy.io.files import check_file, replacing
-from linumpy.io.place import check_place
+from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import Write, new_image
@@ -83,6 +83,7 @@ def project_mosaic(
     """
     image = open_mosaic(source, level)
     check_place(Path(output), overwrite=overwrite)
+    check_apart([output], [source])
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_bytes)
     with new_image(
@@ -113,6 +114,7 @@ def project_mosaic_to_png(
 
     image = open_mosaic(source, level)
     check_file(output, overwrite=overwrite)
+    check_apart([output], [source])
     xp = require_cuda() if use_gpu else np
     pixels = xp.empty(_shape(image), np.float32)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, replacing
-from linumpy.io.place import check_place
+from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
@@ -106,6 +107,7 @@ def correct_mosaic(
     reports = () if report is None else report_places(report)
     for place in reports:
         check_file(place, overwrite=overwrite)
+    check_apart([output, *reports], [source])
     _check_tiles(image, tile_shape)
     surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
     curvature = detect_focal_curvature(surface, tile_shape)
@@ -182,7 +184,12 @@ def _surface_of_tiles(
     progress: Progress | None,
     tile_bytes: int,
 ) -> Any:
-    """Find the surface of whole tiles: int32 voxels, on the device if the work is done there."""
+    """Find the surface of whole tiles: int32 voxels, on the device if the work is done there; -1 where unknown.
+
+    An A-line that rises nowhere more than at its first voxel, such as one of a tile that is missing, has no surface; in
+    the fit it would be a flat tile.
+    """
+    top = math.ceil(method.s_z / 2)
     first, second = image.lateral_axes
     bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
     xp = require_cuda() if use_gpu else np
@@ -195,7 +202,8 @@ def _surface_of_tiles(
             slice(part[axis].start - one.start, part[axis].stop - one.start)
             for axis, one in zip((first, second), bounds, strict=True)
         )
-        surface[place] = surface_of(column, method, image.depth_axis)[inside]
+        found = surface_of(column, method, image.depth_axis)[inside]
+        surface[place] = xp.where(found > top, found, -1)
         if progress is not None:
             progress(box_nbytes(image.array, part))
 

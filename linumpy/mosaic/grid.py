@@ -16,7 +16,7 @@ from typing import Any
 
 from linumpy.errors import SourceError
 from linumpy.gpu.resample_tiles import resample_tiles
-from linumpy.io.place import check_place
+from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
@@ -89,6 +89,7 @@ def resample_mosaic_grid(
     """
     image = open_mosaic(source)
     check_place(Path(output), overwrite=overwrite)
+    check_apart([output], [source])
     array = image.array
     if array.dtype.kind == "b":
         raise SourceError(f"{image.name}: voxels of {array.dtype} cannot be resampled: integers and floats can")

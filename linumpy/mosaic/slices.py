@@ -21,7 +21,7 @@ import numpy as np
 from linumpy.device import require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
-from linumpy.io.place import check_place
+from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
@@ -55,12 +55,23 @@ class ZSearch:
         How far an overlap may be from the expected one, to each side.
     min_correlation, max_deviation : float
         As for :func:`linumpy.mosaic.stacking.enforce_z_consistency`.
+
+    Raises
+    ------
+    ValueError
+        A correlation beyond -1 and 1, a deviation below 0.
     """
 
     slicing_interval_mm: float
     search_range_mm: float
     min_correlation: float = 0.2
     max_deviation: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.min_correlation <= 1:
+            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
+        if not self.max_deviation >= 0:
+            raise ValueError(f"max_deviation={self.max_deviation}: a number from 0 on is needed")
 
 
 @dataclass(frozen=True)
@@ -171,6 +182,8 @@ def stack_mosaics(
     if decisions is not None:
         check_file(decisions, overwrite=overwrite)
     slices = open_slices(folder)
+    outputs = [output] if decisions is None else [output, decisions]
+    check_apart(outputs, [shifts, *find_slices(folder).values()])
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
     images = tuple(slices.values())
     found = _search(images, moves, search, use_gpu)

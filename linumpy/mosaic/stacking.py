@@ -18,6 +18,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.gpu.correlation import central_half, overlap_correlations
+from linumpy.gpu.rounding import saturated
 
 
 def find_z_overlap(
@@ -227,7 +228,11 @@ def blend_overlap(fixed: Any, moving: Any, *, first: int = 0, planes: int | None
     a, b = xp.where(left, fixed, 0).astype(kind), xp.where(right, moving, 0).astype(kind)
     # In this form equal voxels blend to themselves, exactly.
     mixed = a + weight * (b - a)
-    return xp.rint(mixed).astype(dtype) if dtype.kind in "iub" else mixed.astype(dtype)
+    return (
+        saturated(xp.rint(mixed), dtype.newbyteorder("=")).astype(dtype, copy=False)
+        if dtype.kind in "iub"
+        else mixed.astype(dtype)
+    )
 
 
 @dataclass(frozen=True)

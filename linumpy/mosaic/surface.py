@@ -22,7 +22,7 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import check_file, replacing
-from linumpy.io.place import check_place
+from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
@@ -118,6 +118,7 @@ def find_mosaic_surface(
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_file(overlay, overwrite=overwrite)
+    check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np

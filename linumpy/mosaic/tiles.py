@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 
 from linumpy.device import require_cuda
+from linumpy.errors import ChunkError, LinumpyError
 
 #: Voxels of a column take about so many bytes, unless one column of chunks takes more.
 TILE_BYTES = 256 * 2**20
@@ -67,10 +68,26 @@ def box_nbytes(array: zarr.Array, box: Box) -> int:
 def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
     """Read a box to the device or the host."""
     if not use_gpu:
-        return np.asarray(array[box])
+        try:
+            return np.asarray(array[box])
+        except (MemoryError, LinumpyError):
+            raise
+        except Exception as error:  # codecs raise errors of many kinds, which name nothing
+            raise ChunkError(f"{_broken_chunk(array, box)} cannot be read: {error or type(error).__name__}") from error
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     return read_zarr_to_gpu(array, region=box)
+
+
+def _broken_chunk(array: zarr.Array, box: Box) -> str:
+    """Name the first chunk (or shard) of a box that zarr does not read."""
+    size = stored(array)
+    for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
+        try:
+            array[tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True))]
+        except Exception:  # the same as the caller's
+            return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
+    return str(array.store_path)
 
 
 def work_through(

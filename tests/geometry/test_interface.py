@@ -86,6 +86,26 @@ def test_nan_and_negative_voxels_take_no_part():
     assert np.array_equal(find_tissue_interface(dirty, 3), find_tissue_interface(vol, 3))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("s_xy", [1, 4, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_no_number_spoils_only_the_means_over_it(value, s_xy, masked):
+    """And there it is not taken for the surface: those far above and below it are found."""
+    vol = np.ones((30, 40, 60), "f4")
+    vol[:, :, 40:] = 20
+    vol += np.random.default_rng(0).random(vol.shape, "f4") / 10
+    mask = np.ones(vol.shape[:2], bool) if masked else None
+    clean = interface_filters.interface_by_filters(vol, s_xy, 2, False, mask=mask)
+    vol[9, 11, 3] = value
+    dirty = interface_filters.interface_by_filters(vol, s_xy, 2, False, mask=mask)
+    far = np.ones(clean.shape, bool)
+    far[9 - s_xy // 2 : 9 + s_xy // 2 + 1, 11 - s_xy // 2 : 11 + s_xy // 2 + 1] = False
+    assert np.array_equal(clean[far], dirty[far])
+    if np.isnan(value):
+        assert np.array_equal(clean, dirty)
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [

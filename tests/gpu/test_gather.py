@@ -181,6 +181,20 @@ def test_bad_input(vol, shifts, options, error, message):
         shift_along_depth(vol, shifts, **options)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_the_last_integers_of_64_bits_do_not_overflow(dtype):
+    """float64 rounds them up to a number that the dtype has no more."""
+    limits = np.iinfo(dtype)
+    for value in (limits.max, limits.min):
+        vol = np.full((9, 3, 4), value, dtype)
+        for shift in (0.25, 0.5, 1.0):
+            got = shift_along_depth(vol, np.full((3, 4), shift, "f4"), depth_axis=0, wrap=True)
+            assert (got == value).all()
+    odd = np.full((9, 3, 4), 2**53 + 1, dtype)
+    assert np.array_equal(shift_along_depth(odd, np.full((3, 4), 2, "f4"), depth_axis=0, wrap=True), odd)
+
+
 @pytest.mark.parametrize("dtype", CUDA_TYPES)
 def test_gather_compiles(dtype):
     widest = max(1, 4 // np.dtype(dtype).itemsize)

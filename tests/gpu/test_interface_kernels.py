@@ -101,6 +101,21 @@ def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
     assert (dirty[~far] != clean[~far]).any()
 
 
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+@pytest.mark.parametrize("use_log", [False, True])
+def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_log):
+    monkeypatch.setattr(interface, "load", emulated)
+    rng = np.random.default_rng(0)
+    vol = rng.gamma(2.0, 40.0, (40, 36, 44)).astype("f4")
+    vol[rng.random(vol.shape) < 0.0005] = np.inf
+    vol[rng.random(vol.shape) < 0.0005] = np.nan
+    options = (5, 2, use_log, 1, True, depth_axis)
+    got, expected = interface.interface_by_kernels(vol, *options), interface_by_filters(vol, *options)
+    assert (got == expected).mean() > 0.99
+    assert len(np.unique(got)) > 10
+
+
 @pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
 def test_weights(s_z, order):
     half = interface.gaussian_weights(s_z, order)

@@ -270,3 +270,17 @@ def test_on_any_stream_of_a_device(cupy):
             got = resample_tiles(cupy.asarray(volume), axes)
             stream.synchronize()
         assert np.abs(got.get().astype(int) - expected).max() <= 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_the_last_integers_of_64_bits_do_not_overflow(dtype):
+    """float64 rounds them up to a number that the dtype has no more; the result is the largest that it has."""
+    limits = np.iinfo(dtype)
+    axes = [TileAxis(8, 8, 4), TileAxis(9, 6, 4)]
+    for value in (limits.max, limits.min):
+        volume = np.full((8, 9), value, dtype)
+        for compute in (resample_tiles, by_kernel):  # weights add up to 1 but for rounding
+            assert (np.abs(compute(volume, axes).astype(object) - int(value)) <= 2**14).all()
+    odd = np.full((8, 9), 2**52 + 1, dtype)
+    assert (np.abs(resample_tiles(odd, axes).astype(object) - (2**52 + 1)) <= 8).all()

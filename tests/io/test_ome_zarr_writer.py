@@ -1,9 +1,12 @@
 """The writer of regions: what it leaves is read by others, is the plain pyramid, and is complete or not there."""
 
+import asyncio
+import errno
 import itertools
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -352,13 +355,121 @@ def test_a_block_of_another_dtype(tmp_path):
         ({"shape": (10, -1)}, ValueError, "has no voxels"),
         ({"dtype": "c8"}, TypeError, "no real numbers"),
         ({"dtype": np.longdouble}, TypeError, "no real numbers of 1 to 8 bytes"),
-        ({"compressors": "brotli"}, (ValueError, TypeError), "."),
+        ({"compressors": "brotli"}, (ValueError, TypeError), "takes codecs of zarr.codecs"),
+        ({"compressors": numcodecs.Zstd()}, (ValueError, TypeError), "NGFF 0.5 takes codecs of zarr.codecs"),
+        ({"compressors": ZstdCodec(), "ngff_version": "0.4"}, (ValueError, TypeError), "takes one of numcodecs"),
+        ({"shape": 10}, TypeError, "shape=10: whole numbers are needed"),
+        ({"shape": (10.5, 20)}, TypeError, "whole numbers are needed"),
+        ({"chunks": 4}, TypeError, "chunks=4: whole numbers are needed"),
+        ({"chunks": (4.5, 4)}, TypeError, "whole numbers are needed"),
+        ({"chunks": (4, 4), "shards": (8.5, 8)}, TypeError, "whole numbers are needed"),
+        ({"n_levels": 2.0}, TypeError, "levels=2.0: a whole number"),
+        ({"spacing": 5.0}, TypeError, "spacing=5.0: numbers in µm are needed"),
+        ({"spacing": "12"}, TypeError, "spacing='12': numbers in µm"),
+        ({"spacing": None}, TypeError, "spacing=None: numbers in µm"),
+        ({"origin": 1.0}, TypeError, "origin=1.0: numbers in µm"),
+        ({"buffer_bytes": -1}, ValueError, "buffer_bytes=-1: a number of bytes"),
+        ({"buffer_bytes": "1 GiB"}, ValueError, "buffer_bytes='1 GiB': a number of bytes"),
+        ({"dtype": "f2", "fill_value": 1e9}, ValueError, "fill_value=1000000000.0 is no value of float16"),
     ],
 )
 def test_images_that_cannot_be(tmp_path, options, error, message):
     options = {"shape": (10, 20), "dtype": "u2", "spacing": (1, 1)} | options
     with pytest.raises(error, match=message), OmeZarrWriter(tmp_path / "i", **options):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fill_value_is_rounded_to_the_floats_of_the_image(tmp_path):
+    with OmeZarrWriter(tmp_path / "i", (4, 4), "f4", (1, 1), fill_value=0.1):
+        pass
+    assert (levels_of(tmp_path / "i")[0] == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/i.zarr", "file:///tmp/i.zarr", Path("https://host/i.zarr")])
+def test_a_url_is_no_place(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is a URL: only local folders are written"):
+        OmeZarrWriter(url, (4, 4), "u2", (1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_as_long_as_names_may_be(tmp_path):
+    for name in ("l" * 255, "é" * 127):
+        for overwrite in (False, True):
+            with OmeZarrWriter(tmp_path / name, (4, 4), "u2", (1, 1), overwrite=overwrite) as target:
+                target[...] = np.ones((4, 4), "u2")
+        assert levels_of(tmp_path / name)[0].all()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_masked_voxels_are_refused(tmp_path):
+    block = np.ma.masked_equal(np.arange(16, dtype="u2").reshape(4, 4), 3)
+    with OmeZarrWriter(tmp_path / "i", (4, 4), "u2", (1, 1)) as target:
+        with pytest.raises(TypeError, match="masked"):
+            target[...] = block
+        target[...] = np.ma.asarray(block.filled(7))
+    assert levels_of(tmp_path / "i")[0][0].tolist() == [0, 1, 2, 7]
+
+
+def test_what_waited_in_a_block_that_failed_does_not_come_back(tmp_path):
+    target = OmeZarrWriter(tmp_path / "i", (4, 4), "u2", (1, 1), chunks=(2, 2), buffer_bytes=100)
+
+    def fail():
+        with target:
+            target[0, :2] = np.full(2, 9, "u2")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    with target:
+        target[2:] = np.ones((2, 4), "u2")
+    assert levels_of(tmp_path / "i")[0].tolist() == [[0] * 4] * 2 + [[1] * 4] * 2
+
+
+def test_a_writer_is_not_entered_twice(tmp_path):
+    target = OmeZarrWriter(tmp_path / "i", (4, 4), "u2", (1, 1))
+    with target:
+        target[...] = np.ones((4, 4), "u2")
+        with pytest.raises(ValueError, match="is being written by this writer already"), target:
+            pass
+    assert levels_of(tmp_path / "i")[0].all()
+    assert [one.name for one in tmp_path.iterdir()] == ["i"]
+
+
+def test_zarr_adds_nothing_to_what_was_removed(tmp_path, monkeypatch):
+    """When one chunk fails zarr raises, and goes on with the others: they must not make the folder anew."""
+    write = zarr.storage.LocalStore.set
+
+    async def full(self, key, value):
+        if key.endswith("c/0/0"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if "/c/" in key:
+            await asyncio.sleep(0.3)
+        await write(self, key, value)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "set", full)
+    target = OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), chunks=(2, 2), compressors=ZstdCodec())
+    with pytest.raises(OSError, match="nothing is left"), target:
+        target[...] = np.ones((8, 8), "u2")
+    time.sleep(0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("codec", [None, ZstdCodec()])
+def test_an_unfinished_folder_that_was_removed_is_missed(tmp_path, codec):
+    """What is written after it makes a folder of the same name, which must not be taken for all of the image."""
+    block = np.ones((4, 4), "u2")
+
+    def write():
+        with OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), chunks=(4, 4), compressors=codec) as target:
+            target[:4, :4] = block
+            (unfinished,) = tmp_path.iterdir()
+            shutil.rmtree(unfinished)
+            target[4:, :4] = block
+
+    with pytest.raises(OSError, match="somebody removed the unfinished folder"):
+        write()
     assert list(tmp_path.iterdir()) == []
 
 

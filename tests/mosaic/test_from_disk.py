@@ -336,3 +336,21 @@ def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_p
         np.testing.assert_array_equal(depth_um, surface[::5, ::6] * 5.0)
         assert (spacing, place_um, names) == ((5.0, 40.0, 72.0), 45 * 8.0, ("Y", "X"))
     assert len(drawn) == len(TILE_BYTES)
+
+
+def test_tiles_that_are_missing_take_no_part_in_the_focal_curvature(tmp_path):
+    """What was never acquired is 0 or NaN: its surface is unknown, not flat."""
+    spec = MosaicSpec(tiles=(4, 5), tile_shape=(64, 48, 48), focal_um=20.0)
+    vol = block(spec, (0, 0, 0), spec.shape)
+    options = {"spacing": spec.spacing_um, "chunks": spec.tile_shape}
+    write_omezarr(tmp_path / "a.zarr", vol, **options)
+    whole = correct_mosaic(tmp_path / "a.zarr", tmp_path / "fa.zarr", (48, 48))
+    vol[:, :48], vol[:, 96:, 48:144] = 0, np.nan
+    write_omezarr(tmp_path / "b.zarr", vol, **options)
+    found = correct_mosaic(tmp_path / "b.zarr", tmp_path / "fb.zarr", (48, 48))
+    assert found.tiles < whole.tiles == 20
+    assert found.vv == pytest.approx(whole.vv, rel=0.15)
+    assert found.uu == pytest.approx(whole.uu, rel=0.15)
+    write_omezarr(tmp_path / "c.zarr", np.zeros_like(vol), **options)
+    with pytest.raises(ValueError, match="the surface is known in less than 25% of every tile"):
+        correct_mosaic(tmp_path / "c.zarr", tmp_path / "fc.zarr", (48, 48))

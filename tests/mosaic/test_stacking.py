@@ -207,3 +207,10 @@ def test_same_on_the_gpu(cupy, dtype):
     stack = stack_slices(on_device, [14], [(1.0, -3.0)])
     assert isinstance(stack, cupy.ndarray)
     assert np.allclose(cupy.asnumpy(stack), stack_slices([fixed, moving], [14], [(1.0, -3.0)]), rtol=1e-5, atol=1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_blending_the_last_integers_of_64_bits(dtype):
+    last = np.full((4, 3, 3), np.iinfo(dtype).max, dtype)
+    assert (blend_overlap(last, last) == last).all()

@@ -1,0 +1,154 @@
+"""What all scripts refuse in one line: outputs in each other's place or their source's, sources that cannot be read."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from script_runs import ROOT, environment, load, run_script
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+
+from linumpy.errors import ChunkError, SourceError
+from linumpy.io.place import check_apart
+from linumpy.io.source import open_source
+from linumpy.io.writer import write_omezarr
+from linumpy.mosaic.tiles import read_box
+
+SCRIPTS = {
+    "linum_aip": [],
+    "linum_aip_png": [],
+    "linum_resample_mosaic_grid": ["--resolution", "20"],
+    "linum_find_tissue_interface": [],
+    "linum_detect_focal_curvature": ["--tile_shape", "16", "16"],
+}
+
+
+def voxels():
+    return np.random.default_rng(0).gamma(4, 50, (12, 40, 36)).astype("f4")
+
+
+@pytest.fixture
+def mosaic(tmp_path):
+    return write_omezarr(tmp_path / "m.ome.zarr", voxels(), (5, 10, 10), chunks=(12, 16, 16))
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """Run a script that must say something in one line; returns it."""
+    monkeypatch.setenv("LINUMPY_DEVICE", "cpu")
+
+    def run(name, *words):
+        assert load(name).main([*map(str, words)]) == 2
+        output, errors = capsys.readouterr()
+        assert output == ""
+        assert errors.count("\n") == 1
+        return errors
+
+    return run
+
+
+def whole(path):
+    return np.array_equal(zarr.open_group(path, mode="r")["0"][...], voxels())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("place", ["itself", "link", "above", "part"])
+def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, place):
+    zarr.open_group(tmp_path, mode="a")  # a group like that of a plate, which may be overwritten
+    os.symlink(mosaic, tmp_path / "link.zarr")
+    output = {"itself": mosaic, "link": tmp_path / "link.zarr", "above": tmp_path, "part": mosaic / "0"}[place]
+    if name == "linum_aip_png":
+        if place != "part":
+            pytest.skip("a picture takes the place of no folder")
+        output = mosaic / "0/zarr.json"
+    said = refused(name, mosaic, output, *SCRIPTS[name], "--overwrite")
+    assert "part of the source" in said if place == "part" else "would take the place of the source" in said
+    assert whole(mosaic)
+
+
+@pytest.mark.parametrize(("output", "second"), [("a.png", "a.png"), ("a.zarr", "a.zarr/a.png"), ("a.png/a", "a.png")])
+def test_outputs_do_not_lie_in_each_other(tmp_path, mosaic, refused, output, second):
+    before = sorted(tmp_path.iterdir())
+    said = refused("linum_find_tissue_interface", mosaic, tmp_path / output, "--overlay", tmp_path / second)
+    assert "would lie in one place" in said
+    words = [mosaic, tmp_path / output, "--tile_shape", 16, 16, "--report", tmp_path / second]
+    assert "would lie in one place" in refused("linum_detect_focal_curvature", *words)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_new_place_within_the_source_is_free(mosaic):
+    check_apart([mosaic / "labels/surface"], [mosaic, "s3://elsewhere/m.zarr"])
+
+
+def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refused):
+    slices = tmp_path / "slices"
+    for number in range(2):
+        write_omezarr(slices / f"slice_z{number}.zarr", voxels(), (5, 10, 10))
+    table = tmp_path / "shifts.csv"
+    table.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
+    words = [slices, table, "--slicing_interval_mm", 0.03, "--overwrite"]
+    name = "linum_stack_slices_motor"
+    assert "place of the source" in refused(name, *words, slices / "slice_z1.zarr")
+    assert "place of the source" in refused(name, *words, tmp_path / "s.zarr", "--decisions", table)
+    assert "min_correlation=nan" in refused(name, *words, tmp_path / "s.zarr", "--min_correlation", "nan")
+    assert "max_deviation=-1.0" in refused(name, *words, tmp_path / "s.zarr", "--max_deviation", "-1")
+    assert whole(slices / "slice_z1.zarr")
+    assert table.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("codec", [None, ZstdCodec(), GzipCodec(), BloscCodec()], ids=["raw", "zstd", "gzip", "blosc"])
+@pytest.mark.parametrize("length", [0, 0.5])
+def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
+    path = write_omezarr(tmp_path / "m.zarr", voxels(), (5, 10, 10), chunks=(12, 16, 16), compressors=codec)
+    chunk = path / "0/c/0/1/2"
+    stored = chunk.read_bytes()
+    chunk.write_bytes(stored[: int(len(stored) * length)])
+    for name, words in SCRIPTS.items():
+        assert f"{chunk} cannot be read" in refused(name, path, tmp_path / "out", *words)
+    assert list(tmp_path.iterdir()) == [path]
+    array = open_source(path)
+    with pytest.raises(ChunkError, match="c/0/1/2 cannot be read"):
+        read_box(array, (slice(0, 12), slice(10, 40), slice(20, 36)), use_gpu=False)
+    fine = slice(0, 12), slice(0, 16), slice(0, 36)
+    assert np.array_equal(read_box(array, fine, use_gpu=False), voxels()[fine])
+
+
+def test_a_url_of_a_file_is_read(tmp_path, mosaic, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("linum_aip").main([f"file://{mosaic}", "a.zarr", "--no-use_gpu"]) == 0
+    assert np.allclose(zarr.open_group("a.zarr", mode="r")["0"][...], voxels().mean(0))
+
+
+def test_a_url_is_no_place_for_an_output(tmp_path, mosaic, refused, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, words in SCRIPTS.items():
+        assert "is a URL" in refused(name, mosaic, "s3://bucket/out", *words)
+    assert sorted(tmp_path.iterdir()) == [mosaic]
+
+
+def test_a_remote_store_that_cannot_be_opened(monkeypatch):
+    def fail(*words, **options):
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(zarr, "open", fail)
+    with pytest.raises(SourceError, match="'s3://bucket/a' cannot be opened: RuntimeError: no credentials"):
+        open_source("s3://bucket/a")
+
+
+def test_what_cannot_be_printed_is_no_error(tmp_path):
+    """In the closing line it would say that nothing was done."""
+    source = write_omezarr(tmp_path / os.fsdecode("µ猫".encode() + b"\xff.zarr"), voxels(), (5, 10, 10))
+    for number, more in enumerate([{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "utf-8"}]):
+        result = run_script("linum_aip", source, tmp_path / f"{number}.zarr", LINUMPY_DEVICE="cpu", **more)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert (tmp_path / f"{number}.zarr").is_dir()
+    assert run_script("linum_resample_mosaic_grid", "--help", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_a_closed_stderr_is_no_error(tmp_path, mosaic):
+    words = [sys.executable, ROOT / "scripts/linum_aip.py", mosaic, tmp_path / "a.zarr"]
+    closed = ["sh", "-c", '"$@" 2>&-', "sh", *map(str, words)]
+    assert subprocess.run(closed, stdout=subprocess.DEVNULL, check=False, env=environment()).returncode == 0
+    assert (tmp_path / "a.zarr").is_dir()
