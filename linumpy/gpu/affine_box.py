@@ -18,7 +18,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import sampling, spline
-from linumpy.gpu.interpolation import spline_filter
+from linumpy.gpu.spline_transform import spline_filter
 from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
 
 #: Output voxels whose places are held at a time.

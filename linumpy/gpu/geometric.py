@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.gpu.interpolation import affine_transform
 from linumpy.gpu.interpolation_args import check_image, check_spline, read_output, read_places
 from linumpy.gpu.sampling_paths import Spline, Target, sample_displaced
+from linumpy.gpu.spline_transform import affine_transform
 
 
 def shift(
@@ -91,7 +91,8 @@ def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool)
     pairs = list(zip(shape, new_shape, strict=True))
     if grid_mode:
         scale = [n / m if m else 1.0 for n, m in pairs]
-        return scale, [(one - 1) / 2 for one in scale]
+        # One division: a place that lies exactly on the first voxel must not be rounded to before it.
+        return scale, [(n - m) / (2 * m) if m else 0.0 for n, m in pairs]
     return [(n - 1) / (m - 1) if m > 1 else 1.0 for n, m in pairs], [0.0] * len(pairs)
 
 
@@ -265,6 +266,8 @@ def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.nda
     numpy.ndarray of float64, (rank + 1, rank + 1)
         Maps voxels, as a homogeneous column, to the transforms' output.
     """
+    if isinstance(transforms, Mapping):
+        raise ValueError(f"transforms={transforms!r} is one transformation: pass a list of them")
     matrix = np.eye(rank + 1)
     for one in transforms:
         matrix = _ngff_matrix(one, rank) @ matrix

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 
 from linumpy.cli import bytes_progress
@@ -29,7 +30,7 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_me
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on, writing_threads
 from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
-from linumpy.io.place import drop_partial_files
+from linumpy.io.place import check_apart, drop_partial_files
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.resumable import Request, Resumable, resumable_folder
@@ -61,7 +62,7 @@ def resample_zarr(
     *,
     output_shape: Sequence[int] | None = None,
     order: int = 1,
-    mode: str = "constant",
+    mode: str | None = None,
     cval: float = 0.0,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
@@ -98,8 +99,10 @@ def resample_zarr(
         and the spacing is adapted to fill it; for a matrix, the shape of the source.
     order : int
         Of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 take the modes ``"constant"`` and ``"nearest"``.
-    mode : str
-        How the source is continued beyond its edges, as SciPy names it.
+    mode : str, optional
+        How the source is continued beyond its edges, as SciPy names it. By default ``"nearest"`` for a spacing, whose
+        grid covers the source's extent up to half a voxel beyond the outermost centres, and ``"constant"`` for a
+        matrix.
     cval : float
         Value outside, for the constant modes.
     chunks, shards, compressors, levels
@@ -151,9 +154,13 @@ def resample_zarr(
     Examples
     --------
     >>> from linumpy.gpu.resample_zarr import resample_zarr
-    >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0, mode="nearest")  # doctest: +SKIP
+    >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
     target = Path(target)
+    if isinstance(source, (str, Path)):
+        check_apart([target], [source])
+    if mode is None:
+        mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     volume = _open_volume(source, level, source_spacing)
     _check_dtype(volume.array, order)
     regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)

@@ -4,10 +4,11 @@ In: an image of two or three axes, and places, displacements or a map, as for :m
 samples. Errors: ``ValueError`` for what a texture cannot hold. The image is copied into a CUDA array, outside of CuPy's
 memory pool; the last one of each device is kept for an image of the same shape and dtype, as making one is slow.
 
-A rounded fraction is off by at most 1/512 of a voxel along each axis, and along an axis a linear interpolation changes
-by at most the range of the 2**rank voxels around it from one voxel to the next. So a sample is within rank / 512 of
-that range (:data:`ERROR`). Places outside of the image, between its outermost voxels and what a mode continues them by
-included, are sampled exactly.
+A rounded fraction is off by at most 1/512 of a voxel along each axis, and the unit's products of weights by about as
+much again: an H200 stays within 1/240 of a voxel. Along an axis a linear interpolation changes by at most the range of
+the 2**rank voxels around it from one voxel to the next. So a sample is taken to be within rank / 192 of that range
+(:data:`ERROR`). Places outside of the image, between its outermost voxels and what a mode continues them by included,
+are sampled exactly.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.gpu.sampling import AffineMap
 from linumpy.gpu.sampling_launch import MODES, blocks_of, index_type, three
 
-#: By the image's axes: how far a sample may be off, in parts of the range of the voxels around it.
-ERROR = {2: 2 / 512, 3: 3 / 512}
+#: By the image's axes: how far a sample may be off, in parts of the range of the voxels around it. float16 (11 bits)
+#: and uint16 (17 bits of the whole range) are rounded besides.
+ERROR = {2: 2 / 192, 3: 3 / 192}
 #: Voxels along an axis: what a texture of three axes can have, and the kernel can round.
 LARGEST = 16384
 #: What the texture unit interpolates, by NumPy's name: its bits, and whether it is an integer.

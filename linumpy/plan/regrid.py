@@ -99,10 +99,12 @@ def _by_spacing(
         raise ValueError(f"spacing {given!r}: a volume of {rank} axes needs a positive number of µm for each")
     if output_shape is None:
         output_shape = tuple(max(1, round(n * s / w)) for n, s, w in zip(shape, spacing, wanted, strict=True))
-        factors = [n / m for n, m in zip(shape, output_shape, strict=True)]
+        steps: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
     else:
-        factors = [w / s for w, s in zip(wanted, spacing, strict=True)]
-    offset = [(factor - 1) / 2 for factor in factors]
+        steps = list(zip(wanted, spacing, strict=True))
+    factors = [a / b for a, b in steps]
+    # One division: a place that lies exactly on the first voxel must not be rounded to before it.
+    offset = [(a - b) / (2 * b) for a, b in steps]
     return Regrid(
         shape=output_shape,
         matrix=tuple(tuple(map(float, row)) for row in np.diag(factors)),

@@ -53,6 +53,12 @@ def in_memory(image, matrix, offset, shape, **options):
     return ndimage.affine_transform(image, matrix, offset, tuple(shape), **({"order": 1} | options))
 
 
+def by_spacing(image, shape, **options):
+    """What a new spacing should give: the extent stays, and nothing beyond the outermost voxels turns black."""
+    old, new = np.array(image.shape), np.array(shape)
+    return in_memory(image, np.diag(old / new), (old - new) / (2 * new), shape, **{"mode": "nearest", **options})
+
+
 def result(folder, level=0):
     return open_image(folder).levels[level][...]
 
@@ -70,7 +76,7 @@ def test_a_new_spacing(tmp_path, spacing, mode):
     assert resample_zarr(tmp_path / "a", tmp_path / "b", spacing, **options) == tmp_path / "b"
     got = open_image(tmp_path / "b")
     factors = np.divide(image.shape, got.levels[0].shape)
-    expected = in_memory(image, np.diag(factors), (factors - 1) / 2, got.levels[0].shape, mode=mode)
+    expected = by_spacing(image, got.levels[0].shape, mode=mode)
     assert same(result(tmp_path / "b"), expected)
     assert got.levels[0].chunks == (8, 8, 8)
     assert np.allclose(got.spacing[0], factors * (10.0, 6.0, 5.0))
@@ -131,8 +137,7 @@ def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
         **HERE | {"device_memory": 60_000},
     )
     shape = (15, 31, 15)
-    factors = np.divide(image.shape, shape)
-    assert same(result(tmp_path / "b"), in_memory(image, np.diag(factors), (factors - 1) / 2, shape))
+    assert same(result(tmp_path / "b"), by_spacing(image, shape))
 
 
 @pytest.mark.parametrize("order", [2, 3])
@@ -151,8 +156,7 @@ def test_masks_by_their_nearest_voxel(tmp_path):
     write(tmp_path / "a", image)
     resample_zarr(tmp_path / "a", tmp_path / "b", (3.0, 4.0), order=0, mode="nearest", **HERE)
     got = result(tmp_path / "b")
-    factors = np.divide(image.shape, got.shape)
-    assert same(got, in_memory(image, np.diag(factors), (factors - 1) / 2, got.shape, order=0, mode="nearest"))
+    assert same(got, by_spacing(image, got.shape, order=0))
 
 
 def test_levels_of_source_and_target(tmp_path):
@@ -177,6 +181,24 @@ def test_the_transform_is_kept_beside_the_metadata(tmp_path):
     assert kept["source"].endswith("a/0")
     assert open_image(tmp_path / "b").spacing == ((5.0, 6.0, 10.0),)
     assert open_image(tmp_path / "b").origin == ((40.0, 0.0, 0.0),)
+
+
+def test_a_finer_spacing_has_no_black_rim(tmp_path):
+    """Nor is a voxel lost that lies exactly on the first one of the source."""
+    write_omezarr(tmp_path / "a", np.array([[10.0, 20, 30]] * 3, "f4"), (3, 3))
+    resample_zarr(tmp_path / "a", tmp_path / "b", 1.0, **HERE)
+    row = result(tmp_path / "b")[4]
+    assert np.allclose(row, [10, 10, 10 + 10 / 3, 10 + 20 / 3, 20, 20 + 10 / 3, 20 + 20 / 3, 30, 30])
+    resample_zarr(tmp_path / "a", tmp_path / "c", 1.0, mode="constant", **HERE)
+    assert np.allclose(result(tmp_path / "c")[4, 1:-1], row[1:-1])
+
+
+def test_the_source_is_not_replaced(tmp_path):
+    write(tmp_path / "a", volume())
+    for target in ("a", "a/0"):
+        with pytest.raises(ValueError, match="the source"):
+            resample_zarr(tmp_path / "a", tmp_path / target, 4.0, overwrite=True, **HERE)
+    assert same(result(tmp_path / "a"), volume())
 
 
 def test_progress_is_the_bytes_of_the_output(tmp_path):
@@ -301,8 +323,7 @@ def test_a_killed_run_goes_on_from_its_complete_blocks(tmp_path):
     # Blocks that the second run, with larger ones, had but a part of are made again.
     assert 0 < int(last.stdout) < (1.1 - there.mean()) * np.prod(shape)
     assert same(result(tmp_path / "b"), result(tmp_path / "whole"))
-    factors = np.divide(image.shape, shape)
-    assert same(result(tmp_path / "b"), in_memory(image, np.diag(factors), (factors - 1) / 2, shape))
+    assert same(result(tmp_path / "b"), by_spacing(image, shape))
     assert not list((tmp_path / "b").rglob("*.partial"))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b", "whole"]
 
@@ -343,7 +364,7 @@ def begin(tmp_path, **options):
     ("change", "message"),
     [
         ({"order": 0}, "differs in order"),
-        ({"mode": "nearest"}, "differs in mode"),
+        ({"mode": "constant"}, "differs in mode"),
         ({"cval": 3.0}, "differs in cval"),
         ({"chunks": (8, 8, 4)}, "differs in chunks, grid"),
         ({"shards": (16, 16, 16)}, "differs in grid, shards"),

@@ -9,7 +9,7 @@ from scipy import ndimage
 from test_sampling import close, image_of
 
 from linumpy.device import to_host
-from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline
+from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline, spline_transform
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
 from linumpy.gpu.sampling_launch import MODES
@@ -21,7 +21,7 @@ ORDERS = [0, 1, 3]
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
     """NumPy arrays take the way of CuPy's; cupyx, which would refuse them, is not on it."""
-    for room in (interpolation, sampling_paths):
+    for room in (spline_transform, sampling_paths):
         monkeypatch.setattr(room, "is_device_array", lambda _: True)
     for room in (sampling, spline):
         monkeypatch.setattr(room, "load", emulated)
@@ -134,7 +134,7 @@ def test_fields_that_are_no_numbers(mode, spacing):
         field[axis, 0, 0, :5] = bad
         got = apply_displacement_field(image, field, mode=mode, cval=5.0, spacing=spacing)
         with pytest.MonkeyPatch.context() as patch:
-            for room in (interpolation, sampling_paths):
+            for room in (spline_transform, sampling_paths):
                 patch.setattr(room, "is_device_array", lambda _: False)
             host = apply_displacement_field(image, field, mode=mode, cval=5.0, spacing=spacing)
         assert np.array_equal(got, host, equal_nan=True)
@@ -343,7 +343,7 @@ def test_places_that_are_no_numbers_by_cupyx(cupy, order, mode):
     places = cupy.ones((3, 6))
     places[1] = cupy.asarray([np.nan, np.inf, -np.inf, 1e300, -1e300, 1.0])
     got = to_host(interpolation.map_coordinates(image, places, order=order, mode=mode, cval=5.0))
-    assert (got[:5] == 5).all()
+    assert np.allclose(got[:5], 5, rtol=1e-6)  # grid-constant is a spline through the constant
     assert got[5] != 5
 
 
@@ -355,4 +355,5 @@ def test_dtypes_that_cupyx_does_not_know(cupy):
         assert got.dtype == dtype
         expected = affine_transform(image, np.eye(3), 1.0, order=2, mode="nearest")
         if dtype != "?":  # of a spline through booleans, rounding decides whether it is 1 or less
-            assert (to_host(got) == expected).mean() > 0.9
+            off = np.abs(to_host(got).astype(np.float64) - expected)
+            assert off.max() <= (2e-3 if dtype == "f2" else 1)  # a tie may be decided the other way

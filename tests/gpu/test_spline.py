@@ -9,7 +9,7 @@ from nvrtc import compile_kernel
 from scipy import ndimage
 from test_sampling import image_of
 
-from linumpy.gpu import interpolation, sampling, sampling_paths, spline
+from linumpy.gpu import interpolation, sampling, sampling_paths, spline, spline_transform
 from linumpy.gpu.sampling_launch import MODES
 from linumpy.gpu.spline import Ends, Tuning
 
@@ -28,7 +28,7 @@ def on_the_cpu(monkeypatch):
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
     """NumPy arrays take the way of CuPy's."""
-    for room in (interpolation, sampling_paths):
+    for room in (spline_transform, sampling_paths):
         monkeypatch.setattr(room, "is_device_array", lambda _: True)
 
 
