@@ -51,6 +51,6 @@ def draw(results: Sequence[KernelResult], gpu: str, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("ms, median")
     if seen:
-        axes.legend(frameon=False, loc="lower right", fontsize=9)
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(seen), fontsize=9)
     figure.suptitle(gpu, fontsize=11)
     figure.savefig(path, dpi=120)
