@@ -7,6 +7,7 @@ compiled for a shape. Temporary memory: none, but for scattered places (see :fun
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -157,7 +158,7 @@ def _launch_points(
     spec = spec_of(
         "points",
         "map_points",
-        kinds_of(image, out, order, how.mode, coordinates),
+        kinds_of(image, out, order, how.mode, coordinates, *([] if cells is None else [cells])),
         cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
@@ -256,7 +257,7 @@ def sample_affine(
     brick = None
     if rank == 3 and order in BRICKS:
         itemsize = 8 if is_wide(box, out) else 4
-        brick = plan_brick(affine.matrix, order, BRICKS[order].tile, itemsize, _BRICK_NBYTES)
+        brick = plan_brick(affine.matrix, order, BRICKS[order].tile, itemsize, _shared_limit(box))
     if brick is not None:
         cut, name, more = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
@@ -281,6 +282,18 @@ def sample_affine(
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+
+
+def _shared_limit(box: Any) -> int:
+    """Bytes of shared memory that a brick may take: some GPUs have less than is wanted."""
+    return min(_BRICK_NBYTES, _shared_nbytes(box.device.id)) if is_device_array(box) else _BRICK_NBYTES
+
+
+@functools.cache
+def _shared_nbytes(device_id: int) -> int:
+    from cupy.cuda import runtime
+
+    return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, device_id))
 
 
 def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ...]:

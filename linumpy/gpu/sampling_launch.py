@@ -17,6 +17,8 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
 #: Integers of 32 bits and more do not fit into a float.
 _IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
+#: Voxels from which on their numbers take 64 bits.
+_INT_LIMIT = 2**31 - 2**20
 #: Blocks along the second and third axis of a grid.
 GRID_LIMIT = 2**16 - 1
 
@@ -69,7 +71,7 @@ def kinds_of(image: Any, out: Any, order: int, mode: str, *others: Any) -> Kinds
 
 def index_type(size: int) -> str:
     """Name the type that numbers voxels, with room for those of a block beyond the last."""
-    return "int64" if size >= 2**31 - 2**20 else "int"
+    return "int64" if size >= _INT_LIMIT else "int"
 
 
 def spec_of(source: str, name: str, kinds: Kinds, cut: Shape, **more: str) -> KernelSpec:

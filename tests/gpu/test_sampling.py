@@ -183,3 +183,18 @@ def specs():
 def test_the_kernels_compile(spec):
     for architecture in ("sm_80", "sm_90"):
         assert spec.name.encode() in compile_kernel(spec, architecture)
+
+
+@needs_compiler
+def test_a_copy_in_cells_that_is_larger_than_the_image_is_numbered_by_itself(monkeypatch):
+    """Cells are whole: three planes take four. What numbers the image's voxels may be too narrow for the copy's."""
+    specs = []
+    monkeypatch.setattr(sampling, "load", lambda spec: specs.append(spec) or emulated(spec))
+    monkeypatch.setattr(sampling, "_CACHED_NBYTES", 0)
+    image = image_of("f4", (3, 9, 10), 0)
+    places = np.random.default_rng(0).uniform(0, 2, (3, 60))
+    monkeypatch.setattr(launch, "_INT_LIMIT", image.size + 1)
+    got = np.empty(60, "f4")
+    sampling.sample_points(image, places, Sampler(1, "mirror", 0.0), got)
+    assert [(spec.source, dict(spec.defines)["INDEX"]) for spec in specs] == [("cells", "int64"), ("points", "int64")]
+    assert np.allclose(got, ndimage.map_coordinates(image, places, order=1, mode="mirror"), atol=1e-3)
