@@ -10,6 +10,7 @@ from scipy import ndimage
 
 from linumpy.gpu import sampling
 from linumpy.gpu import sampling_launch as launch
+from linumpy.gpu.kernels import KernelSpec
 from linumpy.gpu.sampling import AffineMap, Sampler
 from linumpy.gpu.sampling_launch import MODES
 
@@ -163,7 +164,7 @@ def specs():
         ("f8", "f2", 2, 1, "constant"),
     ]:
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
-        kinds = launch.kinds_of(image, out, order, mode)
+        kinds = (*launch.kinds_of(image, out, order, mode)[:-1], source in ("u2", "f4"))  # of these, in 64-bit numbers
         for warp_x in ("32", "8"):
             yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X=warp_x)
         if rank == 3 and order in launch.BRICKS:
@@ -177,6 +178,14 @@ def specs():
             places = {"COORDINATE": coordinate, "FIELD": field, "GRID": grid, "CELLS": "0"}
             cut = launch.GRIDS[order]
             yield launch.spec_of("points", "map_points", kinds, cut, **places)
+
+        if rank == 3 and order < 3:
+            cells = sampling._cell_defines(image)
+            index = {"INDEX": "int64" if kinds[-1] else "int"}
+            places |= {"FIELD": "0", "GRID": "0", "CELLS": "1", **cells}
+            yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places)
+            copy = {"UNIT": sampling._UNITS[image.itemsize], **index, **cells}
+            yield KernelSpec("cells", "to_cells", tuple(copy.items()))
 
 
 @pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))

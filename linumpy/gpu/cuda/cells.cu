@@ -1,6 +1,7 @@
 // Copy an image of three axes into an order where small cells lie together (see cells.cuh).
 //
 // Definitions: UNIT (an unsigned integer as wide as a voxel), INDEX, CELL_Z, CELL_Y, CELL_X.
+#include "number.cuh"
 #include "cells.cuh"
 
 // Blocks: rows of cells along x, then y and z. Voxels beyond the image hold the nearest one.
