@@ -13,12 +13,11 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from linumpy.device import is_device_array
 from linumpy.io.cut_chunks import CutChunks
@@ -386,28 +385,6 @@ def write_omezarr(
     with OmeZarrWriter(path, array.shape, array.dtype, spacing, **options) as writer:
         writer[...] = array
     return Path(path)
-
-
-@contextmanager
-def create_omezarr(
-    path: str | Path,
-    shape: Sequence[int],
-    dtype: Any,
-    spacing: Sequence[float],
-    *,
-    name: str | None = None,
-    overwrite: bool = False,
-    **options: Any,
-) -> Iterator[list[zarr.Array]]:
-    """Make an OME-Zarr image whose arrays the caller fills by zarr, finest first; it takes its place as the writer's.
-
-    For those who fill arrays in another way than :class:`OmeZarrWriter`, its pyramid included. Parameters and errors
-    are the same; `options` are those of :func:`linumpy.io.new_image.plan_image`.
-    """
-    path = Path(path)
-    image = plan_image(shape, dtype, spacing, name=name if name is not None else path.name, **options)
-    with new_folder(path, overwrite=overwrite) as folder:
-        yield image.create(folder)
 
 
 def _text(box: Box) -> str:

@@ -27,9 +27,10 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.io import raw_chunks, writer
+from linumpy.io.new_image import plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.pyramid import halve
-from linumpy.io.writer import OmeZarrWriter, create_omezarr
+from linumpy.io.writer import OmeZarrWriter
 from linumpy.io.zarr_mode import config_lock
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
@@ -123,9 +124,8 @@ def test_raw_files_are_as_zarr_writes_them(tmp_path, version, prefix):
     with OmeZarrWriter(tmp_path / "ours", data.shape, "i2", (1, 1, 1), **options) as ours:
         assert isinstance(ours._chunks[0], raw_chunks.RawChunks)
         ours[...] = data
-    options["levels"] = options.pop("n_levels", 1)
-    with create_omezarr(tmp_path / "zarrs", data.shape, "i2", (1, 1, 1), **options) as (theirs,):
-        theirs[...] = data
+    (theirs,) = plan_image(data.shape, "i2", (1, 1, 1), name="zarrs", **options).create(tmp_path / "zarrs")
+    theirs[...] = data
     mine, others = ({f.relative_to(root): f for f in root.rglob("*") if f.is_file()} for root in tmp_path.iterdir())
     assert mine.keys() == others.keys()
     chunks = [f for f in mine if not f.name.startswith(("zarr.json", "."))]
