@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 
 from linumpy.benchmark import machine
+from linumpy.benchmark.kernel_case import verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.benchmark.volumes import check_room, wall_seconds, write_tiles
 from linumpy.device import require_cuda, synchronize
@@ -138,11 +139,7 @@ class EndToEndResult:
     @property
     def verdict(self) -> str:
         """``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark."""
-        if self.wrong:
-            return "WRONG"
-        if not self.judged or self.ratio is None:
-            return ""
-        return "met" if self.ratio >= REACH else "MISSED"
+        return verdict_of(self.wrong, (self.ratio, REACH if self.judged else None))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,20 @@ from typing import Any
 Check = Callable[[Any], str]
 
 
+def verdict_of(wrong: str, *marks: tuple[float | None, float | None]) -> str:
+    """Judge a result by values, each with what it should reach; None where there is no value, or no mark.
+
+    Returns
+    -------
+    str
+        ``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark.
+    """
+    if wrong:
+        return "WRONG"
+    judged = [value >= mark for value, mark in marks if value is not None and mark is not None]
+    return "" if not judged else "met" if all(judged) else "MISSED"
+
+
 @dataclass(frozen=True)
 class Other:
     """The same thing by a third package.

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from linumpy.benchmark import kernel_plot, machine
-from linumpy.benchmark.kernel_case import KernelCase
+from linumpy.benchmark.kernel_case import KernelCase, verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.device import require_cuda
 
@@ -104,14 +104,7 @@ class KernelResult:
     @property
     def verdict(self) -> str:
         """``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark."""
-        if self.wrong:
-            return "WRONG"
-        marks = [
-            (value, mark)
-            for value, mark in ((self.ratio, self.reach), (self.share_of_copy, self.copy_reach))
-            if value is not None and mark is not None
-        ]
-        return "" if not marks else "met" if all(value >= mark for value, mark in marks) else "MISSED"
+        return verdict_of(self.wrong, (self.ratio, self.reach), (self.share_of_copy, self.copy_reach))
 
 
 Makers = Mapping[str, Callable[[ModuleType, float], KernelCase]]

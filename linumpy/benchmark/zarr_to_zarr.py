@@ -23,6 +23,7 @@ import numpy as np
 import zarr
 
 from linumpy.benchmark import machine
+from linumpy.benchmark.kernel_case import verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.benchmark.volumes import check_room, flush, wall_seconds, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
@@ -156,11 +157,7 @@ class ZarrResult:
     @property
     def verdict(self) -> str:
         """``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark."""
-        if self.wrong:
-            return "WRONG"
-        if not self.judged or self.ratio is None:
-            return ""
-        return "met" if self.ratio >= REACH else "MISSED"
+        return verdict_of(self.wrong, (self.ratio, REACH if self.judged else None))
 
 
 def run_zarr_to_zarr(request: ZarrRequest) -> ZarrResult:

@@ -18,6 +18,8 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import sampling, spline
+from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu.sampling_paths import ndimage_of
 from linumpy.gpu.spline_transform import spline_filter
 from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
 
@@ -25,8 +27,6 @@ from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
 _STRIP = 2**18
 #: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
-#: Integers of 32 bits and more, and float64, keep their digits in coefficients of float64 only.
-_IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
 
 
 def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
@@ -74,7 +74,7 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     source, origin = _filtered(source, origin, grid)
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
     for strip, places in _places(grid, block, origin, array_module(out)):
-        _ndimage(out).map_coordinates(source, places, output=out[strip], **options)
+        ndimage_of(out).map_coordinates(source, places, output=out[strip], **options)
     return out
 
 
@@ -85,7 +85,7 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     """
     pad = grid.pad
     if grid.order > 1:
-        kind = np.float32 if source.dtype.str[1:] in _IN_FLOAT32 else np.float64
+        kind = np.float32 if source.dtype.str[1:] in IN_FLOAT32 else np.float64
         source = spline.filtered(source, spline.Ends(grid.mode, pad), kind)
     sampling.sample_affine(
         sampling.contiguous(source),
@@ -114,7 +114,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     """
     kind, by_kernel = dtype.str[1:], device == "cuda" and order in sampling.ORDERS
     if by_kernel:
-        return (0 if order <= 1 else 4 if kind in _IN_FLOAT32 else 8), dtype.itemsize if kind == "b1" else 0
+        return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), dtype.itemsize if kind == "b1" else 0
     wide = (8, 8) if kind == "b1" else (4, 4) if kind == "f2" else (0, 0)
     # For a spline the coefficients in float64, and a copy of them while they are filtered.
     return wide[0] + (0 if order <= 1 else 24 if device == "cuda" else 16), wide[1]
@@ -213,11 +213,3 @@ def _strips(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
                 yield slice(begin, end), *inner
         else:
             yield slice(begin, end), *(slice(0, n) for n in shape[1:])
-
-
-def _ndimage(array: Any) -> ModuleType:
-    if is_device_array(array):
-        import cupyx.scipy.ndimage as ndimage
-    else:
-        import scipy.ndimage as ndimage
-    return ndimage

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint32
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, uint32
 from linumpy.gpu.rounding import saturated
 
 _THREADS = 128
@@ -170,8 +170,7 @@ def _by_kernel(
     depth_lane = order[-1] == depth_axis
     linear = shifts.dtype.kind == "f"
     strides = [array.strides[axis] // vol.itemsize for array in (vol, out) for axis in (a, b, depth_axis)]
-    address = vol.ctypes.data if xp is np else vol.data.ptr
-    vec = 1 if linear or depth_lane or strides[1] != 1 else _lines_of_thread(vol, out, address, b)
+    vec = 1 if linear or depth_lane or strides[1] != 1 else _lines_of_thread(vol, out, address_of(vol), b)
     lane_size, march_size = (planes, vol.shape[b]) if depth_lane else (vol.shape[b] // vec, planes)
     lanes = min(_THREADS, 1 << (lane_size - 1).bit_length())
     blocks_lane, blocks_march = -(-lane_size // lanes), -(-march_size // (_THREADS // lanes * _MARCH))

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import is_device_array, to_host
-
-#: SciPy's names of what lies outside of an image.
-MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
-
+from linumpy.plan.resample import MODES
 
 #: How the voxels around a place are weighted.
 INTERPOLATIONS = ("exact", "texture")

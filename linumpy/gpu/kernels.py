@@ -84,6 +84,21 @@ CUDA_TYPES = {
     "f8": "double",
 }
 
+#: Of these, what float32 holds without a loss; kernels compute in double precision for the others.
+IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
+#: Elements from which on their numbers take 64 bits, with room for those of a block beyond the last.
+_INT_LIMIT = 2**31 - 2**20
+
+
+def index_type(size: int) -> str:
+    """Name the type that numbers so many elements."""
+    return "int64" if size >= _INT_LIMIT else "int"
+
+
+def address_of(array: Any) -> int:
+    """Where the first element of an array lies, on a device or, in tests, in host memory."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
 
 def int32(*values: int) -> tuple[np.int32, ...]:
     """Give arguments of a kernel their type."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int64, load, uint32
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, uint32
 
 #: What can be asked for, with its bit of WANT in projection.cu.
 STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
@@ -166,8 +166,7 @@ def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -
     xp = array_module(vol)
     if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
         vol = xp.ascontiguousarray(vol)
-    address = vol.ctypes.data if xp is np else vol.data.ptr
-    way = _choose_way(vol.shape, vol.strides, vol.dtype, math.gcd(16, address), axis, wanted, accumulate)
+    way = _choose_way(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
     results = {one: xp.empty(way.kept, dtype) for one, dtype in way.dtypes}
     if way.spec is not None:
         _launch(xp, vol, results, way)

@@ -15,13 +15,10 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES
+from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32
 from linumpy.gpu.resize_tables import AxisPlan, unchanged
 from linumpy.gpu.resizing import apply_tables
 from linumpy.plan.tile_axis import TileAxis
-
-#: Integers of 32 bits and more do not fit into a float.
-_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
 
 
 def resample_tiles(volume: Any, axes: Sequence[TileAxis], dtype: Any = None) -> Any:
@@ -69,4 +66,4 @@ def plan_of(axis: TileAxis) -> AxisPlan:
 
 
 def _computed_in(*dtypes: np.dtype) -> np.dtype:
-    return np.dtype(np.float32 if all(one.str[1:] in _IN_FLOAT for one in dtypes) else np.float64)
+    return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)

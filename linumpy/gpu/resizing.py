@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import saturated
@@ -142,17 +142,13 @@ def run_passes(
 ) -> Any:
     """Resample a C-contiguous image: the last pass writes `target`, others `between`."""
     dtypes = (image.dtype, between, target)
-    for launch in _prepare(tuple(axes), dtypes, _address(image) % _ALIGNED == 0, tuning, _place(image)):
+    for launch in _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image)):
         out = array_module(image).empty(launch.shape, launch.target)
         launch.kernel(
             (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
         )
         image = out
     return image
-
-
-def _address(array: Any) -> int:
-    return int(array.data.ptr if is_device_array(array) else array.ctypes.data)
 
 
 def _place(image: Any) -> tuple[int, int, int] | None:

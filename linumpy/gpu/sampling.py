@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, index_type, int32, load
 from linumpy.gpu.sampling_launch import (
     AFFINE,
     BRICKS,
@@ -26,7 +26,6 @@ from linumpy.gpu.sampling_launch import (
     LISTS,
     SMALL_GRIDS,
     blocks_of,
-    index_type,
     is_wide,
     kinds_of,
     spec_of,
@@ -181,7 +180,7 @@ def _in_cells(image: Any, how: Sampler, count: int) -> Any:
     logs = _CELLS[image.itemsize]
     planes, rows, columns = ((n + (1 << log) - 1) >> log for n, log in zip(image.shape, logs, strict=True))
     row = columns << sum(logs)
-    if max(planes, rows) > GRID_LIMIT or row >= 2**31 - 2**20:
+    if max(planes, rows) > GRID_LIMIT or index_type(row) != "int":
         return None
     cells = _empty_if_it_fits(image, planes * rows * row)
     if cells is None:
@@ -306,8 +305,7 @@ def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ..
 
 def _has_aligned_rows(box: Any) -> bool:
     """Say whether four voxels that begin at a multiple of four can be read at once."""
-    address = box.data.ptr if is_device_array(box) else box.ctypes.data
-    return box.shape[2] % 4 == 0 and address % min(16, 4 * box.itemsize) == 0
+    return box.shape[2] % 4 == 0 and address_of(box) % min(16, 4 * box.itemsize) == 0
 
 
 def _warp_x(affine: AffineMap) -> int:

@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec
+from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type
+from linumpy.plan.resample import MODES  # the kernels number them in this order
 
-#: As SciPy names them, by the number that the kernels give them.
-MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
-#: Integers of 32 bits and more do not fit into a float.
-_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: Voxels from which on their numbers take 64 bits.
-_INT_LIMIT = 2**31 - 2**20
 #: Blocks along the second and third axis of a grid.
 GRID_LIMIT = 2**16 - 1
 
@@ -69,11 +64,6 @@ def kinds_of(image: Any, out: Any, order: int, mode: str, *others: Any) -> Kinds
     return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, is_wide(image, out), big
 
 
-def index_type(size: int) -> str:
-    """Name the type that numbers voxels, with room for those of a block beyond the last."""
-    return "int64" if size >= _INT_LIMIT else "int"
-
-
 def spec_of(source: str, name: str, kinds: Kinds, cut: Shape, **more: str) -> KernelSpec:
     """Name a kernel and what it is compiled for; never a shape."""
     return _spec(source, name, kinds, cut, tuple(more.items()))
@@ -115,7 +105,7 @@ def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tu
 
 def is_wide(image: Any, out: Any) -> bool:
     """Say whether a kernel computes in double precision."""
-    return not (image.dtype.str[1:] in _IN_FLOAT and out.dtype.str[1:] in _IN_FLOAT)
+    return not (image.dtype.str[1:] in IN_FLOAT32 and out.dtype.str[1:] in IN_FLOAT32)
 
 
 def three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:

@@ -16,9 +16,10 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import sampling, spline, texture
+from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.plan.resample import SPLINE_PAD
 
-#: SciPy adds so many voxels at either end before it filters for a spline in the modes that have no filter of their own.
-_SPLINE_PAD = 12
+#: The modes that have no filter of their own: SciPy continues the image first.
 _PADDED = ("nearest", "grid-constant")
 _CONSTANT = ("constant", "grid-constant")
 #: Beyond this no double has a fraction left to interpolate with: FARTHEST of sampling.cuh.
@@ -196,13 +197,13 @@ def _prepared(image: Any, how: Spline) -> tuple[Any, sampling.Sampler]:
     order, mode, cval = how.order, how.mode, float(how.cval)
     if order <= 1 or not how.prefilter:
         return sampling.contiguous(image), sampling.Sampler(order, mode, cval)
-    kind = np.float64 if image.dtype.itemsize > 4 or image.dtype.str[1:] in ("i4", "u4") else np.float32
+    kind = np.float32 if image.dtype.str[1:] in IN_FLOAT32 else np.float64
     if mode not in _PADDED:
         return spline.filtered(image, spline.Ends(mode), kind), sampling.Sampler(order, mode, cval)
     # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
     value = np.pad(np.zeros(1, image.dtype), 1, constant_values=cval)[0] if mode == "grid-constant" else None
-    ends = spline.Ends(mode, _SPLINE_PAD, value if value is None else float(value))
-    return spline.filtered(image, ends, kind), sampling.Sampler(order, mode, cval, _SPLINE_PAD)
+    ends = spline.Ends(mode, SPLINE_PAD, value if value is None else float(value))
+    return spline.filtered(image, ends, kind), sampling.Sampler(order, mode, cval, SPLINE_PAD)
 
 
 def _displaced(field: Any, sizes: Sequence[float] | None) -> Any:

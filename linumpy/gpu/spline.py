@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type, int32, int64, load
 
 #: How an axis goes on, by the number that the kernels give it. SciPy filters for the other modes as for one of these.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
-#: Integers of 32 bits and more do not fit into a float.
-_IN_FLOAT = ("u1", "i1", "u2", "i2", "f2", "f4")
 #: SHORT of spline.cu: axes of up to so many voxels are filtered by a matrix. In mode reflect SciPy begins short axes
 #: with a term too many (up to 6e-4 of the range at 2 voxels, below 1e-9 from 8 on), and its matrix has that too.
 _SHORT = 8
@@ -120,7 +118,7 @@ def filter_cubic(image: Any, ends: Ends, out: Any) -> None:
     axes = [axis for axis, n in enumerate(out.shape) if n > 1]
     if not axes:
         out[...] = image
-    wide = image.dtype.str[1:] not in _IN_FLOAT or out.dtype == np.float64
+    wide = image.dtype.str[1:] not in IN_FLOAT32 or out.dtype == np.float64
     source = image
     for axis in axes:
         _filter_axis(source, out, _pass(image.shape, axis, ends.pad, source is out), ends, wide)
@@ -248,7 +246,7 @@ def _spec(name: str, source: Any, out: Any, wide: bool) -> KernelSpec:
         "SOURCE": CUDA_TYPES[source.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],
         "COMPUTE": "double" if wide else "float",
-        "INDEX": "int64" if max(source.size, out.size) >= 2**31 - 2**20 else "int",
+        "INDEX": index_type(max(source.size, out.size)),
         **tuning.defines,
     }
     return KernelSpec("spline", name, tuple(defines.items()))

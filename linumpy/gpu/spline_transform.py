@@ -61,10 +61,10 @@ def map_coordinates(
         ``"texture"`` lets the GPU's texture unit interpolate images of 2 or 3 axes of up to 16384 voxels each, of
         uint8, uint16, float16 or float32, at order 1. Its weights have 8 bits: a sample is off by at most rank / 192 of
         the range of the voxels around it (1.6 % at three axes), of float16 by 1/2048 and of uint16 by half a grey
-        level besides. Places outside stay exact. The image
-        is copied into a texture, which is kept for the next image of its shape and dtype
-        (:func:`linumpy.gpu.texture.release_textures` lets it go). It pays for many places that are scattered all over
-        a large image. NumPy arrays are always sampled exactly.
+        level besides. Places outside stay exact. The image is copied into a texture, which is kept for the next image
+        of its shape and dtype (:func:`linumpy.gpu.texture.release_textures` lets it go). It is meant for many places
+        scattered all over a large image; an H200 samples those exactly in the same time. NumPy arrays are always
+        sampled exactly.
 
     Returns
     -------

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, load
 from linumpy.gpu.sampling import AffineMap
-from linumpy.gpu.sampling_launch import MODES, blocks_of, index_type, three
+from linumpy.gpu.sampling_launch import MODES, blocks_of, three
 
 #: By the image's axes: how far a sample may be off, in parts of the range of the voxels around it. float16 (11 bits)
 #: and uint16 (17 bits of the whole range) are rounded besides.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nvrtc import compile_kernel
 from scipy import ndimage
 
-from linumpy.gpu import sampling
+from linumpy.gpu import kernels, sampling
 from linumpy.gpu import sampling_launch as launch
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.gpu.sampling import AffineMap, Sampler
@@ -202,7 +202,7 @@ def test_a_copy_in_cells_that_is_larger_than_the_image_is_numbered_by_itself(mon
     monkeypatch.setattr(sampling, "_CACHED_NBYTES", 0)
     image = image_of("f4", (3, 9, 10), 0)
     places = np.random.default_rng(0).uniform(0, 2, (3, 60))
-    monkeypatch.setattr(launch, "_INT_LIMIT", image.size + 1)
+    monkeypatch.setattr(kernels, "_INT_LIMIT", image.size + 1)
     got = np.empty(60, "f4")
     sampling.sample_points(image, places, Sampler(1, "mirror", 0.0), got)
     assert [(spec.source, dict(spec.defines)["INDEX"]) for spec in specs] == [("cells", "int64"), ("points", "int64")]

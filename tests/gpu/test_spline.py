@@ -10,6 +10,7 @@ from scipy import ndimage
 from test_sampling import image_of
 
 from linumpy.gpu import interpolation, sampling, sampling_paths, spline, spline_transform
+from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.sampling_launch import MODES
 from linumpy.gpu.spline import Ends, Tuning
 
@@ -320,7 +321,7 @@ def test_pads_that_the_kernels_cannot_make():
 def specs():
     for source, target in [*PAIRS, ("f2", "f4"), ("i8", "f4")]:
         image, out = np.empty(1, source), np.empty(1, target)
-        wide = source not in spline._IN_FLOAT or target == "f8"
+        wide = source not in IN_FLOAT32 or target == "f8"
         for name in ("spline_columns", "spline_rows", "spline_boundaries", "spline_short"):
             yield spline._spec(name, image, out, wide)
 
