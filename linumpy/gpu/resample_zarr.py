@@ -34,7 +34,7 @@ from linumpy.io.place import check_apart, drop_partial_files
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of
 from linumpy.io.resumable import Request, Resumable, resumable_folder
-from linumpy.io.source import Source, describe_source, local_path, open_node, written
+from linumpy.io.source import Source, describe_source, folder_of, local_path, open_node, written
 from linumpy.io.writer import STEP_BYTES, Progress
 from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
@@ -157,11 +157,11 @@ def resample_zarr(
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
     target = Path(target)
-    if isinstance(source, (str, Path)):
-        check_apart([target], [source])
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     volume = _open_volume(source, level, source_spacing)
+    places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
+    check_apart([target], [one for one in places if one is not None])
     _check_dtype(volume.array, order)
     regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
     grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode)

@@ -118,6 +118,11 @@ def describe_source(source: Source) -> str:
     return str(source)
 
 
+def folder_of(array: zarr.Array) -> Path | None:
+    """Return the folder of an array; None where it is not in a local one."""
+    return (Path(array.store.root) / array.path).absolute() if isinstance(array.store, LocalStore) else None
+
+
 def local_path(array: zarr.Array) -> str:
     """Return the folder of an array, by which other processes can open it.
 
@@ -126,14 +131,16 @@ def local_path(array: zarr.Array) -> str:
     SourceError
         The array is not in a local folder.
     """
-    if not isinstance(array.store, LocalStore):
+    folder = folder_of(array)
+    if folder is None:
         raise SourceError(f"{array.store_path} is not in a local folder, so that other processes cannot open it")
-    return str((Path(array.store.root) / array.path).absolute())
+    return str(folder)
 
 
 def written(array: zarr.Array) -> str:
     """Say when the metadata of a local array was written: one that is made anew under its old name is another one."""
-    if not isinstance(array.store, LocalStore):
+    folder = folder_of(array)
+    if folder is None:
         return "unknown"
     name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
-    return str((Path(array.store.root) / array.path / name).stat().st_mtime_ns)
+    return str((folder / name).stat().st_mtime_ns)

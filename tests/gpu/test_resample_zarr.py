@@ -198,6 +198,9 @@ def test_the_source_is_not_replaced(tmp_path):
     for target in ("a", "a/0"):
         with pytest.raises(ValueError, match="the source"):
             resample_zarr(tmp_path / "a", tmp_path / target, 4.0, overwrite=True, **HERE)
+        array, here = open_image(tmp_path / "a").levels[0], {"source_spacing": (1, 1, 1), **HERE}
+        with pytest.raises(ValueError, match="the source"):  # an array that is open has a place, too
+            resample_zarr(array, tmp_path / target, 4.0, overwrite=True, **here)
     assert same(result(tmp_path / "a"), volume())
 
 
