@@ -19,6 +19,7 @@ from linumpy.device import array_module
 from linumpy.gpu.interpolation_args import check_image, check_spline, read_output, read_places
 from linumpy.gpu.sampling_paths import Spline, Target, sample_displaced
 from linumpy.gpu.spline_transform import affine_transform
+from linumpy.plan.regrid import centred
 
 
 def shift(
@@ -90,9 +91,8 @@ def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool)
     """Diagonal and offset of the map that :func:`zoom` applies."""
     pairs = list(zip(shape, new_shape, strict=True))
     if grid_mode:
-        scale = [n / m if m else 1.0 for n, m in pairs]
-        # One division: a place that lies exactly on the first voxel must not be rounded to before it.
-        return scale, [(n - m) / (2 * m) if m else 0.0 for n, m in pairs]
+        maps = [centred(n, m) if m else (1.0, 0.0) for n, m in pairs]
+        return [scale for scale, _ in maps], [offset for _, offset in maps]
     return [(n - 1) / (m - 1) if m > 1 else 1.0 for n, m in pairs], [0.0] * len(pairs)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +25,7 @@ from linumpy.device import kvikio_mode, require_cuda, resolve
 from linumpy.gpu.affine_box import affine_box
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
-from linumpy.io.raw_chunks import Chunks, chunks_of
+from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.source import Source, open_source
 from linumpy.plan.resample import Block, ResamplePlan
 
@@ -251,11 +250,6 @@ def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks
     scope.callback(pool.shutdown, cancel_futures=True)
     # A worker that was given up for lost may still be at work on a block that another one makes again.
     return chunks_of(target, pool, threads, renamed=not alone)
-
-
-def writing_threads() -> int:
-    """Threads that write chunks from host memory."""
-    return max(4, min(16, len(os.sched_getaffinity(0))))
 
 
 def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

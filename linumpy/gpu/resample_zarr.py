@@ -27,12 +27,12 @@ from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.affine_box import work_bytes
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
-from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on, writing_threads
+from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
 from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.place import check_apart, drop_partial_files
 from linumpy.io.pyramid import halve, halve_by_threads
-from linumpy.io.raw_chunks import Chunks, chunks_of
+from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, folder_of, local_path, open_node, written
 from linumpy.io.writer import STEP_BYTES, Progress

@@ -19,6 +19,7 @@ from linumpy.device import array_module
 from linumpy.gpu import resizing
 from linumpy.gpu.interpolation_args import Resizing, check_image, check_spline, read_resizing
 from linumpy.gpu.sampling_paths import Spline, Target, ndimage_of, sample_grid
+from linumpy.plan.regrid import centred
 
 
 def resize(
@@ -99,9 +100,9 @@ def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
 
 def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
     """Sample at the centres of new voxels: that of voxel i lies at voxel (i + 1/2) factor - 1/2 of the image."""
-    factors = np.array([n / m for n, m in zip(image.shape, shape, strict=True)])
+    factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
     how = Spline(order, mode, 0.0, prefilter=True, interpolation="exact")
-    return sample_grid(image, np.diag(factors), (factors - 1) / 2, how, Target(shape, image.dtype))
+    return sample_grid(image, np.diag(factors), offset, how, Target(shape, image.dtype))
 
 
 def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:

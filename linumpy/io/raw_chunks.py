@@ -35,6 +35,11 @@ from linumpy.plan.pyramid import Box, shape_of, split, within
 _PIECE_NBYTES = 2**19
 
 
+def writing_threads() -> int:
+    """Threads that write chunks from host memory."""
+    return max(4, min(16, len(os.sched_getaffinity(0))))
+
+
 class Chunks(Protocol):
     """How the chunks of an array are written."""
 

@@ -10,7 +10,6 @@ regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSErro
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -24,7 +23,7 @@ from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
 from linumpy.io.place import check_place, new_folder
 from linumpy.io.pyramid import halve, halve_by_threads
-from linumpy.io.raw_chunks import Chunks, chunks_of
+from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.write_state import WriteState
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -160,7 +159,7 @@ class OmeZarrWriter:
         self._state = WriteState(self._pyramid)
         self._scope = ExitStack()
         self._chunks: list[Chunks] = []
-        self._threads = max(4, min(16, len(os.sched_getaffinity(0))))
+        self._threads = writing_threads()
         self._on_device = self._at_work = False
 
     @property

@@ -85,6 +85,22 @@ def plan_regrid(
     )
 
 
+def centred(old: float, new: float) -> tuple[float, float]:
+    """Map voxels along one axis so that the extent stays: voxel i has its centre at factor × i + offset.
+
+    Parameters
+    ----------
+    old, new : float
+        Voxels of the source and of the output; or spacings of the output and of the source.
+
+    Returns
+    -------
+    factor, offset : float
+        The offset by one division: a place that lies exactly on the first voxel must not be rounded to before it.
+    """
+    return old / new, (old - new) / (2 * new)
+
+
 def _by_spacing(
     values: np.ndarray,
     given: Any,
@@ -102,9 +118,7 @@ def _by_spacing(
         steps: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
     else:
         steps = list(zip(wanted, spacing, strict=True))
-    factors = [a / b for a, b in steps]
-    # One division: a place that lies exactly on the first voxel must not be rounded to before it.
-    offset = [(a - b) / (2 * b) for a, b in steps]
+    factors, offset = map(list, zip(*(centred(a, b) for a, b in steps), strict=True))
     return Regrid(
         shape=output_shape,
         matrix=tuple(tuple(map(float, row)) for row in np.diag(factors)),
