@@ -25,7 +25,8 @@ def bar(label, total):
         calls += 1
         if calls == {after}:
             print("half way", flush=True)
-            time.sleep(600)
+            for _ in range(12_000):  # a signal that comes right before one long sleep would be seen after it
+                time.sleep(0.05)
     yield progress
 
 cli.bytes_progress = bar
@@ -63,7 +64,10 @@ def kill_half_way(name, words, *, after, sent=signal.SIGKILL):
         said = child.stdout.readline()
         assert said == "half way\n", said + child.stderr.read()
         child.send_signal(sent)
-        return child.wait(timeout=60)
+        try:
+            return child.wait(timeout=60)
+        finally:
+            child.kill()  # nobody waits for one that lives on
 
 
 def check_refused(capsys, main, words, program, message):
