@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import resolve
+from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, local_path, open_source, written
 from linumpy.plan.layout import ArrayLayout
@@ -73,7 +73,7 @@ def _dask_array() -> Any:
     try:
         import dask.array as da
     except ImportError as error:
-        raise ImportError(f'dask is not installed ({error}): pip install "linumpy[dask]"') from error
+        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     return da
 
 
