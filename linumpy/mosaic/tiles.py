@@ -22,8 +22,10 @@ import zarr
 from linumpy.device import require_cuda
 from linumpy.errors import ChunkError, LinumpyError
 
-#: Voxels of a column take about so many bytes, unless one column of chunks takes more.
+#: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
 TILE_BYTES = 256 * 2**20
+#: On the CPU SciPy's filters hold several float copies of a tile, and smaller ones cost no launches.
+HOST_TILE_BYTES = 32 * 2**20
 
 Box = tuple[slice, ...]
 Place = TypeVar("Place")
@@ -37,7 +39,12 @@ def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 
 
-def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int = TILE_BYTES) -> tuple[int, ...]:
+def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
+    """Return the bytes that a tile may have: as the caller wants it, or what suits the device."""
+    return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
+
+
+def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
     """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
     step = [n if k == depth_axis else s for k, (s, n) in enumerate(zip(stored(array), array.shape, strict=True))]
     return tile_shape(array.shape, step, array.dtype.itemsize, tile_bytes)
