@@ -15,11 +15,12 @@ class ReadReport:
     source : str
         The array.
     backend : str
-        ``"kvikio"`` or ``"zarr-gpu"``.
+        ``"kvikio"``; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python into host memory, and
+        one copy to the device.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory.
+        What read the bytes, and into which memory; for ``"zarr-host"`` why not in zarr's GPU mode.
     fallback : str
         Why ``backend="auto"`` did not take kvikio; empty where it did or was not asked.
     shape : tuple of int
