@@ -19,11 +19,12 @@ class ReadReport:
     source : str
         The array.
     backend : str
-        ``"kvikio"``, ``"zarr-gpu"``, or ``"zarr-python"`` for a read into host memory.
+        ``"kvikio"``; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python into host memory, and
+        one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays in host memory.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory.
+        What read the bytes, and into which memory; for ``"zarr-host"`` why not in zarr's GPU mode.
     fallback : str
         Why ``backend="auto"`` did not take kvikio, or a read went into host memory; empty where neither is so.
     shape : tuple of int

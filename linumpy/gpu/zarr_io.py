@@ -3,7 +3,7 @@
 In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a
 NumPy array from :func:`read_zarr` where there is no GPU.
 Raw chunks of a local store, and those of the codecs that are decoded on the device, go through the kvikio reader,
-everything else through zarr's GPU mode. Falling back is
+everything else through zarr-python: in its GPU mode, or into host memory with one copy to the device. Falling back is
 logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
 """
 
@@ -24,6 +24,7 @@ from linumpy.gpu.survey import with_survey
 from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.read import ReadPlan, plan_read
 
 __all__ = [
@@ -109,7 +110,7 @@ def read_zarr(
     target = plan.layout.dtype if dtype is None else np.dtype(dtype)
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
-    result = np.asarray(array[plan.region.selection]).reshape(plan.shape)
+    result = np.asarray(read_on_host(array, plan.region.selection)).reshape(plan.shape)
     result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
     report = host_report(plan, result, where.reason, planned - begin, time.perf_counter() - planned)
     return (result, report) if return_report else result
@@ -140,7 +141,9 @@ def read_zarr_to_gpu(
         Resolution level of an OME-Zarr image; 0 is the finest.
     backend : {"auto", "kvikio", "zarr-gpu"}
         ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
-        lz4hc or zlib inside), lz4, gzip or zlib, and everything else through zarr's GPU mode; the others force one.
+        lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of zarr format
+        3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
+        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -193,7 +196,8 @@ def read_zarr_to_gpu(
         raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
-            log.warning("%s: read through zarr's GPU mode, by way of the host: %s", plan.layout.name, reason)
+            way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
+            log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
         result, report = zarr_gpu.read_request(array, request, begin, fallback=reason)
     else:
         result, report = kvikio_zarr.read_request(request, begin, timed=return_report)

@@ -16,11 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import numpy as np
 import zarr
 
 from linumpy.device import require_cuda
 from linumpy.errors import ChunkError, LinumpyError
+from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
 
 #: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
 TILE_BYTES = 256 * 2**20
@@ -76,7 +76,7 @@ def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
     """Read a box to the device or the host."""
     if not use_gpu:
         try:
-            return np.asarray(array[box])
+            return read_on_host(array, box)
         except (MemoryError, LinumpyError):
             raise
         except Exception as error:  # codecs raise errors of many kinds, which name nothing
@@ -91,7 +91,7 @@ def _broken_chunk(array: zarr.Array, box: Box) -> str:
     size = stored(array)
     for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
         try:
-            array[tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True))]
+            read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
         except Exception:  # the same as the caller's
             return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
     return str(array.store_path)
@@ -136,8 +136,8 @@ def work_through(
 
     with (
         closing(side),
-        ThreadPoolExecutor(1, "linumpy-read") as reader,
-        ThreadPoolExecutor(1, "linumpy-write") as writer,
+        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
+        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
     ):
         reads: deque[tuple[Place, Future[tuple[Tile, Any]]]] = deque()
         writes: deque[Future[None]] = deque()

@@ -122,7 +122,7 @@ def test_broken_metadata_names_the_array(folder):
 
 def test_strings_are_left_to_zarr(tmp_path):
     zarr.create_array(tmp_path / "s", shape=(4,), chunks=(2,), dtype=str, compressors=None)
-    assert plan_zarr_read(tmp_path / "s").backend == "zarr-gpu"
+    assert plan_zarr_read(tmp_path / "s").backend == "zarr-host"
     assert plan_zarr_read(tmp_path / "s", level=np.int64(0)).layout.unsupported.startswith("dtype")
 
 

@@ -31,7 +31,7 @@ from linumpy.io.new_image import plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.pyramid import halve
 from linumpy.io.writer import OmeZarrWriter
-from linumpy.io.zarr_mode import config_lock
+from linumpy.io.zarr_mode import gpu_mode
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 V3_CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(), "gzip": [GzipCodec()]}
@@ -212,8 +212,7 @@ def test_where_zarr_is_in_its_gpu_mode(tmp_path, options):
     """Whoever switched it on, and in whichever thread: the writer's arrays are in host memory. Needs no GPU to fail."""
     data = values((20, 20))
     with (
-        config_lock,
-        zarr.config.enable_gpu(),
+        gpu_mode(),
         OmeZarrWriter(tmp_path / "i", (20, 20), "u2", (1, 1), chunks=(4, 4), n_levels=3, **options) as target,
     ):
         for region in boxes_of((20, 20), (8, 8)):
