@@ -1,7 +1,7 @@
 """What is complete counts, what is half-written does not, and two requests do not mix."""
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,15 +54,21 @@ def test_an_error_leaves_what_was_complete(tmp_path):
     assert fill(tmp_path / "i").sum() == 3
 
 
+def folder_in(work):
+    (folder,) = work.glob("image-*")
+    return folder
+
+
 @pytest.mark.parametrize("torn", [b"1 0 2 3", b"1", b"1 0 2"])
 def test_a_torn_line_does_not_count(tmp_path, torn):
     fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
-    journal = tmp_path / ".i.unfinished" / "journal.jsonl"
+    journal = tmp_path / ".i.unfinished" / "journal"
     with journal.open("ab") as file:
         file.write(torn)
     assert fill(tmp_path / "i", boxes=[((0, 1), (1, 2))]).sum() == 1
     assert fill(tmp_path / "i").tolist() == [[True, True, False], [False] * 3]
-    assert journal.read_bytes().endswith(b"0 0 1 1\n0 1 1 2\n")
+    told = [line.split(" ", 1)[1] for line in journal.read_text().splitlines()[1:]]
+    assert [line for line in told if line.startswith("box")] == ["box 0 0 1 1", "box 0 1 1 2"]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +91,17 @@ def test_another_request_is_refused(tmp_path, request_, message):
 @pytest.mark.parametrize("left", ["folder", "journal", "empty"])
 def test_a_run_killed_at_its_beginning_or_end_is_begun_anew(tmp_path, left):
     """Without the folder the journal does not count, nor does the folder without the journal."""
+    fill(tmp_path / "i", boxes=[((0, 0), (1, 3))])
     work = tmp_path / ".i.unfinished"
-    work.mkdir()
+    folder = folder_in(work)
     if left == "folder":
-        create(work / "image")
+        (work / "journal").unlink()
     elif left == "journal":
-        (work / "journal.jsonl").write_text(json.dumps(ASKED.as_json()) + "\n0 0 2 3\n")
+        shutil.rmtree(folder)
     else:
-        create(work / "image.empty")
+        folder.rename(f"{folder}.empty")
     assert not fill(tmp_path / "i").any()
-    assert (work / "image" / "zarr.json").exists()
+    assert (folder / "zarr.json").exists()
     fill(tmp_path / "i", boxes=[((0, 0), (2, 3))])
     assert [one.name for one in tmp_path.iterdir()] == ["i"]
 
