@@ -52,22 +52,22 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     check_file(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
     settle(path)
-    temporary, descriptor = _new_file(path)
-    try:
-        with full_disk(path, "nothing is left of"):
+    with full_disk(path, "nothing is left of"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, descriptor = _new_file(path)
+        try:
             yield temporary
             sync_path(temporary)
-        check_file(path, overwrite=overwrite)  # someone else may have come first
-        if overwrite:
-            temporary.replace(path)
-        else:
-            rename_new(temporary, path)
-        sync_path(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-        unlock(descriptor)
+            check_file(path, overwrite=overwrite)  # someone else may have come first
+            if overwrite:
+                temporary.replace(path)
+            else:
+                rename_new(temporary, path)
+            sync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+            unlock(descriptor)
 
 
 def _new_file(path: Path) -> tuple[Path, int]:

@@ -60,19 +60,19 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
     """
     settle(path)
     check_place(path, overwrite=overwrite)
-    work, held = _new_work(path)
-    try:
-        temporary = work / _IMAGE
-        with full_disk(path, "nothing is left of"):
+    with full_disk(path, "nothing is left of"):
+        work, held = _new_work(path)
+        try:
+            temporary = work / _IMAGE
             temporary.mkdir()
             yield from _filled(temporary, path, overwrite, durable)
-    finally:
-        try:
-            if (work / _IMAGE).exists():
-                wait_for_zarr()  # or it would make the folder once more
-            remove_work(work)
         finally:
-            unlock(held)
+            try:
+                if (work / _IMAGE).exists():
+                    wait_for_zarr()  # or it would make the folder once more
+                remove_work(work)
+            finally:
+                unlock(held)
     remove_unfinished(path)
 
 
@@ -122,8 +122,14 @@ def _new_work(path: Path) -> tuple[Path, int]:
     """Make a work folder that nobody else has, and lock it."""
     while True:
         work = temporary_beside(path)
-        with suppress(BlockingIOError):  # another process took it for an abandoned one before it was locked
+        try:
             return work, hold(work)[0]
+        except BlockingIOError:
+            continue  # another process took it for an abandoned one before it was locked
+        except OSError:  # such as a full disk
+            with suppress(OSError):
+                work.rmdir()
+            raise
 
 
 def hold(work: Path) -> tuple[int, bool]:

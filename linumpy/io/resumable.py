@@ -150,7 +150,7 @@ def resumable_folder(
     settle(path)
     check_place(path, overwrite=overwrite)
     work = unfinished_beside(path)
-    with _locked(work, path), full_disk(path, f"what is complete waits in {work} for the next run of"):
+    with full_disk(path, f"what is complete waits in {work} for the next run of"), _locked(work, path):
         check_place(path, overwrite=overwrite)  # another run may have ended just now
         folder = _folder(path, work, request, create)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
