@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,8 +105,8 @@ def read_boxes(path: Path, grid: tuple[int, ...]) -> np.ndarray:
 
 
 def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
-    """Take corners as slices; an empty box where they are not within the grid."""
-    corners = [int(word) for word in text.split()]
+    """Take corners as slices; an empty box where they are not numbers within the grid."""
+    corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
     start, stop = corners[: len(grid)], corners[len(grid) :]
     if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):
         return (slice(0, 0),) * len(grid)
@@ -125,4 +126,4 @@ def _text(line: bytes, seed: int) -> str | None:
     """Return what a line tells; None where its checksum is another."""
     if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
         return None
-    return line[9:].decode()
+    return line[9:].decode(errors="replace")
