@@ -169,7 +169,8 @@ def settle(path: Path) -> None:
     What was replaced and has not been yet is put back. Work folders and files of dead processes are removed, except for
     one that a run may go on with.
     """
-    removed, unknown = [], []
+    removed: list[str] = []
+    unknown: list[str] = []
     for work in _left_beside(path):
         with _claimed(work) as dead:
             if dead is None:
@@ -234,7 +235,7 @@ def _claimed(work: Path) -> Iterator[bool | None]:
 
 
 def remove_work(work: Path) -> None:
-    """Remove a work folder, the lock last, or a single file; threads that were interrupted may still add a last file."""
+    """Remove a work folder, the lock last; or a single file."""
     if not work.is_dir():
         work.unlink(missing_ok=True)
         return
@@ -245,7 +246,10 @@ def remove_work(work: Path) -> None:
 
 
 def clear_work(work: Path) -> bool:
-    """Remove all that is in a work folder but the lock; returns whether nothing else is left."""
+    """Remove all that is in a work folder but the lock; returns whether nothing else is left.
+
+    Threads that were interrupted may still add a last file.
+    """
     for wait in (0.0, 0.05, 0.2, 1.0):
         time.sleep(wait)
         for one in _but_the_lock(work):

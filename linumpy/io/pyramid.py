@@ -87,7 +87,9 @@ def _most_frequent(xp: Any, block: Any) -> Any:
         if n % 2:  # all voxels count twice along this axis, so that none gains
             last = block[(slice(None),) * axis + (slice(n - 1, None),)]
             block = xp.concatenate([block, last], axis=axis)
-    voxels = [block[tuple(slice(k, None, 2) for k in corner)] for corner in itertools.product((0, 1), repeat=block.ndim)]
+    voxels = [
+        block[tuple(slice(k, None, 2) for k in corner)] for corner in itertools.product((0, 1), repeat=block.ndim)
+    ]
     result = xp.ascontiguousarray(voxels[0])
     most = xp.zeros(result.shape, np.int8)
     for number, value in enumerate(voxels):

@@ -187,7 +187,9 @@ def _remote_files(files: Any, path: str) -> list[str] | None:
     find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
     lines = []
     for name, info in sorted(find.items()):
-        marks = [info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info]
+        marks = [
+            info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
+        ]
         if not marks:
             return None
         lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")

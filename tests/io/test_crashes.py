@@ -1,7 +1,7 @@
 """Killed at any call that writes, or with a full disk from it on: the old output or the new one, and a rerun completes.
 
-In the manner of SQLite's crash tests. ``crash_shim.c`` counts the calls of a process and ends it at the n-th; a write is
-cut in half. The short run takes some of the calls, and all that rename; ``-m slow`` takes each.
+In the manner of SQLite's crash tests. ``crash_shim.c`` counts the calls of a process and ends it at the n-th; a write
+is cut in half. The short run takes some of the calls, and those that rename the output; ``-m slow`` takes each.
 """
 
 import hashlib

@@ -52,7 +52,9 @@ def test_means_of_integers_are_exact(shape, dtype, seed):
     assert np.array_equal(got, slow_half(data))
 
 
-@given(st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2**32 - 1))
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2**32 - 1)
+)
 def test_labels_are_the_most_frequent_of_their_voxels(shape, dtype, seed):
     data = np.random.default_rng(seed).integers(0, 3, shape).astype(dtype)
     before = data.copy()
