@@ -3,8 +3,8 @@
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
 is written in a work folder beside its place and renamed when complete and on the disk, so that a run that is killed
 leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
-copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for sizes and
-regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
+sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
