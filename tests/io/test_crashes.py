@@ -142,7 +142,8 @@ KINDS = [
     ("write", False), ("write", True), ("zstd", True), ("resample", False), ("resample", True), ("script", True),
     ("file", False), ("file", True),
 ]  # fmt: skip
-every = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+_ALL = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+every = pytest.mark.parametrize("every", [False, _ALL], ids=["some", "all"])
 
 
 @every
