@@ -26,6 +26,7 @@ from linumpy.benchmark.volumes import check_room, wall_seconds, write_tiles
 from linumpy.device import require_cuda, synchronize
 from linumpy.gpu.projection import project
 from linumpy.gpu.resample_tiles import resample_tiles
+from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
 from linumpy.io.synthetic import MosaicSpec, block
 from linumpy.io.zarr_mode import read_on_host
@@ -190,7 +191,8 @@ def run_end_to_end(request: EndToEndRequest) -> tuple[EndToEndResult, ...]:
     if request.json is not None:
         document = {"machine": asdict(here), "tile": request.tile, "tiles": request.tiles, "units": _UNITS}
         document |= {"results": [{**asdict(one), "ratio": one.ratio} for one in results]}
-        request.json.write_text(json.dumps(document, indent=1) + "\n")
+        with replacing(request.json, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     return tuple(results)
 

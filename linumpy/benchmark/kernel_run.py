@@ -19,6 +19,7 @@ from linumpy.benchmark import kernel_plot, machine
 from linumpy.benchmark.kernel_case import KernelCase, verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.device import require_cuda
+from linumpy.io.files import replacing
 
 _WARM_UPS = 3
 #: What the numbers of the JSON are, said in it: it is read without this source.
@@ -149,7 +150,9 @@ def run(request: KernelRequest, makers: Makers) -> tuple[KernelResult, ...]:
     if request.json is not None:
         document = {"machine": asdict(here), "copy_bytes_per_second": bandwidth, "scale": request.scale}
         document |= {"units": _UNITS}
-        request.json.write_text(json.dumps({**document, "results": [asdict(one) for one in results]}, indent=1) + "\n")
+        document["results"] = [asdict(one) for one in results]
+        with replacing(request.json, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     if request.plot is not None:
         kernel_plot.draw(results, here.gpu, request.plot)

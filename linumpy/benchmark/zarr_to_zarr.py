@@ -30,6 +30,7 @@ from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.resample_zarr import plan_blocks, resample_zarr
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
 from linumpy.io.writer import OmeZarrWriter
 from linumpy.io.zarr_mode import read_on_host
@@ -195,7 +196,8 @@ def run_zarr_to_zarr(request: ZarrRequest) -> ZarrResult:
     if request.json is not None:
         document = {"machine": asdict(here), "chunk": request.chunk, "shape": shape, **asdict(result)}
         document |= {"device_memory": request.limit, "ratio": result.ratio, "ratio_to_slower": result.ratio_to_slower}
-        request.json.write_text(json.dumps(document, indent=1) + "\n")
+        with replacing(request.json, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     return result
 
@@ -212,6 +214,7 @@ def _measure(request: ZarrRequest, source: Path, target: Path) -> ZarrResult:
                 mode="nearest",
                 device="cuda" if request.use_gpu else "cpu",
                 device_memory=request.limit,
+                durable=False,
                 progress=lambda _: None,
             )
 
@@ -351,7 +354,8 @@ class _Steps:
 
     def write(self) -> None:
         """Write as many blocks as the result has, of its chunks, from where they would be."""
-        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, chunks=self._chunks) as writer:
+        options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
+        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
             for block in self._plan:
                 part = self._block[tuple(map(slice, block.shape))]
                 writer.write(block.box, array_module(part).ascontiguousarray(part))

@@ -27,7 +27,7 @@ from linumpy.io.zarr_mode import host_zarr_context
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.5": 3, "0.4": 2}
 #: How a coarser resolution comes from a finer one.
-DOWNSAMPLING = ("mean", "nearest")
+DOWNSAMPLING = ("mean", "label", "nearest")
 
 #: A chunk of about this many bytes, where the caller names none.
 _CHUNK_NBYTES = 8 * 2**20

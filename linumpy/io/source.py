@@ -7,7 +7,11 @@ array and no OME-Zarr image, ``ValueError`` for a level where there are no level
 
 from __future__ import annotations
 
+import hashlib
 import operator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -15,7 +19,8 @@ from urllib.parse import unquote
 import zarr
 import zarr.errors
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, StorePath
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
 
@@ -135,6 +140,60 @@ def local_path(array: zarr.Array) -> str:
     if folder is None:
         raise SourceError(f"{array.store_path} is not in a local folder, so that other processes cannot open it")
     return str(folder)
+
+
+def identify_data(array: zarr.Array) -> str | None:
+    """Tell the stored data of an array from what is there after any of it was written anew.
+
+    A digest over names, sizes, times of writing and inodes of all files of a local array (of a ZIP file, over its own),
+    without reading them: some seconds for a million chunks. For a remote one the server's entity tags or times are
+    asked. None for other stores, of whose data nothing is known.
+    """
+    folder, store = folder_of(array), array.store
+    if folder is not None:
+        lines: Iterable[str] | None = _local_files(str(folder), "")
+    elif isinstance(store, ZipStore):
+        lines = [_file_line(str(store.path), os.stat(store.path))]
+    elif isinstance(store, FsspecStore):
+        lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
+    else:
+        lines = None
+    if lines is None:
+        return None
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _local_files(folder: str, prefix: str) -> Iterator[str]:
+    """Walk the files of an array, in the order of their names, but for what NFS keeps of files that are open."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda one: one.name)
+    for entry in found:
+        if entry.is_dir():
+            yield from _local_files(entry.path, f"{prefix}{entry.name}/")
+        elif not entry.name.startswith(".nfs"):
+            with suppress(FileNotFoundError):  # removed just now, so that the next digest is another one
+                yield _file_line(prefix + entry.name, entry.stat())
+
+
+def _file_line(name: str, found: os.stat_result) -> str:
+    return f"{name}\0{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
+
+
+def _remote_files(files: Any, path: str) -> list[str] | None:
+    """Ask a file system of fsspec; None where it does not tell when files were written."""
+    find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
+    lines = []
+    for name, info in sorted(find.items()):
+        marks = [
+            info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
+        ]
+        if not marks:
+            return None
+        lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
+    return lines or None
 
 
 def written(array: zarr.Array) -> str:

@@ -1,10 +1,10 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
-is written under a temporary name beside its place and renamed when complete, so that a run that is killed leaves
-nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are copied
-to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for sizes and
-regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+is written in a work folder beside its place and renamed when complete and on the disk, so that a run that is killed
+leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
+copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
+sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class OmeZarrWriter:
         Where the centre of the first voxel lies, in µm.
     n_levels : int
         Resolutions. Each has half the voxels of the one before along each axis that has more than one.
-    downsampling : {"mean", "nearest"}
-        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; or
-        the first of them, for labels. An odd last voxel stands alone. The metadata gives the centre of all eight.
+    downsampling : {"mean", "label", "nearest"}
+        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; for
+        labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
+        stands alone. The metadata gives the centre of all eight, and the way as the ``type`` of the multiscales.
     ngff_version : {"0.5", "0.4"}
         Of the metadata, and with it the zarr format, 3 or 2.
     fill_value : number
@@ -75,7 +76,11 @@ class OmeZarrWriter:
         How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
         are whole chunks (or shards).
     overwrite : bool
-        Whether to replace a Zarr folder that is there. Nothing else is ever replaced.
+        Whether to replace a Zarr folder that is there, in one step where the file system can exchange two names.
+        Nothing else is ever replaced.
+    durable : bool
+        Whether the image is on the disk before it takes its place, so that not even a power cut leaves half of one.
+        The end of the ``with`` block waits for the disk then.
     progress : callable, optional
         Called with the number of bytes of the finest resolution written since the last call, in the thread that
         writes.
@@ -138,6 +143,7 @@ class OmeZarrWriter:
         fill_value: Any = 0,
         buffer_bytes: int = 0,
         overwrite: bool = False,
+        durable: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.path = Path(path)
@@ -158,7 +164,8 @@ class OmeZarrWriter:
         )
         check_place(self.path, overwrite=overwrite)
         image.check_fits(self.path)
-        self._downsampling, self._overwrite, self._progress = downsampling, overwrite, progress
+        self._downsampling, self._progress = downsampling, progress
+        self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         if not isinstance(buffer_bytes, (int, float, np.integer)) or not buffer_bytes >= 0:
             raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
@@ -199,7 +206,8 @@ class OmeZarrWriter:
         # Nothing of an earlier block that failed counts.
         self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
-            folder = scope.enter_context(new_folder(self.path.absolute(), overwrite=self._overwrite))
+            place = new_folder(self.path.absolute(), overwrite=self._overwrite, durable=self._durable)
+            folder = scope.enter_context(place)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
             self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]
@@ -373,6 +381,7 @@ def write_omezarr(
     downsampling: str = "mean",
     ngff_version: str = "0.5",
     overwrite: bool = False,
+    durable: bool = True,
     progress: Progress | None = None,
 ) -> Path:
     """Write an array as an OME-Zarr image.
@@ -383,7 +392,8 @@ def write_omezarr(
         The finest resolution.
     levels : int
         Resolutions, as `n_levels` of :class:`OmeZarrWriter`.
-    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, progress
+    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, durable,
+    progress
         As for :class:`OmeZarrWriter`, and so are the errors.
 
     Returns
@@ -395,7 +405,7 @@ def write_omezarr(
         array = np.asarray(array)
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options |= {"axes": axes, "name": name, "origin": origin, "n_levels": levels, "downsampling": downsampling}
-    options |= {"ngff_version": ngff_version, "progress": progress}
+    options |= {"ngff_version": ngff_version, "durable": durable, "progress": progress}
     with OmeZarrWriter(path, array.shape, array.dtype, spacing, **options) as writer:
         writer[...] = array
     return Path(path)

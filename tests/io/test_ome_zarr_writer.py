@@ -80,7 +80,7 @@ def requests(draw):
         "compressors": codecs[draw(st.sampled_from(["raw", "raw", "zstd", "blosc", "gzip"]))],
         "ngff_version": version,
         "n_levels": draw(st.integers(1, (max(shape) - 1).bit_length() + 1)),
-        "downsampling": draw(st.sampled_from(["mean", "nearest"])),
+        "downsampling": draw(st.sampled_from(["mean", "label", "nearest"])),
         "fill_value": draw(st.sampled_from([0, 1])),
     }
     return shape, draw(st.sampled_from(DTYPES)), options, draw(st.integers(0, 2**32 - 1))
@@ -339,7 +339,7 @@ def test_a_block_of_another_dtype(tmp_path):
         ({"n_levels": 0}, ValueError, "levels=0"),
         ({"n_levels": 7}, ValueError, r"levels=7: an array of shape \(10, 20\) has 1 to 6"),
         ({"ngff_version": "0.3"}, ValueError, "ngff_version='0.3': one of 0.5, 0.4"),
-        ({"downsampling": "max"}, ValueError, "downsampling='max': one of mean, nearest"),
+        ({"downsampling": "max"}, ValueError, "downsampling='max': one of mean, label, nearest"),
         ({"fill_value": -1}, ValueError, "fill_value=-1 is no value of uint16"),
         ({"fill_value": 0.5}, ValueError, "fill_value=0.5 is no value of uint16"),
         ({"fill_value": np.nan}, ValueError, "fill_value=nan is no value of uint16"),
