@@ -19,7 +19,7 @@ from linumpy.gpu import output
 from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.io.source import Source, open_at, open_source
 from linumpy.io.zarr_mode import config_lock
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read import plan_read
@@ -132,7 +132,7 @@ def _read(array: zarr.Array, request: ReadRequest) -> Any:
     if not reason:
         # An array keeps the buffer kind of the configuration it was opened under.
         with gpu_zarr_context():
-            opened = zarr.open_array(array.store, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
+            opened: Any = open_at(array.store_path, array.metadata.zarr_format)
             data = opened[selection]
         # zarr's threads work on the default stream, which other streams need not wait for.
         cupy.cuda.Stream.null.synchronize()

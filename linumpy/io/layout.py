@@ -6,7 +6,6 @@ the kvikio reader cannot take and why. It opens no chunk.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.io.metadata import chunk_nbytes, element_size
+from linumpy.io.place import absolute
 from linumpy.plan.codecs import DecodeChain, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
@@ -46,6 +47,11 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     -------
     ArrayLayout
         With ``unsupported`` set where the kvikio reader must leave the array to zarr.
+
+    Raises
+    ------
+    MetadataError
+        A shape or chunks that no array can have: an empty chunk, or more bytes in one than 64 bits count.
     """
     document: Mapping[str, Any] = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -54,7 +60,10 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     compressor, filters = document.get("compressor"), document.get("filters") or ()
     settings = [_settings(one) for one in (*filters, *([compressor] if compressor else []))]
-    chain, reason = read_chain(settings)
+    for one in settings:
+        if one["name"] == "shuffle":
+            one["elementsize"] = element_size(one.get("elementsize"), array.dtype.itemsize)
+    chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
     return _finish(
         array,
@@ -101,7 +110,7 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     return _finish(
         array,
         chunk_shape=chunk_shape,
-        codecs=_read_codecs(chain, array.ndim),
+        codecs=_read_codecs(chain, array.ndim, chunk_nbytes(array, chunk_shape)),
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
         names=names,
@@ -135,7 +144,7 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
+def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, chunk_nbytes: int) -> _Codecs:
     """Follow the codecs of one chunk: what reorders axes, what makes bytes of them, what encodes the bytes."""
     axes = tuple(range(rank))
     for position, codec in enumerate(chain):
@@ -144,7 +153,7 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
             axes = tuple(axes[axis] for axis in order)
         elif codec["name"] == "bytes":
             rest = [{**(one.get("configuration") or {}), "name": one["name"]} for one in chain[position + 1 :]]
-            decoding, reason = read_chain(rest)
+            decoding, reason = read_chain(rest, chunk_nbytes)
             return _Codecs(axes, _endian(codec) == "big", reason, decoding)
         else:
             return _Codecs(axes, None, f"codec {codec['name']!r}")
@@ -187,7 +196,7 @@ def _finish(
         root=root,
         zarr_format=int(array.metadata.zarr_format),
         shape=tuple(array.shape),
-        chunk_shape=chunk_shape,
+        chunk_shape=tuple(max(1, c) for c in chunk_shape),
         dtype=dtype,
         swapped=dtype.itemsize > 1 and stored_big != (sys.byteorder == "big"),
         stored_axes=codecs.stored_axes,
@@ -219,4 +228,4 @@ def _local_root(array: zarr.Array) -> str | None:
     if type(store) is not LocalStore:
         return None
     # Absolute, so that a later change of the working folder does not make chunks look missing.
-    return os.path.abspath(Path(store.root) / array.path)
+    return str(absolute(Path(store.root) / array.path))
