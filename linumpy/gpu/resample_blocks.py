@@ -26,7 +26,7 @@ from linumpy.gpu.affine_box import affine_box
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
-from linumpy.io.source import Source, open_source
+from linumpy.io.source import Source, local_store, open_source
 from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
 from linumpy.plan.resample import Block, ResamplePlan
 
@@ -61,8 +61,8 @@ class BlockJob:
     def open(self) -> tuple[zarr.Array, zarr.Array]:
         """Open source and target."""
         # Without it a block of zeros would not be written, and a resumed run leave what was there before.
-        target = zarr.open_array(self.target, mode="r+").with_config({"write_empty_chunks": True})
-        return open_source(self.source), target
+        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
+        return open_source(self.source), target.with_config({"write_empty_chunks": True})
 
 
 def make_block(job: BlockJob, number: int) -> int:

@@ -32,11 +32,11 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_me
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
 from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
-from linumpy.io.place import check_apart, drop_partial_files
+from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.resumable import Request, Resumable, resumable_folder
-from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, open_node
+from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
 from linumpy.io.writer import STEP_BYTES, Progress
 from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
@@ -167,14 +167,15 @@ def resample_zarr(
     >>> from linumpy.gpu.resample_zarr import resample_zarr
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
-    target = Path(target)
+    refuse_url(Path(target))
+    place_of_target = absolute(target)
     if downsampling is None:
         downsampling = "label" if order == 0 else "mean"
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     volume = _open_volume(source, level, source_spacing)
     places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
-    check_apart([target], [one for one in places if one is not None])
+    check_apart([place_of_target], [one for one in places if one is not None])
     _check_dtype(volume.array, order)
     regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
     grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode)
@@ -182,7 +183,7 @@ def resample_zarr(
         regrid.shape,
         volume.array.dtype.newbyteorder("="),
         regrid.spacing,
-        name=target.name,
+        name=place_of_target.name,
         axes=volume.axes,
         chunks=chunks,
         shards=shards,
@@ -197,13 +198,13 @@ def resample_zarr(
     plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
     create = _creator(image, regrid, volume)
-    with resumable_folder(target, request, create, overwrite=overwrite, durable=durable) as state:
-        job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
+    with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
+        job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
             _fill(job, state, stored, report, distributed)
         _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
         _check_unchanged(volume.array, request)
-    return target
+    return Path(target)
 
 
 def _open_volume(source: Source, level: int, spacing: Sequence[float] | None) -> _Volume:
@@ -338,7 +339,7 @@ def _creator(image: NewImage, regrid: Regrid, volume: _Volume) -> Callable[[Path
         image.create(folder)
         matrix = [list(row) for row in regrid.matrix]
         origin: Any = {"source": describe_source(volume.array), "matrix": matrix, "offset": list(regrid.offset)}
-        zarr.open_group(folder, mode="r+").attrs["linumpy"] = {"resampled": origin}
+        zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
 
     return create
 
@@ -396,5 +397,5 @@ def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: 
 
 
 def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
-    array = zarr.open_array(folder / str(level), mode="r+").with_config({"write_empty_chunks": True})
-    return chunks_of(array, pool, threads)
+    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)

@@ -6,7 +6,6 @@ the kvikio reader cannot take and why. It opens no chunk.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.io.metadata import chunk_nbytes, element_size
+from linumpy.io.place import absolute
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
@@ -50,6 +51,11 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     -------
     ArrayLayout
         With ``unsupported`` set where the kvikio reader must leave the array to zarr.
+
+    Raises
+    ------
+    MetadataError
+        A shape or chunks that no array can have: an empty chunk, or more bytes in one than 64 bits count.
     """
     document: Mapping[str, Any] = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -58,7 +64,10 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     compressor, filters = document.get("compressor"), document.get("filters") or ()
     settings = [_settings(one) for one in (*filters, *([compressor] if compressor else []))]
-    chain, reason = read_chain(settings)
+    for one in settings:
+        if one["name"] == "shuffle":
+            one["elementsize"] = element_size(one.get("elementsize"), array.dtype.itemsize)
+    chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
     return _finish(
         array,
@@ -105,7 +114,7 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     return _finish(
         array,
         chunk_shape=chunk_shape,
-        codecs=_read_codecs(chain, array.ndim, _native(array.dtype)),
+        codecs=_read_codecs(chain, array.ndim, _native(array.dtype), chunk_nbytes(array, chunk_shape)),
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
         names=names,
@@ -140,7 +149,7 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype) -> _Codecs:
+def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
     """Follow the codecs of one chunk: what reorders axes, filters, what makes bytes of them, what encodes the bytes."""
     axes: tuple[int, ...] = tuple(range(rank))
     filters: list[Mapping[str, Any]] = []
@@ -151,7 +160,7 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype)
         elif codec["name"] in _ARRAY_FILTERS:
             filters.append(codec)
         elif codec["name"] == "bytes":
-            return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype)
+            return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
         else:
             return _Codecs(axes, None, f"codec {codec['name']!r}")
     return _Codecs(axes, None, "a codec chain without 'bytes'")
@@ -163,6 +172,7 @@ def _behind_bytes(
     endian: str | None,
     codecs: Sequence[Mapping[str, Any]],
     dtype: np.dtype,
+    chunk_nbytes: int,
 ) -> _Codecs:
     """Read the filters before codec 'bytes', which the host undoes, together with the codecs behind it."""
     settings: list[Mapping[str, Any]] = []
@@ -172,7 +182,7 @@ def _behind_bytes(
             return _Codecs(axes, None, reason)
         settings.append(read)
     settings += [{**(one.get("configuration") or {}), "name": one["name"]} for one in codecs]
-    decoding, reason = read_chain(settings)
+    decoding, reason = read_chain(settings, chunk_nbytes)
     # What a filter gives back is in this machine's byte order, as its dtype says.
     return _Codecs(axes, endian == "big" and not filters, reason, decoding)
 
@@ -214,7 +224,7 @@ def _finish(
         root=root,
         zarr_format=int(array.metadata.zarr_format),
         shape=tuple(array.shape),
-        chunk_shape=chunk_shape,
+        chunk_shape=tuple(max(1, c) for c in chunk_shape),
         dtype=dtype,
         swapped=dtype.itemsize > 1 and stored_big != (sys.byteorder == "big"),
         stored_axes=codecs.stored_axes,
@@ -247,4 +257,4 @@ def _local_root(array: zarr.Array) -> str | None:
     if type(store) is not LocalStore:
         return None
     # Absolute, so that a later change of the working folder does not make chunks look missing.
-    return os.path.abspath(Path(store.root) / array.path)
+    return str(absolute(Path(store.root) / array.path))

@@ -22,6 +22,7 @@ import numpy as np
 import zarr
 
 from linumpy.io.place import check_free_space
+from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 
 #: Versions of NGFF that are written, and the zarr format of each.
@@ -103,7 +104,7 @@ class NewImage:
 
     def _create(self, folder: Path) -> list[zarr.Array]:
         version: Any = ZARR_FORMATS[self.ngff_version]
-        group = zarr.create_group(folder, zarr_format=version)
+        group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
         options: dict[str, Any] = (
             {"dimension_names": self.names, "shards": self.shards}
             if version == 3

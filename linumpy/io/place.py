@@ -42,6 +42,16 @@ _LOCK, _IMAGE, _OLD = "lock", "image", "old"
 _UNFINISHED = ".unfinished"
 
 
+def absolute(path: str | Path) -> Path:
+    """Make a path absolute without changing what it names.
+
+    ``..`` stays: behind a symbolic link it is the folder above the one that the link leads to. Only where it is the
+    last part, which no folder can be renamed to, or there is no last part, is the folder's real path taken.
+    """
+    path = Path(path).absolute()
+    return path if path.name not in ("", "..") else Path(os.path.realpath(path))
+
+
 @contextmanager
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
     """Give a temporary place for a folder, which takes its own when the block ends well.

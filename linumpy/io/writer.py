@@ -22,7 +22,7 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
-from linumpy.io.place import check_place, new_folder
+from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.write_state import WriteState
@@ -147,6 +147,7 @@ class OmeZarrWriter:
         progress: Progress | None = None,
     ) -> None:
         self.path = Path(path)
+        self._place = absolute(path)
         self._image = image = plan_image(
             shape,
             dtype,
@@ -155,7 +156,7 @@ class OmeZarrWriter:
             chunks=chunks,
             shards=shards,
             compressors=compressors,
-            name=name if name is not None else self.path.name,
+            name=name if name is not None else self._place.name,
             origin=origin,
             levels=n_levels,
             downsampling=downsampling,
@@ -206,7 +207,7 @@ class OmeZarrWriter:
         # Nothing of an earlier block that failed counts.
         self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
-            place = new_folder(self.path.absolute(), overwrite=self._overwrite, durable=self._durable)
+            place = new_folder(self._place, overwrite=self._overwrite, durable=self._durable)
             folder = scope.enter_context(place)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)

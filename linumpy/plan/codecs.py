@@ -19,6 +19,8 @@ COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
 #: Filters of numcodecs before a compressor that the host undoes: they are rare.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
+#: Longest element whose bytes the device puts in order: blosc.cu holds eight of them, and more, in shared memory.
+MOST_SHUFFLE = 2048
 #: Bytes of a CRC-32C.
 CHECKSUM_NBYTES = 4
 
@@ -75,7 +77,7 @@ class DecodeChain:
         return " → ".join(steps)
 
 
-def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None, str | None]:
+def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
     """Read the codecs that come after the bytes of a chunk.
 
     Parameters
@@ -83,6 +85,8 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
     codecs : sequence of mapping
         In the order of encoding; each with ``"name"`` and its settings. Names are those of zarr v3, of numcodecs, or
         numcodecs' with ``"numcodecs."`` before them.
+    chunk_nbytes : int
+        Bytes that the codecs encode.
 
     Returns
     -------
@@ -102,7 +106,9 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
         elif name in HOST_FILTERS and not (compressor or before or shuffle or host_filter):
             host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
         elif name == "shuffle" and not (compressor or before or shuffle or host_filter):
-            shuffle = int(codec.get("elementsize", 4))
+            shuffle, reason = _shuffle(codec.get("elementsize", 4), chunk_nbytes)
+            if reason:
+                return None, reason
         elif name in COMPRESSORS and not compressor:
             compressor = name
             inner, reason = _blosc_inner(codec) if name == "blosc" else ("", None)
@@ -167,6 +173,17 @@ def _text(dtype: Any) -> str:
     if not isinstance(dtype, str):
         raise TypeError(dtype)
     return dtype
+
+
+def _shuffle(size: Any, chunk_nbytes: int) -> tuple[int, str | None]:
+    """Read the bytes of an element; zarr raises on those that do not divide a chunk, and leaves up to 1 as they are."""
+    if not isinstance(size, int):
+        return 0, f"filter 'shuffle' with elements of {size!r} bytes"
+    if size > 1 and chunk_nbytes % size:
+        return 0, f"filter 'shuffle' with elements of {size} bytes, which do not divide the {chunk_nbytes} of a chunk"
+    if size > MOST_SHUFFLE:
+        return 0, f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MOST_SHUFFLE}"
+    return max(size, 0), None
 
 
 def _blosc_inner(codec: Mapping[str, Any]) -> tuple[str, str | None]:
