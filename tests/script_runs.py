@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 _HALF_WAY = """
 import contextlib, sys, time
 from linumpy import cli
+from linumpy.io import new_image
+new_image._CHUNK_NBYTES = {chunk_nbytes} or new_image._CHUNK_NBYTES
 from linumpy.mosaic import aip, focal, grid, slices, surface
 here = (grid.resample_mosaic_grid, surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics)
 for function in (*here, aip.project_mosaic, aip.project_mosaic_to_png):
@@ -55,10 +57,13 @@ def run_script(name, *words, **more):
     )  # fmt: skip
 
 
-def kill_half_way(name, words, *, after, sent=signal.SIGKILL):
-    """Run a script until it has told of its progress `after` times, and kill it there; returns its exit status."""
+def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):
+    """Run a script until it has told of its progress `after` times, and kill it there; returns its exit status.
+
+    Chunks that nobody chooses have at most `chunk_nbytes`, so that a small output has many.
+    """
     with subprocess.Popen(
-        [sys.executable, "-c", _HALF_WAY.format(name=name, after=after), *map(str, words)],
+        [sys.executable, "-c", _HALF_WAY.format(name=name, after=after, chunk_nbytes=chunk_nbytes), *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
     ) as child:  # fmt: skip
         said = child.stdout.readline()

@@ -211,6 +211,7 @@ def _measure(request: ZarrRequest, source: Path, target: Path) -> ZarrResult:
                 source,
                 target,
                 _WANTED_UM,
+                anti_aliasing=False,
                 mode="nearest",
                 device="cuda" if request.use_gpu else "cpu",
                 device_memory=request.limit,

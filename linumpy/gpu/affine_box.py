@@ -1,8 +1,9 @@
-"""Make one block of an affinely transformed image from the box of the image that it needs.
+"""Make one block of an affinely transformed image from the box of the image that it needs; smooth that where asked.
 
 In: the box, and the :class:`~linumpy.plan.resample.Block` that says where box and block lie in the whole. Out: the
 block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: places are computed from a
-voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image.
+voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image. A block
+that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s result.
 CuPy in, CuPy out; NumPy in, NumPy out.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,14 +21,64 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import sampling, spline
 from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu.resize_tables import AxisPlan, Part, unchanged
+from linumpy.gpu.resizing import apply_tables, computed_in, rounded
 from linumpy.gpu.sampling_paths import ndimage_of
 from linumpy.gpu.spline_transform import spline_filter
-from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
+from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
 #: Output voxels whose places are held at a time.
 _STRIP = 2**18
 #: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
+
+
+def make_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
+    """Make one block of the output, from a source that is smoothed first where the grid says so.
+
+    Parameters and result are those of :func:`affine_box`.
+
+    Notes
+    -----
+    Whatever is smoothed is float32 (float64 where that does not hold the source's numbers) until the block is written.
+    """
+    if not grid.smooths:
+        return affine_box(source, grid, block, cval, out)
+    between = computed_in(source.dtype)
+    if grid.separable:
+        return apply_tables(source, _tables(grid, block), between, out.dtype, out)
+    plain = replace(grid, sigmas=())
+    start, stop = source_box(plain, block.start, block.stop)  # without what the smoothing needs around it
+    inner = replace(block, source_start=start, source_stop=stop)
+    if source.size:
+        source = apply_tables(source, _gaussians(grid, block, inner), between, between)
+    wide = out if out.dtype == between else array_module(out).empty(out.shape, between)
+    affine_box(source.astype(between, copy=False), plain, inner, cval, wide)
+    return out if wide is out else rounded(wide, out)
+
+
+def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
+    """Plan how each axis of a box is smoothed and interpolated at once."""
+    plans = []
+    for axis, (size, length) in enumerate(zip(block.source_shape, block.shape, strict=True)):
+        scale, sigma = grid.matrix[axis][axis], grid.sigmas[axis]
+        source, made = (block.source_start[axis], block.source_stop[axis]), (block.start[axis], block.stop[axis])
+        if scale == 1 and not sigma and source == made:
+            plans.append(unchanged(size))
+            continue
+        part = Part(grid.source_shape[axis], grid.output_shape[axis], scale, source[0], made[0])
+        plans.append(AxisPlan(size, length, 1, "nearest", sigma, part=part))
+    return plans
+
+
+def _gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
+    """Plan how each axis of a box is smoothed, to what is sampled of it."""
+    plans = []
+    for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
+        n, sigma = grid.source_shape[axis], grid.sigmas[axis]
+        part = Part(n, n, 1.0, block.source_start[axis], inner.source_start[axis])
+        plans.append(AxisPlan(size, length, 0, "nearest", sigma, part=part) if sigma else unchanged(size))
+    return plans
 
 
 def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
@@ -118,6 +170,30 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     wide = (8, 8) if kind == "b1" else (4, 4) if kind == "f2" else (0, 0)
     # For a spline the coefficients in float64, and a copy of them while they are filtered.
     return wide[0] + (0 if order <= 1 else 24 if device == "cuda" else 16), wide[1]
+
+
+def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
+    """Bytes that :func:`make_box` needs beyond box and block: for each voxel of the box, and of the block.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        Of source and result.
+    grid : AffineGrid
+        What is made.
+    device : {"cuda", "cpu"}
+        Where the arrays are.
+    """
+    if not grid.smooths:
+        return work_bytes(dtype, grid.order, device)
+    between = computed_in(dtype)
+    # Between two axes there are two volumes, none larger than both box and block.
+    passes = 2 * between.itemsize
+    if grid.separable:
+        return passes, passes
+    work, output_work = work_bytes(between, grid.order, device)
+    # The block in floats, and on a device what its rounding needs.
+    return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
 
 
 def _fill(out: Any, cval: float) -> Any:

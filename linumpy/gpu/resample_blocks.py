@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 
 from linumpy.device import kvikio_mode, require_cuda, resolve
-from linumpy.gpu.affine_box import affine_box
+from linumpy.gpu.affine_box import make_box
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
@@ -155,7 +155,7 @@ class HostStage:
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""
         out = np.empty(block.shape, self._dtype)
-        return affine_box(source, self._job.plan.grid, block, self._job.cval, out)
+        return make_box(source, self._job.plan.grid, block, self._job.cval, out)
 
     def write(self, block: Block, result: np.ndarray) -> None:
         """Write it."""
@@ -217,7 +217,7 @@ class CudaStage:
         with self._device(), self._working:
             self._working.wait_event(ready)
             out = _view(self._blocks[slot], block.shape, self._dtype)
-            affine_box(box, self._job.plan.grid, block, self._job.cval, out)
+            make_box(box, self._job.plan.grid, block, self._job.cval, out)
             self._free[slot] = self._working.record()
             return out, self._free[slot]
 

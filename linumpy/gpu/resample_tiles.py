@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32
+from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.resize_tables import AxisPlan, unchanged
-from linumpy.gpu.resizing import apply_tables
+from linumpy.gpu.resizing import apply_tables, computed_in
 from linumpy.plan.tile_axis import TileAxis
 
 
@@ -55,7 +55,7 @@ def resample_tiles(volume: Any, axes: Sequence[TileAxis], dtype: Any = None) -> 
     if all(axis.tile == axis.new_tile for axis in axes) or not volume.size:
         xp = array_module(volume)
         return xp.ascontiguousarray(volume.astype(wanted, copy=False))
-    return apply_tables(volume, [plan_of(axis) for axis in axes], _computed_in(volume.dtype, wanted), wanted)
+    return apply_tables(volume, [plan_of(axis) for axis in axes], computed_in(volume.dtype, wanted), wanted)
 
 
 def plan_of(axis: TileAxis) -> AxisPlan:
@@ -63,7 +63,3 @@ def plan_of(axis: TileAxis) -> AxisPlan:
     if axis.tile == axis.new_tile:
         return unchanged(axis.size)
     return AxisPlan(axis.size, axis.new_size, 1, "nearest", axis.sigma, (axis.tile, axis.new_tile))
-
-
-def _computed_in(*dtypes: np.dtype) -> np.dtype:
-    return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)

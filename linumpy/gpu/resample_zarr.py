@@ -27,12 +27,12 @@ from linumpy import __version__
 from linumpy.cli import bytes_progress
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
-from linumpy.gpu.affine_box import work_bytes
+from linumpy.gpu.affine_box import box_work_bytes
 from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
 from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
-from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url
+from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url, unfinished_beside
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.resumable import Request, Resumable, resumable_folder
@@ -40,8 +40,8 @@ from linumpy.io.source import Source, describe_source, folder_of, identify_data,
 from linumpy.io.writer import STEP_BYTES, Progress
 from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
-from linumpy.plan.regrid import Regrid, plan_regrid
-from linumpy.plan.resample import AffineGrid, Block, ResamplePlan
+from linumpy.plan.regrid import plan_regrid
+from linumpy.plan.resample import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
 
 #: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
@@ -64,6 +64,7 @@ def resample_zarr(
     *,
     output_shape: Sequence[int] | None = None,
     order: int = 1,
+    anti_aliasing: bool | None = None,
     mode: str | None = None,
     cval: float = 0.0,
     chunks: Sequence[int] | None = None,
@@ -83,10 +84,10 @@ def resample_zarr(
     """Resample an OME-Zarr volume of any size into another.
 
     Each block of the output, of whole chunks or shards, reads only the box of the source that it needs. The next
-    block's read and the last block's write overlap it. With orders 0 and 1 the result is the same, bit for bit, as that
-    of ``affine_transform`` on the whole array in memory; with higher orders it differs by rounding. There is no
-    smoothing: to halve the resolution, order 1 takes the mean of 2 × 2 × 2 voxels; to go further in one step, take a
-    coarser `level`.
+    block's read and the last block's write overlap it. With orders 0 and 1 the result does not depend on the blocks: it
+    is the same, bit for bit, as that of a call on the whole array in memory. For a coarser spacing, which is smoothed,
+    with order 1 that is ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8 bytes are computed
+    in float64); without smoothing it is ``affine_transform``. Higher orders differ by rounding.
 
     Parameters
     ----------
@@ -103,6 +104,13 @@ def resample_zarr(
         and the spacing is adapted to fill it; for a matrix, the shape of the source.
     order : int
         Of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 take the modes ``"constant"`` and ``"nearest"``.
+    anti_aliasing : bool, optional
+        Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
+        scikit-image's ``resize`` does; else what is finer than the new spacing turns up as false patterns. By default
+        True for a spacing and False for a matrix: rotations and other general maps are not smoothed unless this is
+        True, and then factor is the length of the matrix's row for each axis of the source. Beyond its edges the source
+        is continued by its outermost voxels for the smoothing, whatever the `mode`. Order 0, whose voxels may be
+        labels, is never smoothed.
     mode : str, optional
         How the source is continued beyond its edges, as SciPy names it. By default ``"nearest"`` for a spacing, whose
         grid covers the source's extent up to half a voxel beyond the outermost centres, and ``"constant"`` for a
@@ -160,7 +168,7 @@ def resample_zarr(
     Notes
     -----
     What NGFF 0.5 cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
-    the offset and the name of the source.
+    the offset, the sigmas of the smoothing (voxels of the source) and the name of the source.
 
     Examples
     --------
@@ -178,7 +186,10 @@ def resample_zarr(
     check_apart([place_of_target], [one for one in places if one is not None])
     _check_dtype(volume.array, order)
     regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
-    grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode)
+    if anti_aliasing is None:
+        anti_aliasing = np.ndim(transform_or_spacing) < 2
+    sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
+    grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
     image = plan_image(
         regrid.shape,
         volume.array.dtype.newbyteorder("="),
@@ -197,7 +208,9 @@ def resample_zarr(
     stored = image.stored[0]
     plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
-    create = _creator(image, regrid, volume)
+    create = _creator(image, grid, volume)
+    if not unfinished_beside(place_of_target).exists():
+        image.check_fits(place_of_target)
     with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
         job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
@@ -272,7 +285,7 @@ def plan_blocks(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"device_memory={limit}: a number of bytes is needed")
-    work, output_work = work_bytes(source.dtype, grid.order, kind)
+    work, output_work = box_work_bytes(source.dtype, grid, kind)
     itemsize = source.dtype.itemsize
     if kind == "cpu":
         cost = BlockBytes(itemsize, itemsize, work, output_work)
@@ -304,6 +317,7 @@ def _request(
         "order": grid.order,
         "mode": grid.mode,
         "cval": float(cval),
+        "anti_aliasing": grid.sigmas if grid.smooths else None,
         "device": kind,
         "output shapes": image.shapes,
         "chunks": image.chunks,
@@ -332,13 +346,17 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _creator(image: NewImage, regrid: Regrid, volume: _Volume) -> Callable[[Path], object]:
+def _creator(image: NewImage, grid: AffineGrid, volume: _Volume) -> Callable[[Path], object]:
     """Return what makes the empty target."""
 
     def create(folder: Path) -> None:
         image.create(folder)
-        matrix = [list(row) for row in regrid.matrix]
-        origin: Any = {"source": describe_source(volume.array), "matrix": matrix, "offset": list(regrid.offset)}
+        origin: Any = {
+            "source": describe_source(volume.array),
+            "matrix": [list(row) for row in grid.matrix],
+            "offset": list(grid.offset),
+            "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
+        }
         zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
 
     return create

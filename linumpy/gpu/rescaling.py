@@ -20,6 +20,7 @@ from linumpy.gpu import resizing
 from linumpy.gpu.interpolation_args import Resizing, check_image, check_spline, read_resizing
 from linumpy.gpu.sampling_paths import Spline, Target, ndimage_of, sample_grid
 from linumpy.plan.regrid import centred
+from linumpy.plan.resample import anti_aliasing_sigmas
 
 
 def resize(
@@ -158,7 +159,7 @@ def resample_volume(
         Of the spline: 0 nearest, 1 linear, up to 5.
     anti_aliasing : bool
         Whether to smooth along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels as scikit-image's
-        ``resize`` does.
+        ``resize`` does. Order 0, whose voxels may be labels, is never smoothed.
 
     Returns
     -------
@@ -185,7 +186,7 @@ def resample_volume(
     shape = tuple(max(1, round(n * c / t)) for n, c, t in zip(volume.shape, current, target, strict=True))
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
     reached = tuple(c * f for c, f in zip(current, factors, strict=True))
-    sigmas = [max(0.0, (factor - 1) / 2) if anti_aliasing else 0.0 for factor in factors]
+    sigmas = anti_aliasing_sigmas(np.diag(factors).tolist()) if anti_aliasing and order > 0 else (0.0,) * volume.ndim
     dtype = np.dtype(np.float64 if volume.dtype == np.float64 else np.float32)
     if order <= 1:
         return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas, dtype=dtype), reached

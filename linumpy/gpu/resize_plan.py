@@ -181,7 +181,8 @@ def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bo
     shape = [plan.size for plan in axes]
     wanted = [plan.length for plan in axes]
     changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
-    passes = order_axes(shape, wanted, changed, [dtype.itemsize for dtype in dtypes])
+    whole = [plan.whole[0] for plan in axes], [plan.whole[1] for plan in axes]
+    passes = order_axes(*whole, changed, [dtype.itemsize for dtype in dtypes])
     steps: list[Step] = []
     while passes:
         now, passes = passes[0], passes[1:]

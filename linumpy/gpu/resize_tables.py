@@ -11,9 +11,31 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
+from linumpy.plan.resample import gaussian_radius
+
 #: Boundary modes, by SciPy's names: the voxel that stands for one outside. Those outside a constant image are zero.
 MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
-_TRUNCATE = 4.0  # sigmas, as SciPy's gaussian_filter
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a box of an image, and the block of the result that is made from it, lie along an axis.
+
+    Attributes
+    ----------
+    size, length : int
+        Voxels along the whole axis, before and after.
+    scale : float
+        Voxels of the image between neighbours of the result.
+    source_start, start : int
+        The first voxel of the box and of the block, in the whole.
+    """
+
+    size: int
+    length: int
+    scale: float
+    source_start: int
+    start: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,9 @@ class AxisPlan:
     tile : (int, int) or None
         For an axis of tiles of which each is resampled by itself: voxels of a whole tile, before and after. The last
         one may be shorter. Only with modes that continue a tile by its own voxels: nearest, mirror, reflect.
+    part : Part or None
+        For a box of a larger image, which must hold all that the block needs: `size` and `length` are then those of box
+        and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
     """
 
     size: int
@@ -41,6 +66,12 @@ class AxisPlan:
     mode: str
     sigma: float
     tile: tuple[int, int] | None = None
+    part: Part | None = None
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """Voxels along the whole axis, before and after; by them passes are ordered, so that a part has its bits."""
+        return (self.size, self.length) if self.part is None else (self.part.size, self.part.length)
 
 
 def unchanged(size: int) -> AxisPlan:
@@ -100,29 +131,30 @@ def fold(index: np.ndarray, size: np.ndarray, mode: str) -> np.ndarray:
     return np.where((index >= 0) & (index < size), index, -1)
 
 
-def _radius(sigma: float) -> int:
-    return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
-
-
 def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """List the voxels and weights of each voxel of the result, (length, entries); -1 for no voxel; and where it lies.
 
     The centre of voxel i of the result lies at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and
     continued then, so voxels are folded twice. The Gaussian is that of SciPy's ``gaussian_filter``, cut at four sigmas.
-    Voxels are counted from the first one of their tile, until the end; an axis without tiles is one.
+    Voxels are counted from the first one of their tile, until the end; an axis without tiles is one. Those of a part
+    are counted from the first one of its box at the end.
     """
-    tile, new_tile = plan.tile or (plan.size, plan.length)
-    number, voxel = np.divmod(np.arange(plan.length), new_tile)
-    start = number * tile
-    size = np.minimum(tile, plan.size - start)
-    place = (voxel + 0.5) * (tile / new_tile) - 0.5
+    if plan.part is None:
+        tile, new_tile = plan.tile or (plan.size, plan.length)
+        number, voxel = np.divmod(np.arange(plan.length), new_tile)
+        start, scale = number * tile, tile / new_tile
+        size = np.minimum(tile, plan.size - start)
+    else:
+        voxel, scale = np.arange(plan.part.start, plan.part.start + plan.length), plan.part.scale
+        start, size = np.full(plan.length, -plan.part.source_start), np.full(plan.length, plan.part.size)
+    place = (voxel + 0.5) * scale - 0.5
     below = np.floor(place)
     if plan.order == 0:
         index, weights = np.floor(place + 0.5)[:, None], np.ones((plan.length, 1))
     else:
         index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - place, place - below], 1)
     voxels = fold(index.astype(np.int64), size, plan.mode)
-    radius = _radius(plan.sigma)
+    radius = gaussian_radius(plan.sigma)
     if radius:
         taps = np.arange(-radius, radius + 1)
         bell = np.exp(-0.5 / plan.sigma**2 * taps**2)
@@ -130,6 +162,10 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         voxels = np.where(voxels[..., None] < 0, -1, smoothed).reshape(plan.length, -1)
         weights = (weights[..., None] * (bell / bell.sum())).reshape(plan.length, -1)
     within = (voxels >= 0) & (weights != 0)
+    if plan.part is not None:
+        held = voxels[within] - plan.part.source_start
+        assert held.min() >= 0, "the box begins too late"
+        assert held.max() < plan.size, "the box ends too early"
     return np.where(within, voxels + start[:, None], -1), weights, below.astype(np.int64)
 
 
@@ -149,7 +185,7 @@ def windows_of(plan: AxisPlan) -> Windows:
     kept = voxels >= 0
     # Around a wrapped axis a window is short only if it may begin before 0; one as long as the axis begins at 0. So no
     # voxel of a window is without weight: it might be NaN.
-    radius = _radius(plan.sigma)
+    radius = gaussian_radius(plan.sigma)
     base = np.zeros_like(below)
     if plan.mode == "grid-wrap" and 2 * radius + 2 <= plan.size:
         base = below - radius

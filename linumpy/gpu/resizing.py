@@ -9,6 +9,7 @@ Temporary memory: the results between two passes.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, address_of, int32, int64, load
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import saturated
@@ -28,7 +29,7 @@ _ALIGNED = 16  # bytes: of the loads of resize.cu
 _TABLE_ALIGNED = 64  # of weights, of which a thread loads a row at once
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
-_HOST_VOXELS = 2**20  # that are float64 at a time
+_HOST_VOXELS = 2**19  # that are float64 at a time
 
 
 def plan_axes(
@@ -82,14 +83,20 @@ def resample_axes(
     return apply_tables(image, axes, between, target)
 
 
-def apply_tables(image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> Any:
+def computed_in(*dtypes: np.dtype) -> np.dtype:
+    """Choose what sums are of: float32, unless it does not hold the numbers of a dtype."""
+    return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
+
+
+def apply_tables(image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: Any = None) -> Any:
     """Resample an image as planned: NumPy arrays on the host, CuPy arrays by the kernels.
 
-    Sums on a device, and what is kept between two axes, are of `between`; the result is `target`.
+    Sums on a device, and what is kept between two axes, are of `between`; the result is `target`. It goes to `out`
+    where that is given, a C-contiguous array of its shape and of `target`; then some axis must change.
     """
     if not is_device_array(image):
-        return _on_host(image, axes, between, target)
-    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target)
+        return _on_host(image, axes, between, target, out)
+    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target, out=out)
 
 
 def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
@@ -102,26 +109,54 @@ def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
     return result
 
 
-def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype) -> np.ndarray:
+def _on_host(
+    image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: np.ndarray | None = None
+) -> np.ndarray:
     """Resample by sparse matrices, in float64; between two axes `between` is kept, as on a device."""
     result = image
-    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
-        plan = axes[axis]
-        if plan == unchanged(plan.size):
-            continue
-        moved = np.moveaxis(result, axis, 0)
-        lines = moved.reshape(plan.size, -1)
-        done = np.empty((plan.length, lines.shape[1]), between)
-        matrix = axis_matrix(plan)
-        step = max(1, _HOST_VOXELS // max(plan.size, plan.length))
-        for start in range(0, lines.shape[1], step):
-            done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
-        result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
-    if target.kind in "iu":
-        info, whole = np.iinfo(target), np.abs(result) >= 2**52  # adding a half would change these
-        result = np.where(whole, result, np.trunc(result + np.copysign(0.5, result))).clip(info.min, info.max)
-        return np.ascontiguousarray(saturated(result, target))
-    return np.ascontiguousarray(result, target)
+    for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].whole[1] / axes[axis].whole[0]):
+        if axes[axis] != unchanged(axes[axis].size):
+            result = _along(np.ascontiguousarray(result), axis, axes[axis], between)
+    if out is None and target.kind not in "iu":
+        return np.ascontiguousarray(result, target)
+    return rounded(result, np.empty(result.shape, target) if out is None else out)
+
+
+def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> np.ndarray:
+    """Resample one axis, some lines at a time."""
+    before, after = image.shape[:axis], image.shape[axis + 1 :]
+    lines = image.reshape(math.prod(before), plan.size, math.prod(after))
+    done = np.empty((len(lines), plan.length, lines.shape[2]), between)
+    matrix = axis_matrix(plan)
+    most = max(1, _HOST_VOXELS // max(plan.size, plan.length))
+    step = min(lines.shape[2], most)
+    for begin in range(0, len(lines), max(1, most // step)):
+        some = slice(begin, begin + max(1, most // step))
+        for first in range(0, lines.shape[2], step):
+            part = lines[some, :, first : first + step]
+            columns = np.moveaxis(part, 1, 0).reshape(plan.size, -1).astype(np.float64)
+            made = (matrix @ columns).reshape(plan.length, len(part), -1)
+            done[some, :, first : first + step] = np.moveaxis(made, 1, 0)
+    return done.reshape(*before, plan.length, *after)
+
+
+def rounded(result: Any, out: Any) -> Any:
+    """Bring floats into an array of another dtype: rounded for integers, halves away from zero, and saturated.
+
+    NumPy arrays go part by part, so that this takes little memory; `out` must be C-contiguous.
+    """
+    xp = array_module(result)
+    flat, place = result.reshape(-1), out.reshape(-1)
+    step = _HOST_VOXELS if xp is np else max(1, flat.size)
+    for begin in range(0, flat.size, step):
+        part = flat[begin : begin + step]
+        if out.dtype.kind in "iu":
+            info, whole = np.iinfo(out.dtype), xp.abs(part) >= 2**52  # adding a half would change these
+            part = xp.where(whole, part, xp.trunc(part + xp.copysign(part.dtype.type(0.5), part)))
+            part = saturated(part.clip(info.min, info.max), out.dtype)
+        with np.errstate(over="ignore"):  # beyond float16 lies infinity
+            place[begin : begin + step] = part
+    return out
 
 
 @dataclass(frozen=True)
@@ -138,16 +173,18 @@ class _Launch:
 
 
 def run_passes(
-    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT
+    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT, out: Any = None
 ) -> Any:
-    """Resample a C-contiguous image: the last pass writes `target`, others `between`."""
+    """Resample a C-contiguous image: the last pass writes `target`, to `out` where that is given, others `between`."""
     dtypes = (image.dtype, between, target)
-    for launch in _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image)):
-        out = array_module(image).empty(launch.shape, launch.target)
+    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image))
+    for launch in launches:
+        last = out is not None and launch is launches[-1]
+        made = out if last else array_module(image).empty(launch.shape, launch.target)
         launch.kernel(
-            (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
+            (launch.blocks,), (_THREADS,), (image, made, *launch.tables, *launch.sizes), shared_mem=launch.shared
         )
-        image = out
+        image = made
     return image
 
 
@@ -172,7 +209,9 @@ def _prepare(
     tuning: Tuning,
     place: tuple[int, int, int] | None,
 ) -> tuple[_Launch, ...]:
-    make = _kept if place is not None and _is_small(axes) else _made
+    # The tables of a block serve no other one: kept, they would only push out those that are used again.
+    whole = all(plan.part is None for plan in axes)
+    make = _kept if place is not None and whole and _is_small(axes) else _made
     return make(axes, dtypes, aligned, tuning, place)
 
 

@@ -26,6 +26,25 @@ _FORGET = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 SPLINE_PAD = 12
 #: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
 _ROUNDING = 1e-6
+_TRUNCATE = 4.0  # standard deviations at which a Gaussian is cut, as SciPy's gaussian_filter
+
+
+def gaussian_radius(sigma: float) -> int:
+    """Count the voxels on either side that a Gaussian of `sigma` voxels is made of, as SciPy does."""
+    return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
+
+
+def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Choose the Gaussian that a source is smoothed by before it is sampled through a matrix.
+
+    Along each axis of the source (scale - 1) / 2 voxels, as scikit-image's ``resize``, where scale is the length of the
+    matrix's row: how far a step of one voxel of the output goes along that axis. 0 where the output is not coarser.
+    """
+    lengths = []
+    for row in matrix:
+        steps = [abs(m) for m in row if m]
+        lengths.append(steps[0] if len(steps) == 1 else math.hypot(*steps))
+    return tuple(max(0.0, (length - 1) / 2) for length in lengths)
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,9 @@ class AffineGrid:
         Of the spline, 0 to 5.
     mode : str
         One of :data:`MODES`.
+    sigmas : tuple of float
+        Of the Gaussian that smooths the source before it is sampled, in voxels, for each of its axes; beyond its edges
+        the source is continued by its outermost voxels. Empty, or all 0: no smoothing.
     """
 
     source_shape: tuple[int, ...]
@@ -52,9 +74,14 @@ class AffineGrid:
     offset: tuple[float, ...]
     order: int
     mode: str
+    sigmas: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         rank = len(self.source_shape)
+        if len(self.sigmas) not in (0, rank) or not all(math.isfinite(one) and one >= 0 for one in self.sigmas):
+            raise ValueError(f"sigmas={self.sigmas}: none, or one number from 0 on for each of {rank} axes")
+        if self.order == 0 and self.smooths:
+            raise ValueError("order=0 takes voxels as they are: the source is not smoothed for it")
         if isinstance(self.order, bool) or self.order not in range(6):
             raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
         if self.mode not in MODES:
@@ -80,8 +107,36 @@ class AffineGrid:
         """Number of axes."""
         return len(self.source_shape)
 
+    @property
+    def smooths(self) -> bool:
+        """Whether the source is smoothed."""
+        return any(self.sigmas)
+
+    @cached_property
+    def separable(self) -> bool:
+        """Whether smoothing and interpolation are done together, axis by axis, by one table of weights for each.
+
+        So it is where the output is coarser by a spacing: with linear interpolation, between volumes that begin at the
+        same edge.
+        """
+        if not self.smooths or self.order != 1 or self.mode != "nearest":
+            return False
+        matrix = np.array(self.matrix, np.float64)
+        scales = matrix.diagonal()
+        begins = np.abs(np.array(self.offset) - (scales - 1) / 2) <= 1e-9 * np.maximum(1, scales)
+        return bool((matrix == np.diag(scales)).all() and (scales > 0).all() and begins.all())
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Voxels around those to sample that the smoothing needs, for each axis of the source."""
+        return tuple(map(gaussian_radius, self.sigmas)) or (0,) * self.rank
+
     def places(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
         """Return, for each axis of the source, between which places a box of the output falls."""
+        if self.separable:  # as the tables compute them, to the bit
+            scales = (self.matrix[axis][axis] for axis in range(self.rank))
+            voxels = zip(scales, start, stop, strict=True)
+            return tuple(((a + 0.5) * f - 0.5, (b - 0.5) * f - 0.5) for f, a, b in voxels)
         bounds = []
         for row, shift in zip(self.matrix, self.offset, strict=True):
             ends = [(m * a, m * (b - 1)) for m, a, b in zip(row, start, stop, strict=True)]
@@ -218,6 +273,21 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
 
 def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
     """Find the voxels needed along one axis; None for none."""
+    box = _linear_box(grid, axis, low, high) if grid.separable else _sampled_box(grid, axis, low, high)
+    if box is None:
+        return None
+    reach = grid.reach[axis]
+    return max(box[0] - reach, 0), min(box[1] + reach, grid.source_shape[axis])
+
+
+def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
+    """Find the voxels that tables of weights take between two places: none whose weight is 0."""
+    low, high = (min(max(place, 0.0), grid.source_shape[axis] - 1.0) for place in (low, high))
+    return math.floor(low), math.ceil(high) + 1
+
+
+def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
+    """Find the voxels that are sampled between two places along one axis."""
     n, (before, after) = grid.source_shape[axis], grid.support
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None

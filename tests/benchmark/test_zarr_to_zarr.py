@@ -44,7 +44,7 @@ def test_it_is_made_in_blocks(tmp_path):
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
-    real, blocks = resample_blocks.affine_box, []
+    real, blocks = resample_blocks.make_box, []
 
     def spoilt(source, grid, block, cval, out):
         made = real(source, grid, block, cval, out)
@@ -54,7 +54,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
             blocks.append(block)
         return made
 
-    monkeypatch.setattr(resample_blocks, "affine_box", spoilt)
+    monkeypatch.setattr(resample_blocks, "make_box", spoilt)
     monkeypatch.setattr(zarr_to_zarr, "_SIDE", 200)
     result = run_zarr_to_zarr(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False))
     assert len(blocks) == 1

@@ -105,7 +105,7 @@ FAKE = types.SimpleNamespace(
 @pytest.fixture
 def device(monkeypatch):
     """Reads and transforms that are put on the current stream, as those of a device are."""
-    real = resample_blocks.affine_box
+    real = resample_blocks.make_box
 
     def read(array, *, region, out, scratch_bytes):
         assert type(out) is DeviceArray
@@ -130,7 +130,7 @@ def device(monkeypatch):
     monkeypatch.setattr(resample_blocks, "write_block", write)
     monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
-    monkeypatch.setattr(resample_blocks, "affine_box", transform)
+    monkeypatch.setattr(resample_blocks, "make_box", transform)
 
 
 @pytest.fixture

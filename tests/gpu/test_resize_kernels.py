@@ -1,18 +1,21 @@
 """Tables, plans and kernels of resizing on the CPU, thread after thread, against SciPy; they compile for GPUs."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from emulator import COMPILER, emulated
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from nvrtc import compile_kernel
 from scipy import ndimage
 
-from linumpy.gpu import resize_plan, resizing
+from linumpy.gpu import affine_box, resize_plan, resizing
 from linumpy.gpu.resize_plan import Tuning
 from linumpy.gpu.resize_tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
+from linumpy.plan.regrid import plan_regrid
+from linumpy.plan.resample import AffineGrid, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.tile_axis import TileAxis
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
@@ -263,3 +266,34 @@ def test_the_kernels_compile(name, dtype):
 def test_other_tunings_compile():
     spec = resizing.kernel_spec("planes", np.dtype("u2"), np.dtype("f4"), np.dtype("f4"), TUNINGS[1])
     assert b"planes" in compile_kernel(spec, "sm_90")
+
+
+@needs_compiler
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from(["u1", "i2", "f4", "f8"]), st.sampled_from(TUNINGS), st.integers(0, 999))
+def test_a_block_from_its_box_has_the_bits_of_the_whole(data, dtype, tuning, seed):
+    """On a device, by the kernels, and on the host: passes go in the order of the whole, sums in that of the axis."""
+    rng = np.random.default_rng(seed)
+    rank = data.draw(st.integers(2, 3))
+    shape = tuple(rng.integers(1, 40, rank).tolist())
+    wanted = tuple(
+        max(1, round(n * f)) for n, f in zip(shape, rng.choice([0.2, 0.5, 0.7, 1.0, 1.4], rank), strict=True)
+    )
+    regrid = plan_regrid(1.0, shape, [m / n for n, m in zip(shape, wanted, strict=True)], (0.0,) * rank)
+    sigmas = anti_aliasing_sigmas(regrid.matrix)
+    assume(regrid.shape == wanted and any(sigmas))
+    grid = AffineGrid(shape, wanted, regrid.matrix, regrid.offset, 1, "nearest", sigmas)
+    image = image_of(dtype, shape, seed)
+    whole_axes = resizing.plan_axes(shape, wanted, 1, "nearest", sigmas)
+    kinds = np.dtype("f8" if dtype == "f8" else "f4"), np.dtype(dtype)
+    by_kernels = resizing.run_passes(image, whole_axes, *kinds, tuning)
+    on_host = resizing._on_host(image, whole_axes, *kinds)
+    for block in ResamplePlan(grid, tuple(int(rng.integers(1, n + 1)) for n in wanted)):
+        if math.prod(block.shape) * 20 < math.prod(wanted):
+            continue  # enough are left
+        box, axes = np.ascontiguousarray(image[block.source_box]), affine_box._tables(grid, block)
+        out = np.empty(block.shape, dtype)
+        assert resizing.run_passes(box, axes, *kinds, tuning, out) is out
+        assert out.tobytes() == np.ascontiguousarray(by_kernels[block.box]).tobytes()
+        affine_box.make_box(box, grid, block, 0.0, out)
+        assert out.tobytes() == np.ascontiguousarray(on_host[block.box]).tobytes()

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Resample an OME-Zarr image of any size to another voxel spacing.
+
+Reads an OME-Zarr image with two or three axes, all of space, block by block, and writes another of the same dtype. Its
+extent is cut into the nearest whole number of voxels; the spacing that is reached so stands in its metadata. Axes that
+get coarser are smoothed first, unless --no-anti_aliasing says otherwise; --order 0 takes the nearest voxel, for labels,
+and never smooths.
+
+A run that is stopped leaves what it has done in .OUTPUT.unfinished beside the output; the same command goes on from it.
+
+For example:
+  linum-resample brain.ome.zarr brain_25um.ome.zarr --resolution 25
+  linum-resample brain.ome.zarr out.ome.zarr --resolution 10 5 5 --level 1 --n_levels 4
+  linum-resample labels.ome.zarr labels_25um.ome.zarr --resolution 25 --order 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+from linumpy.errors import DeviceMemoryError
+from linumpy.gpu.resample_zarr import resample_zarr
+from linumpy.io.ome import open_image
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser("linum-resample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
+    parser.add_argument(
+        "--resolution", type=float, nargs="+", required=True, metavar="UM",
+        help="Wanted voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
+    )  # fmt: skip
+    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    parser.add_argument(
+        "--order", type=int, default=1, metavar="N",
+        help="Of the spline: 0 nearest, for labels; 1 linear; 3 cubic; up to 5. [%(default)s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,
+        help="Smooth axes that get coarser, so that what is finer than the new spacing leaves no false patterns. [on]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device_memory", type=float, metavar="GIB",
+        help="Memory for the blocks under way, of the GPU or the host. [80 %% of what is free; on the CPU at most 8]",
+    )  # fmt: skip
+    cli.add_gpu_arguments(parser)
+    cli.add_common_arguments(parser)
+    return parser
+
+
+def _nbytes(gib: float) -> int:
+    if not 1 <= gib * 2**30 < 2**60:
+        raise ValueError(f"--device_memory {gib:g}: a number of GiB above 0 is needed")
+    return int(gib * 2**30)
+
+
+def _resample(parsed: argparse.Namespace) -> None:
+    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
+    options = {} if parsed.device_memory is None else {"device_memory": _nbytes(parsed.device_memory)}
+    try:
+        resample_zarr(
+            parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
+            level=parsed.level, levels=parsed.n_levels, device="cuda" if use_gpu else "cpu",
+            overwrite=parsed.overwrite, **options,
+        )  # fmt: skip
+    except DeviceMemoryError as error:
+        if not options:
+            raise
+        raise DeviceMemoryError(
+            f"--device_memory {parsed.device_memory:g} is too little, give more: {error}"
+        ) from error
+    nbytes = open_image(parsed.input).levels[parsed.level].nbytes
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _resample, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
