@@ -27,7 +27,7 @@ from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.source import Source, local_store, open_source
-from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
+from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 from linumpy.plan.resample import Block, ResamplePlan
 
 
@@ -150,7 +150,7 @@ class HostStage:
         native = self._source.dtype.newbyteorder("=")
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, native)
-        return np.asarray(read_on_host(self._source, block.source_box), native, order="C")
+        return np.asarray(read_chunks_on_host(self._source, block.source_box), native, order="C")
 
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""

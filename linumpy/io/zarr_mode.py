@@ -13,6 +13,7 @@ Metadata is read without a guard: it comes out right in either mode.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ import zarr
 from zarr.buffer import cpu
 from zarr.codecs import ShardingCodec
 from zarr.core.sync import sync
+
+from linumpy.errors import ChunkError, LinumpyError
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,41 @@ def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
     """
     with host_codecs(array):
         return np.asarray(array.get_basic_selection(selection, prototype=cpu.buffer_prototype))
+
+
+def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
+    """Read a region as :func:`read_on_host` does; where a chunk is broken, name it.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Of zarr format 2 or 3.
+    region : tuple of int and slice
+        One for each axis, within the array; slices of step 1.
+
+    Raises
+    ------
+    ChunkError
+        A chunk (or shard) that the store or a codec does not give; the error names it.
+    """
+    try:
+        return read_on_host(array, region)
+    except (MemoryError, LinumpyError):
+        raise
+    except Exception as error:  # codecs raise errors of many kinds, which name nothing
+        raise ChunkError(f"{_broken_chunk(array, region)} cannot be read: {error or type(error).__name__}") from error
+
+
+def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
+    """Name the first chunk (or shard) of a region that zarr does not read."""
+    size = array.shards or array.chunks
+    box = [slice(one, one + 1) if isinstance(one, int) else one for one in region]
+    for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
+        try:
+            read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
+        except Exception:  # the same as the caller's
+            return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
+    return str(array.store_path)
 
 
 def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import zarr
 
 from linumpy.device import require_cuda
-from linumpy.errors import ChunkError, LinumpyError
-from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
+from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 
 #: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
 TILE_BYTES = 256 * 2**20
@@ -75,26 +74,10 @@ def box_nbytes(array: zarr.Array, box: Box) -> int:
 def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
     """Read a box to the device or the host."""
     if not use_gpu:
-        try:
-            return read_on_host(array, box)
-        except (MemoryError, LinumpyError):
-            raise
-        except Exception as error:  # codecs raise errors of many kinds, which name nothing
-            raise ChunkError(f"{_broken_chunk(array, box)} cannot be read: {error or type(error).__name__}") from error
+        return read_chunks_on_host(array, box)
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     return read_zarr_to_gpu(array, region=box)
-
-
-def _broken_chunk(array: zarr.Array, box: Box) -> str:
-    """Name the first chunk (or shard) of a box that zarr does not read."""
-    size = stored(array)
-    for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
-        try:
-            read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
-        except Exception:  # the same as the caller's
-            return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
-    return str(array.store_path)
 
 
 def work_through(

@@ -1,0 +1,272 @@
+"""The Nextflow workflow: what it names exists, its channels meet, and its commands as written make the right images."""
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from dataclasses import replace
+
+import nextflow_text as nf
+import numpy as np
+import pytest
+import zarr
+from script_runs import ROOT, load
+
+from linumpy.io.synthetic import MosaicSpec, write_mosaic
+from linumpy.mosaic.aip import project_mosaic
+from linumpy.mosaic.focal import correct_mosaic
+from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.mosaic.slices import ZSearch, stack_mosaics
+from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+
+TEXT = (nf.WORKFLOWS / "soct_3d_reconst.nf").read_text(encoding="utf-8")
+CONFIG = (nf.WORKFLOWS / "nextflow.config").read_text(encoding="utf-8")
+GUIDE = (nf.WORKFLOWS / "README.md").read_text(encoding="utf-8")
+PROCESSES = {name: nf.process(TEXT, name) for name in nf.names(TEXT, "process")}
+PARAMS = nf.defaults(CONFIG)
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.12", "focal_tile_shape": "16 16"}
+
+
+def script_of(command):
+    """Find the script of a command that ``pyproject.toml`` installs."""
+    return load(COMMANDS[command].removesuffix(":main").removeprefix("linumpy_scripts."))
+
+
+def rendered(name, variables, **params):
+    return nf.render(PROCESSES[name].script, PARAMS | GIVEN | params, variables).strip()
+
+
+@pytest.mark.parametrize("text", [TEXT, CONFIG], ids=["nf", "config"])
+def test_brackets_balance(text):
+    nf.check_balanced(text)
+    for spoilt in (text.rstrip()[:-1], text + "}", text.rstrip()[:-1] + ")", text + "'"):
+        with pytest.raises(ValueError, match=r"line \d+|a string"):
+            nf.check_balanced(spoilt)
+
+
+def test_the_processes_are_there():
+    asked = ["resample_mosaic_grid", "fix_focal_curvature", "find_tissue_interface", "aip", "stack"]
+    assert list(PROCESSES) == asked
+
+
+@pytest.mark.parametrize("use_gpu", [True, False])
+@pytest.mark.parametrize("name", PROCESSES)
+def test_commands_and_options_exist(name, use_gpu):
+    """Parsed by the script's own parser, which refuses what it does not know."""
+    variables = {"name": "slice_z00", "mosaic": "a.ome.zarr", "shifts": "s.csv", "slices": "unused"}
+    command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
+    assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
+        one.stem for one in (ROOT / "scripts").iterdir()
+    }
+    parser = script_of(command)._build_arg_parser()
+    assert parser.parse_args(words).use_gpu is use_gpu
+    for word in words:
+        assert not word.startswith("--") or word in parser._option_string_actions, word  # no abbreviation
+    assert "${device()}" in PROCESSES[name].script
+
+
+def test_parameters_are_those_of_the_configuration():
+    used = set(re.findall(r"params\.(\w+)", TEXT + CONFIG))
+    assert used == set(PARAMS)
+    assert set(re.findall(r"`--(\w+)`", GUIDE)) - {"help"} <= set(PARAMS)
+    words = re.findall(r"--(\w+)", "".join(re.findall(r"^nextflow run (?:.*\\\n)*.*$", GUIDE, re.MULTILINE)))
+    assert len(words) >= 5
+    assert set(words) <= set(PARAMS)
+
+
+def test_the_functions_are_what_the_tests_take_them_for():
+    for head, body in nf.FUNCTIONS.items():
+        assert nf.block(TEXT, "def " + re.escape(head)).strip() == body
+    assert TEXT.count("def ") == len(nf.FUNCTIONS)
+
+
+def test_a_parameter_that_is_null_is_no_option():
+    variables = {"name": "s", "mosaic": "m"}
+    assert "--tile_shape" not in rendered("resample_mosaic_grid", variables)
+    assert "--tile_shape 24 25" in rendered("resample_mosaic_grid", variables, tile_shape="24 25")
+
+
+def test_channels_meet():
+    """Each process is called once, with as many channels as it has inputs, of as many elements, made before."""
+    made, rest = nf.calls(TEXT)
+    assert [name for name, _ in made] == list(PROCESSES)
+    values = {"mosaics": 2, "shifts": 1}
+    assert [line.split(" = ")[0] for line in rest if " = " in line] == list(values)
+    for name, arguments in made:
+        assert len(arguments) == len(PROCESSES[name].inputs)
+        for argument, elements in zip(arguments, PROCESSES[name].inputs, strict=True):
+            assert values[argument.removesuffix(".collect()")] == len(elements), (name, argument)
+        for emit, elements in PROCESSES[name].outputs.items():
+            values[f"{name}.out.{emit}"] = len(elements)
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_scripts_use_what_goes_in_and_make_what_comes_out(name):
+    one = PROCESSES[name]
+    inputs = {given for elements in one.inputs for _, given, _ in elements}
+    in_script = set(re.findall(r"\$\{(\w+)\}", one.script))
+    staged = {given for elements in one.inputs for _, given, folder in elements if folder}
+    assert in_script == inputs - staged
+    for elements in one.outputs.values():
+        for kind, spelled, _ in elements:
+            if kind == "path":
+                assert set(re.findall(r"\$\{(\w+)\}", spelled)) <= inputs
+            else:
+                assert spelled in inputs
+    assert one.publish.startswith("${params.output}/")
+    assert re.findall(r"^    (\w+):$", one.body, re.MULTILINE) == ["input", "output", "script"]
+
+
+def test_forks():
+    """On a GPU 4 for the focal correction and 6 for resampling, or as asked; on the CPU none but Nextflow's own."""
+    forks = {}
+    for name in re.findall(r"withName: (\w+)", CONFIG):
+        line = nf.block(CONFIG, f"withName: {name}").strip()
+        (forks[name],) = re.fullmatch(
+            r"maxForks = params\.use_gpu \? \(params\.gpu_forks \?: (\d+)\) : null", line
+        ).groups()
+    assert forks == {"resample_mosaic_grid": "6", "fix_focal_curvature": "4", "find_tissue_interface": "4", "aip": "4"}
+    assert set(forks) == set(PROCESSES) - {"stack"}  # there is one stack
+    assert f"{sum(map(int, forks.values()))} GiB" in GUIDE
+
+
+def test_profiles():
+    profiles = nf.block(CONFIG, "profiles")
+    assert re.findall(r"^    (\w+) \{", profiles, re.MULTILINE) == ["standard", "slurm", "docker", "apptainer"]
+    for name in ("docker", "apptainer"):
+        assert "params.use_gpu ?" in nf.block(profiles, name)
+    for name in ("standard", "slurm", "docker", "apptainer"):
+        assert f"`{name}`" in GUIDE
+
+
+SHIM = """#!/bin/bash
+printf '%s\\0' "${0##*/}" "$@" > .argv
+"""
+
+
+def run_task(name, inputs, folder, shims, params):
+    """Run a task as Nextflow does: inputs linked into a folder of its own, and the script by ``bash -ue`` in it.
+
+    The commands that bash calls tell their words, and run in this process, which spares their start.
+    """
+    folder.mkdir(parents=True)
+    variables = {}
+    for elements, values in zip(PROCESSES[name].inputs, inputs, strict=True):
+        for (kind, given, staged), value in zip(elements, values, strict=True):
+            for path in [value] if not isinstance(value, list) else value:
+                if kind == "path":
+                    link = folder / (staged or "*").replace("*", path.name)
+                    link.parent.mkdir(exist_ok=True)
+                    link.symlink_to(path, target_is_directory=path.is_dir())
+                    variables[given] = path.name
+                else:
+                    variables[given] = path
+    (folder / ".command.sh").write_text("#!/bin/bash -ue\n" + nf.render(PROCESSES[name].script, params, variables))
+    path = f"{shims}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "-ue", ".command.sh"], cwd=folder, env=os.environ | {"PATH": path}, check=True)
+    command, *words = (folder / ".argv").read_bytes().decode().split("\0")[:-1]
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        assert script_of(command).main(words) == 0
+    finally:
+        os.chdir(before)
+    made = {}
+    for emit, elements in PROCESSES[name].outputs.items():
+        made[emit] = [
+            folder / nf.render(spelled, params, variables) if kind == "path" else variables[spelled]
+            for kind, spelled, _ in elements
+        ]
+        for one, (kind, _, _) in zip(made[emit], elements, strict=True):
+            assert kind == "val" or one.exists(), one
+    return made
+
+
+def run_workflow(mosaics, shifts, work, params):
+    """Carry out the workflow's calls one after another; returns what each channel holds."""
+    shims = work / "bin"
+    shims.mkdir(parents=True)
+    for command in COMMANDS:
+        (shims / command).write_text(SHIM)
+        (shims / command).chmod(0o755)
+    found = sorted(mosaics.glob("*.ome.zarr"))
+    channels = {"mosaics": [[one.name.replace(".ome.zarr", ""), one] for one in found], "shifts": [shifts]}
+    single = {"shifts"}
+    for name, arguments in nf.calls(TEXT)[0]:
+        queues = []
+        for argument in arguments:
+            items = channels[argument.removesuffix(".collect()")]
+            if argument.endswith(".collect()"):
+                queues.append([[[one for item in items for one in item]]])
+            else:
+                queues.append([items] if argument in single else items)
+        for number, inputs in enumerate(zip(*queues, strict=True)):
+            made = run_task(name, inputs, work / name / str(number), shims, params)
+            for emit, values in made.items():
+                channels.setdefault(f"{name}.out.{emit}", []).append(values)
+    return channels
+
+
+def values(path):
+    return zarr.open_group(path, mode="r")["0"][...]
+
+
+def test_the_lines_that_make_the_first_channels():
+    """What :func:`run_workflow` does in their place."""
+    _, rest = nf.calls(TEXT)
+    assert rest[-3:-1] == [
+        "mosaics = Channel.fromPath(\"${params.input}/*.ome.zarr\", type: 'dir', checkIfExists: true)"
+        ".map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }",
+        "shifts = file(params.shifts, checkIfExists: true)",
+    ]
+    assert rest[-1] == ""
+
+
+def test_the_whole_chain(tmp_path):
+    """Two slices through all processes, on the CPU; every result is that of the library's functions, to the bit.
+
+    It takes some seconds: each command and each function runs for each slice, with the pictures.
+    """
+    spec = MosaicSpec(
+        tiles=(3, 3), tile_shape=(48, 24, 24), water_um=40.0, focal_um=15.0, curvature_um=5.0, tilt=(0, 0), looks=16
+    )
+    mosaics, shifts = tmp_path / "mosaics", tmp_path / "shifts.csv"
+    for number in range(2):
+        slice_ = replace(spec, slice_number=number, first_plane=24 * number)
+        write_mosaic(mosaics / f"slice_z{number:02d}.ome.zarr", slice_, chunks=(48, 24, 24))
+    shifts.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0.015,-0.03\n")
+    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "n_levels": "2"}
+    channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked)
+
+    here, method = tmp_path / "direct", SurfaceMethod(3, 2.0)
+    for number in range(2):
+        name = f"slice_z{number:02d}"
+        made = {emit: items[number] for emit, items in channels.items() if len(items) == 2 and "out" in emit}
+        steps = [here / kind / f"{name}.ome.zarr" for kind in ("resampled", "flat", "surface", "aip")]
+        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps[0], (10, 15, 15), n_levels=2)
+        correct_mosaic(steps[0], steps[1], (16, 16), method, n_levels=2)
+        find_mosaic_surface(steps[1], steps[2], method)
+        project_mosaic(steps[1], steps[3])
+        outputs = (
+            "resample_mosaic_grid.out.mosaic",
+            "fix_focal_curvature.out.mosaic",
+            "find_tissue_interface.out.surface",
+            "aip.out.projection",
+        )
+        for output, expected in zip(outputs, steps, strict=True):
+            assert made[output][0] == name
+            got = values(made[output][1])
+            assert got.size
+            assert np.array_equal(got, values(expected)), output
+        assert values(steps[0]).shape == (24, 48, 48)
+        assert not np.array_equal(values(steps[0]), values(steps[1]))  # something was taken out
+        for picture in ("fix_focal_curvature.out.picture", "find_tissue_interface.out.picture"):
+            assert made[picture][0].read_bytes().startswith(b"\x89PNG")
+    search = ZSearch(0.12, 0.02)
+    stack_mosaics(here / "flat", shifts, here / "stack.ome.zarr", search, decisions=here / "d.csv", n_levels=2)
+    (volume,), (decisions,) = channels["stack.out.volume"][0], channels["stack.out.decisions"][0]
+    assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))
+    assert values(volume).shape[1:] == (50, 49)  # the second slice lies 2 voxels and 1 voxel aside
+    assert decisions.read_text() == (here / "d.csv").read_text()

@@ -1,0 +1,118 @@
+#!/usr/bin/env nextflow
+// Serial OCT slices to a volume: each mosaic grid is resampled and its focal curvature taken out; then its tissue
+// surface and its mean along depth are written, and all slices are stacked.
+//
+//   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
+//       --resolution 10 --focal_tile_shape '128 128' --output results
+//
+// Parameters and their defaults are in nextflow.config, and explained in README.md.
+
+nextflow.enable.dsl = 2
+
+// An option of a command, left out where the parameter is null.
+def option(flag, value) {
+    value == null ? '' : "--${flag} ${value}"
+}
+
+def device() {
+    params.use_gpu ? '--use_gpu' : '--no-use_gpu'
+}
+
+process resample_mosaic_grid {
+    tag "${name}"
+    publishDir "${params.output}/resampled", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_resampled.ome.zarr"), emit: mosaic
+
+    script:
+    """
+    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile_shape', params.tile_shape)} --n_levels ${params.n_levels} ${device()}
+    """
+}
+
+process fix_focal_curvature {
+    tag "${name}"
+    publishDir "${params.output}/flat", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_flat.ome.zarr"), emit: mosaic
+    path("${name}_flat.ome.zarr"), emit: slice
+    path("${name}_focal.png"), emit: picture
+    path("${name}_focal.json"), emit: fit
+
+    script:
+    """
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr ${option('tile_shape', params.focal_tile_shape)} --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --n_levels ${params.n_levels} ${device()}
+    """
+}
+
+process find_tissue_interface {
+    tag "${name}"
+    publishDir "${params.output}/surface", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_surface.ome.zarr"), emit: surface
+    path("${name}_surface.png"), emit: picture
+
+    script:
+    """
+    linum-find-tissue-interface ${mosaic} ${name}_surface.ome.zarr --overlay ${name}_surface.png --s_xy ${params.s_xy} --s_z ${params.s_z} ${device()}
+    """
+}
+
+process aip {
+    tag "${name}"
+    publishDir "${params.output}/aip", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_aip.ome.zarr"), emit: projection
+
+    script:
+    """
+    linum-aip ${mosaic} ${name}_aip.ome.zarr ${device()}
+    """
+}
+
+process stack {
+    publishDir "${params.output}/stack", mode: 'copy'
+
+    input:
+    path(slices, stageAs: 'slices/*')
+    path(shifts)
+
+    output:
+    path("stack.ome.zarr"), emit: volume
+    path("stack_decisions.csv"), emit: decisions
+
+    script:
+    """
+    linum-stack-slices-motor slices ${shifts} stack.ome.zarr --slicing_interval_mm ${params.slicing_interval_mm} --search_range_mm ${params.search_range_mm} --n_levels ${params.n_levels} ${device()}
+    """
+}
+
+workflow {
+    if (params.input == null || params.shifts == null || params.slicing_interval_mm == null) {
+        error "--input (a folder of mosaics, *.ome.zarr), --shifts (a CSV table) and --slicing_interval_mm are needed"
+    }
+    mosaics = Channel.fromPath("${params.input}/*.ome.zarr", type: 'dir', checkIfExists: true).map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }
+    shifts = file(params.shifts, checkIfExists: true)
+
+    resample_mosaic_grid(mosaics)
+    fix_focal_curvature(resample_mosaic_grid.out.mosaic)
+    find_tissue_interface(fix_focal_curvature.out.mosaic)
+    aip(fix_focal_curvature.out.mosaic)
+    stack(fix_focal_curvature.out.slice.collect(), shifts)
+}
