@@ -286,7 +286,7 @@ def test_a_block_from_its_box_has_the_bits_of_the_whole(data, dtype, tuning, see
     image = image_of(dtype, shape, seed)
     whole_axes = resizing.plan_axes(shape, wanted, 1, "nearest", sigmas)
     kinds = np.dtype("f8" if dtype == "f8" else "f4"), np.dtype(dtype)
-    by_kernels = resizing.run_passes(image, whole_axes, *kinds, tuning)
+    by_kernels = resizing.run_passes(image, whole_axes, *kinds)
     on_host = resizing._on_host(image, whole_axes, *kinds)
     for block in ResamplePlan(grid, tuple(int(rng.integers(1, n + 1)) for n in wanted)):
         if math.prod(block.shape) * 20 < math.prod(wanted):
