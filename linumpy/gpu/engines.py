@@ -243,6 +243,8 @@ def choose_engine(*, direct: bool, read_nbytes: float, encoded: bool = False) ->
         Whether chunks are decoded, which takes longer than reading them: then the time that kvikio needs to set up its
         threads, about 2 ms a call, counts for more than what it saves on long reads.
     """
-    if direct or (read_nbytes > LONG_READ_NBYTES and not encoded) or posix_aio.why_unavailable():
+    if direct or (read_nbytes > LONG_READ_NBYTES and not encoded):
         return CuFileEngine(direct=direct)
-    return PosixEngine(wanted_threads())
+    threads = wanted_threads()
+    posix_aio.set_threads(threads)  # before why_unavailable(), whose trial is the batch that settles the number
+    return CuFileEngine(direct=direct) if posix_aio.why_unavailable() else PosixEngine(threads)

@@ -42,9 +42,8 @@ class _Init(ctypes.Structure):
 @functools.cache
 def why_unavailable() -> str:
     """Say why :func:`read_batch` cannot be used here; empty if it can. Tries it once on a small file in memory."""
-    machine, library = platform.machine(), platform.libc_ver()[0]
-    if machine not in ("x86_64", "aarch64") or library != "glibc":
-        return f"glibc on x86_64 or aarch64 is needed, this is {library or 'another C library'} on {machine}"
+    if reason := _why_unknown_system():
+        return reason
     try:
         descriptor = os.memfd_create("linumpy")
     except (AttributeError, OSError) as error:
@@ -68,6 +67,13 @@ def why_unavailable() -> str:
         os.close(descriptor)
 
 
+def _why_unknown_system() -> str:
+    machine, library = platform.machine(), platform.libc_ver()[0]
+    if machine in ("x86_64", "aarch64") and library == "glibc":
+        return ""
+    return f"glibc on x86_64 or aarch64 is needed, this is {library or 'another C library'} on {machine}"
+
+
 @functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
@@ -76,8 +82,12 @@ def _library() -> Any:
 
 @functools.cache
 def set_threads(count: int) -> None:
-    """Set how many threads read at once. The C library takes this only before the first batch of the process."""
-    if hasattr(_library(), "aio_init"):
+    """Set how many threads read at once, for the whole process.
+
+    The C library takes the number only before the first batch, that of :func:`why_unavailable` included; later calls
+    change nothing.
+    """
+    if not _why_unknown_system() and hasattr(_library(), "aio_init"):
         _library().aio_init(ctypes.byref(_Init(threads=count, num=64, idle=1)))
 
 
