@@ -42,8 +42,9 @@ class _Init(ctypes.Structure):
 @functools.cache
 def why_unavailable() -> str:
     """Say why :func:`read_batch` cannot be used here; empty if it can. Tries it once on a small file in memory."""
-    if reason := _why_unknown_system():
-        return reason
+    machine, library = platform.machine(), platform.libc_ver()[0]
+    if machine not in ("x86_64", "aarch64") or library != "glibc":
+        return f"glibc on x86_64 or aarch64 is needed, this is {library or 'another C library'} on {machine}"
     try:
         descriptor = os.memfd_create("linumpy")
     except (AttributeError, OSError) as error:
@@ -67,13 +68,6 @@ def why_unavailable() -> str:
         os.close(descriptor)
 
 
-def _why_unknown_system() -> str:
-    machine, library = platform.machine(), platform.libc_ver()[0]
-    if machine in ("x86_64", "aarch64") and library == "glibc":
-        return ""
-    return f"glibc on x86_64 or aarch64 is needed, this is {library or 'another C library'} on {machine}"
-
-
 @functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
@@ -87,7 +81,7 @@ def set_threads(count: int) -> None:
     The C library takes the number only before the first batch, that of :func:`why_unavailable` included; later calls
     change nothing.
     """
-    if not _why_unknown_system() and hasattr(_library(), "aio_init"):
+    if platform.libc_ver()[0] == "glibc" and hasattr(_library(), "aio_init"):
         _library().aio_init(ctypes.byref(_Init(threads=count, num=64, idle=1)))
 
 
