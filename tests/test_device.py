@@ -1,14 +1,22 @@
 """Choosing a device, with a made-up CuPy where there is no GPU."""
 
+import importlib.metadata
 import logging
+import re
+import shlex
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from linumpy import device
 from linumpy.errors import GpuUnavailableError
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -36,8 +44,10 @@ def cupy_with(monkeypatch):
 
 @pytest.fixture
 def no_cupy(monkeypatch):
+    """A machine with a driver for CUDA 13, and without CuPy."""
     monkeypatch.delenv(device.DEVICE_VARIABLE, raising=False)
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(device, "driver_cuda_version", lambda: (13, 0))
 
 
 def test_auto_takes_the_gpu_if_there_is_one(cupy_with, caplog):
@@ -54,12 +64,12 @@ def test_auto_takes_the_cpu_if_there_is_none(no_cupy, caplog):
         chosen = device.resolve("auto")
     assert (chosen.kind, chosen.index, str(chosen), chosen.xp) == ("cpu", None, "cpu", np)
     assert len(caplog.records) == 1
-    assert 'CuPy is not installed: pip install "linumpy[cuda13]"' in caplog.text
+    assert 'CuPy is not installed: pip install "cupy-cuda13x' in caplog.text
 
 
 def test_cuda_says_what_is_missing(no_cupy):
     with pytest.raises(
-        GpuUnavailableError, match=r'CuPy is not installed: pip install "linumpy\[cuda1[23]\]"'
+        GpuUnavailableError, match=r'CuPy is not installed: pip install "cupy-cuda13x.*" "kvikio-cu13.*"'
     ) as caught:
         device.resolve("cuda")
     assert isinstance(caught.value, RuntimeError)
@@ -128,7 +138,52 @@ def test_array_modules(cupy_with):
 )
 def test_the_install_line_fits_the_driver(monkeypatch, driver, extra):
     monkeypatch.setattr(device, "driver_cuda_version", lambda: driver)
-    assert device.install_line() == f'pip install "linumpy[{extra}]"'
+    # The oracle is the project's own table: the line must install what the extra would.
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [Requirement(one) for one in table["optional-dependencies"][extra]]
+    words = shlex.split(device.install_line())
+    assert words[:2] == ["pip", "install"]
+    assert sorted(map(Requirement, words[2:]), key=str) == sorted(wanted, key=str)
+
+
+def test_no_line_names_the_package_index_s_linumpy(monkeypatch):
+    """What pip finds there under the name ``linumpy`` is another package."""
+    for extra in (None, "cuda12", "dask"):
+        assert "linumpy" not in device.install_line(extra)
+
+    def none(name):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(device.importlib.metadata, "requires", none)
+    assert device.install_line("cuda12") == 'pip install ".[cuda12]"'  # a source tree that was never installed
+    files = [ROOT / "README.md", *(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    for file in files:
+        assert not re.search(r"pip install \S*linumpy(?!-gpu)\b", file.read_text(encoding="utf-8")), file
+
+
+def test_packages_are_no_advice_without_a_driver(no_cupy, monkeypatch):
+    monkeypatch.setattr(device, "driver_cuda_version", lambda: None)
+    reason = device.why_no_cuda()
+    assert "no NVIDIA driver" in reason
+    assert "pip install" not in reason
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [(["linumpy-gpu"], ()), (["linumpy_gpu", "linumpy"], ("linumpy",)), (["linumpy"], ("linumpy",)), ([], ())],
+)
+def test_another_distribution_of_that_name_is_told(no_cupy, monkeypatch, names, others):
+    monkeypatch.setattr(device.importlib.metadata, "packages_distributions", lambda: {"linumpy": names})
+
+    def metadata(name):
+        if name not in names:
+            raise importlib.metadata.PackageNotFoundError
+        return {"Name": name}
+
+    monkeypatch.setattr(device.importlib.metadata, "metadata", metadata)
+    info = device.describe()
+    assert info.others == others
+    assert ("pip uninstall linumpy" in str(info)) == bool(others)
 
 
 def test_describe_reads_well(no_cupy):

@@ -19,6 +19,8 @@ from linumpy.benchmark.runner import CaseResult, PathResult, Settings
 from linumpy.benchmark.specs import REACH_OF
 
 SCHEMA = 1
+#: What the numbers of a document are, said in it: it is read without this source.
+UNITS = "times in seconds, sizes in bytes, rates in GiB of decoded bytes per second; null was not measured"
 
 
 def document(
@@ -43,6 +45,7 @@ def document(
     described = asdict(machine)
     return {
         "schema": SCHEMA,
+        "units": UNITS,
         "date": date,
         "command": command,
         "hardware": {key: described[key] for key in hardware},

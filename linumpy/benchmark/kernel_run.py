@@ -21,6 +21,8 @@ from linumpy.benchmark.table import machine_text
 from linumpy.device import require_cuda
 
 _WARM_UPS = 3
+#: What the numbers of the JSON are, said in it: it is read without this source.
+_UNITS = "*_ms: milliseconds of each timed run; share_of_copy: of a plain copy's bytes per second; reach: mark for ×"
 #: Of a slow peer fewer runs are made, so that all take about so long.
 _PEER_SECONDS = 10.0
 
@@ -146,6 +148,7 @@ def run(request: KernelRequest, makers: Makers) -> tuple[KernelResult, ...]:
         xp.get_default_memory_pool().free_all_blocks()
     if request.json is not None:
         document = {"machine": asdict(here), "copy_bytes_per_second": bandwidth, "scale": request.scale}
+        document |= {"units": _UNITS}
         request.json.write_text(json.dumps({**document, "results": [asdict(one) for one in results]}, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     if request.plot is not None:

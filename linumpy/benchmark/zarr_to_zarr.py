@@ -32,6 +32,7 @@ from linumpy.gpu.resample_zarr import plan_blocks, resample_zarr
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.ome import open_image
 from linumpy.io.writer import OmeZarrWriter
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.regrid import plan_regrid
 from linumpy.plan.resample import AffineGrid, ResamplePlan
 
@@ -294,7 +295,7 @@ def _differs(source: zarr.Array, result: zarr.Array) -> str:
     last = [n - s for n, s in zip(result.shape, side, strict=True)]
     starts = [[0, 0, 0], last, *([int(rng.integers(0, n + 1)) for n in last] for _ in range(_BOXES))]
     for start in starts:
-        found = np.asarray(result[tuple(slice(a, a + s) for a, s in zip(start, side, strict=True))])
+        found = read_on_host(result, tuple(slice(a, a + s) for a, s in zip(start, side, strict=True)))
         worst = float(np.abs(found - _by_scipy(source, start, side)).max())
         if not worst <= _TOLERANCE:
             return f"the box at {tuple(start)} is wrong by {worst:.3g}"
@@ -306,7 +307,8 @@ def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarr
     import scipy.ndimage as ndimage
 
     low = [max(0, 2 * a - 2) for a in start]
-    box = np.asarray(source[tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))])
+    part = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
+    box = read_on_host(source, part)
     offset = [2 * a + 0.5 - b for a, b in zip(start, low, strict=True)]
     made = ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), order=1, mode="nearest")
     return np.asarray(made)
@@ -327,7 +329,7 @@ class _Steps:
         self._gpu, self._array, self._plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
         self._shape, self._chunks = tuple(written.shape), tuple(written.chunks)
         first = next(iter(plan)).box
-        self._block = np.asarray(written[first])
+        self._block = read_on_host(written, first)
         if self._gpu:
             cupy = require_cuda()
             self._block = cupy.asarray(self._block)
@@ -339,7 +341,7 @@ class _Steps:
         buffer = None
         for block in self._plan:
             if not self._gpu:
-                np.asarray(self._array[block.source_box])
+                read_on_host(self._array, block.source_box)
                 continue
             size = math.prod(block.source_shape)
             if buffer is None:

@@ -29,6 +29,21 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
 
 
+def check_picture(path: str | Path, *, overwrite: bool) -> None:
+    """Refuse a place for a picture: one that is taken, or whose name is not that of a PNG, which is what is written.
+
+    Raises
+    ------
+    FileExistsError
+        As :func:`check_file`.
+    ValueError
+        Such as ``a.jpg``.
+    """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"{path}: pictures are written as PNG, give it a name that ends in .png")
+    check_file(path, overwrite=overwrite)
+
+
 @contextmanager
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary place for a file, which takes its own when the block ends well.

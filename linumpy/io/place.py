@@ -21,6 +21,11 @@ from pathlib import Path
 from linumpy.io.zarr_mode import wait_for_zarr
 
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+#: Names that people give to files; a folder of such a name would be taken for one, by other programs too.
+_FILE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
+    *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Bytes that a name may have on Linux's file systems.
 _NAME_BYTES = 255
@@ -91,9 +96,11 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     FileExistsError
         Naming the place.
     ValueError
-        A URL, which as a path would be a folder called ``s3:``.
+        A URL, which as a path would be a folder called ``s3:``; the name of a file, such as ``a.png``.
     """
     refuse_url(path)
+    if path.suffix.lower() in _FILE_SUFFIXES:
+        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is a folder: *.ome.zarr")
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
@@ -126,11 +133,39 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
     for (output, place), (source, other) in itertools.product(places, read):
         if place == other or place in other.parents:
             raise ValueError(f"the output {output} would take the place of the source {source}: choose another place")
-        if other in place.parents and os.path.lexists(place):
-            raise ValueError(f"the output {output} is a part of the source {source}: choose another place")
+        if other in place.parents:
+            raise ValueError(f"the output {output} would lie inside the source {source}: choose another place")
     for (first, place), (second, other) in itertools.combinations(places, 2):
         if place == other or place in other.parents or other in place.parents:
             raise ValueError(f"the outputs {first} and {second} would lie in one place: choose two")
+
+
+def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
+    """Refuse what cannot fit on a file system before work begins.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is going to be; the nearest folder above it that exists is on that file system.
+    nbytes : int
+        Bytes of the voxels.
+    encoded : bool
+        Whether they are compressed, by nobody knows how much; a hundredfold is taken for the most.
+
+    Raises
+    ------
+    OSError
+        With the bytes needed and those that are free; its ``errno`` is ``ENOSPC``.
+    """
+    folder = next(one for one in (path, *path.absolute().parents) if one.exists())
+    free, least = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
+    if least > free:
+        error = OSError(
+            f"{path} would take {'at least ' if encoded else ''}{least / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
+            "are free there: choose another disk, or larger voxels"
+        )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def take_place(temporary: Path, path: Path) -> None:

@@ -26,7 +26,7 @@ def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
 
     Parameters
     ----------
-    finer : zarr.Array or numpy.ndarray
+    finer : numpy.ndarray
         The finer resolution.
     box : tuple of slice
         In the voxels of the coarser one.

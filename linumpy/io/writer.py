@@ -9,6 +9,7 @@ regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSErro
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.write_state import WriteState
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
+
+log = logging.getLogger(__name__)
 
 #: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
 STEP_BYTES = 256 * 2**20
@@ -85,6 +88,8 @@ class OmeZarrWriter:
         Something does not fit the shape.
     TypeError
         Voxels that are no numbers.
+    OSError
+        The disk has less free than the image takes.
 
     Notes
     -----
@@ -95,6 +100,8 @@ class OmeZarrWriter:
 
     **Pyramid.** Coarser chunks that lie in a region are made from it, where it is, before :meth:`write` returns. Those
     that several regions share are made at the end, from what was written; regions of :meth:`regions` leave few.
+
+    **What is left out** has the fill value; a log line (warning) says how many chunks that are.
 
     **Threads.** Several may write at the same time, if their regions share no chunk: a second one there is an error.
     With `buffer_bytes` they may cut the same chunks.
@@ -150,6 +157,7 @@ class OmeZarrWriter:
             fill_value=fill_value,
         )
         check_place(self.path, overwrite=overwrite)
+        image.check_fits(self.path)
         self._downsampling, self._overwrite, self._progress = downsampling, overwrite, progress
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         if not isinstance(buffer_bytes, (int, float, np.integer)) or not buffer_bytes >= 0:
@@ -337,6 +345,13 @@ class OmeZarrWriter:
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():
             self._store(0, unit, voxels)
+        missing, all_chunks = self._state.missing()
+        if missing:
+            kind = "chunks" if self._image.shards is None else "shards"
+            log.warning(
+                "%s: %d of %d %s were not written and hold the fill value %s",
+                self.path, missing, all_chunks, kind, self._image.fill_value,
+            )  # fmt: skip
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, STEP_BYTES):
                 finer = self._chunks[level - 1].read(self._pyramid.finer(level, box), on_device=self._on_device)

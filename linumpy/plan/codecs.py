@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 #: Compressors that the device decodes. numcodecs' own names stand for those of zarr v2 and, with "numcodecs.", v3.
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 #: Compressors inside Blosc that the device decodes, with what decodes them.
@@ -118,6 +120,53 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
         return None, "several checksums, one after another"
     chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0, host_filter)
     return (None if chain == DecodeChain("") else chain), None
+
+
+def read_array_filter(
+    codec: Mapping[str, Any], dtype: np.dtype, endian: str | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Read a filter that zarr v3 has before the bytes of a chunk, where numcodecs does the same in zarr v2.
+
+    Parameters
+    ----------
+    codec : mapping
+        ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
+    dtype : numpy.dtype
+        Of the array, in this machine's byte order.
+    endian : str or None
+        Byte order that the codec 'bytes' writes.
+
+    Returns
+    -------
+    settings : dict or None
+        Name and settings, as :func:`read_chain` takes them.
+    reason : str or None
+        Why the stored bytes cannot be given to numcodecs as they are.
+    """
+    name = str(codec["name"]).removeprefix("numcodecs.")
+    settings = {key: value for key, value in (codec.get("configuration") or {}).items() if key != "id"}
+    decoded = settings.get("dtype")
+    if decoded is None and name == "fixedscaleoffset":  # zarr puts in that of the array
+        decoded = dtype.str
+    encoded = decoded if settings.get("astype") is None else settings["astype"]
+    try:
+        to, stored = (np.dtype(_text(one)) for one in (decoded, encoded))
+    except (TypeError, ValueError):
+        return None, f"filter {name!r} from {encoded!r} to {decoded!r}"
+    if to != dtype or stored.kind not in "biufc":
+        return None, f"filter {name!r} from {stored} to {to}, in an array of {dtype}"
+    if stored.itemsize > 1 and endian is None:
+        return None, f"filter {name!r} to {stored}, of which codec 'bytes' does not name the byte order"
+    if stored.itemsize > 1 and (endian != "little" or stored != stored.newbyteorder("<")):
+        return None, f"filter {name!r} to big-endian numbers"
+    return {**settings, "name": name, "dtype": to.str, "astype": stored.str}, None
+
+
+def _text(dtype: Any) -> str:
+    """Take the name of a dtype; NumPy reads None as float64."""
+    if not isinstance(dtype, str):
+        raise TypeError(dtype)
+    return dtype
 
 
 def _blosc_inner(codec: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.plan.fallback import why_not_gpu_mode
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pieces import ChunkBox, PieceCount, Pieces, chunk_box, count_pieces, cut_pieces
 from linumpy.plan.region import Region, normalize_region
@@ -74,8 +75,13 @@ class ReadPlan:
 
     @property
     def backend(self) -> str:
-        """What ``backend="auto"`` takes where kvikio is installed: ``"kvikio"`` or ``"zarr-gpu"``."""
-        return "kvikio" if self.layout.unsupported is None else "zarr-gpu"
+        """What ``backend="auto"`` takes where kvikio is installed: ``"kvikio"``, ``"zarr-gpu"`` or ``"zarr-host"``.
+
+        That of a read without a cast, to device 0.
+        """
+        if self.layout.unsupported is None:
+            return "kvikio"
+        return "zarr-host" if why_not_gpu_mode(self.layout, self.region) else "zarr-gpu"
 
     @property
     def chunk_count(self) -> int:
@@ -202,7 +208,9 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
         rows += _explain_survey(plan)
         rows.append(("backend", "kvikio, from a local store"))
     else:
-        rows.append(("backend", f"zarr-gpu, through the host: {layout.unsupported}"))
+        rows.append(("backend", f"{plan.backend}: {layout.unsupported}"))
+        if reason := why_not_gpu_mode(layout, plan.region):
+            rows.append(("by host", f"and one copy to the device: {reason}"))
     return rows
 
 

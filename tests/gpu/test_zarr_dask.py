@@ -69,6 +69,11 @@ def test_every_array_comes_back(tmp_path_factory, case, data):
         assert sum(sizes) == n
 
 
+def test_no_axes(tmp_path):
+    zarr.create_array(tmp_path / "a", shape=(), chunks=(), dtype=">f8", zarr_format=2)[...] = -0.0
+    assert same(zarr_to_dask(tmp_path / "a", device="cpu").compute(scheduler="sync"), np.array(-0.0))
+
+
 def test_the_graph_holds_paths_and_corners_only(image):
     lazy = zarr_to_dask(zarr.open_group(image), device="cpu", chunks=(8, 10, 12))
     graph = ensure_dict(lazy.__dask_graph__())

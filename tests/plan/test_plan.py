@@ -42,7 +42,11 @@ def test_it_explains_itself(tmp_path):
 def test_it_says_why_it_goes_through_the_host():
     plan = plan_zarr_read(make())
     assert plan.backend == "zarr-gpu"
-    assert "zarr-gpu, through the host: the store is a MemoryStore, not a local folder" in str(plan)
+    assert "zarr-gpu: the store is a MemoryStore, not a local folder" in str(plan)
+    plan = plan_zarr_read(make(zarr_format=2))
+    assert plan.backend == "zarr-host"
+    assert "zarr-host: the store is a MemoryStore, not a local folder" in str(plan)
+    assert "one copy to the device: zarr's codec of format 2 takes host memory" in str(plan)
 
 
 @pytest.mark.parametrize(
