@@ -76,8 +76,12 @@ def _library() -> Any:
 
 @functools.cache
 def set_threads(count: int) -> None:
-    """Set how many threads read at once. The C library takes this only before the first batch of the process."""
-    if hasattr(_library(), "aio_init"):
+    """Set how many threads read at once, for the whole process.
+
+    The C library takes the number only before the first batch, that of :func:`why_unavailable` included; later calls
+    change nothing.
+    """
+    if platform.libc_ver()[0] == "glibc" and hasattr(_library(), "aio_init"):
         _library().aio_init(ctypes.byref(_Init(threads=count, num=64, idle=1)))
 
 

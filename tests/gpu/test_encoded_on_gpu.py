@@ -23,7 +23,7 @@ from zarr.codecs import numcodecs as v3
 from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu
-from linumpy.gpu.job import make_job
+from linumpy.gpu.job import plan_transfer
 from linumpy.plan.codecs import DecodeChain
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options
 
 
 def decode(patch, **options):
-    patch.setattr(kvikio_zarr, "make_job", functools.partial(make_job, **options))
+    patch.setattr(kvikio_zarr, "plan_transfer", functools.partial(plan_transfer, **options))
 
 
 @settings(inside_a_test, max_examples=400)
