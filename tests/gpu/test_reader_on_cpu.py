@@ -136,6 +136,21 @@ def raw(folder, shape=(10, 12), chunks=(4, 5), **options):
     return array
 
 
+@pytest.mark.parametrize("there", [(0,), (1,), (0, 2), (1, 2), ()])
+def test_chunks_of_two_tasks_of_which_some_are_missing(tmp_path, there):
+    """As many tasks as there are chunks, but not one for each."""
+    shape = (3 if len(there) == 2 else 2, 2**21)
+    array = zarr.create_array(
+        tmp_path / "a", shape=shape, chunks=(1, 2**21), dtype="u1", compressors=None, fill_value=7
+    )
+    for row in there:
+        array[row] = random_values("u1", shape[1:], row)
+    job = reference.make_job(tmp_path / "a")
+    assert same(reference.execute(job, PosixEngine(2)), array[...])
+    filled = np.unique(job.pieces.chunk[job.counts.filled, 0]).tolist()
+    assert filled == [row for row in range(shape[0]) if row not in there]
+
+
 @pytest.mark.parametrize("change", [-1, 1, -40], ids=["short", "long", "empty"])
 def test_a_chunk_of_the_wrong_length_is_an_error(tmp_path, change):
     raw(tmp_path / "a")

@@ -161,7 +161,7 @@ print(reads, len(came))
 def test_signals_during_reads(kind):
     reads, signals = map(int, run(UNDER_SIGNALS, kind, 10**9, 0.8, timeout=60).split())
     assert reads > 128
-    assert signals > 20
+    assert signals > 5
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_signals_during_reads(kind):
 def test_signals_during_ten_thousand_reads(kind):
     reads, signals = map(int, run(UNDER_SIGNALS, kind, 10_000, 200, timeout=250).split())
     assert reads >= 10_000
-    assert signals > 20
+    assert signals > 5
 
 
 FORKED = """
@@ -189,8 +189,8 @@ def read():
     counts = posix_aio.read_batch(descriptors, got.ctypes.data + places, nbytes, offsets)
     assert counts.tolist() == [300, 1, 40_000, 700, 100], counts
     assert all((got[p : p + n] == content[o : o + n]).all() for p, o, n in zip(places, offsets, counts))
-    missing = posix_aio.read_batch(np.array([10**6]), got.ctypes.data + np.zeros(1, int), np.ones(1, int), np.ones(1, int))
-    assert missing.tolist() == [-errno.EBADF]
+    one = np.ones(1, int)
+    assert posix_aio.read_batch(10**6 * one, got.ctypes.data * one, one, one).tolist() == [-errno.EBADF]
     assert posix_aio.why_unavailable() == ""
 
 def in_a_child(work):
