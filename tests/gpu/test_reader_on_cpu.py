@@ -151,6 +151,24 @@ def test_chunks_of_two_tasks_of_which_some_are_missing(tmp_path, there):
     assert filled == [row for row in range(shape[0]) if row not in there]
 
 
+@pytest.mark.parametrize("region", [..., (..., slice(1, None))], ids=["straight", "by table"])
+def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
+    """Its bytes of the buffer are those of another read, of whatever array."""
+    array = raw(tmp_path / "a", shape=(12, 5), chunks=(2, 5))
+    for row in (1, 4):
+        (tmp_path / f"a/c/{row}/0").unlink()
+    placed, real = [], reference.NumpySlots.place
+
+    def place(slots, slot, slab, table):
+        placed.extend(slab.object.tolist())
+        assert slab.nbytes.size == slab.place.size == slab.straight.size == slab.offset.size == slab.object.size
+        return real(slots, slot, slab, table)
+
+    monkeypatch.setattr(reference.NumpySlots, "place", place)
+    assert same(reference.read(array, region), zarr.open_array(tmp_path / "a")[region])
+    assert sorted(placed) == [0, 2, 3, 5]
+
+
 @pytest.mark.parametrize("change", [-1, 1, -40], ids=["short", "long", "empty"])
 def test_a_chunk_of_the_wrong_length_is_an_error(tmp_path, change):
     raw(tmp_path / "a")
