@@ -78,7 +78,6 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
         output.check_memory(request, _scratch(request))
         planned = time.perf_counter()
         result = _read(array, request)
-        require_cuda().cuda.get_current_stream().synchronize()  # so that the report's time is that of the read
         done = time.perf_counter()
     return result, ReadReport(
         source=request.plan.layout.name,
@@ -142,8 +141,13 @@ def _read(array: zarr.Array, request: ReadRequest) -> Any:
     # 0-d arrays come back on the host in GPU mode too.
     if not is_device_array(data):
         data = cupy.asarray(np.asarray(data).astype(request.dtype, copy=False))
-    data = data.astype(request.dtype, copy=False).reshape(request.plan.shape)
+    cast = data.astype(request.dtype, copy=False).reshape(request.plan.shape)
     if request.out is not None:
-        request.out[...] = data
-        return request.out
-    return cupy.ascontiguousarray(data)
+        request.out[...] = cast
+        result = request.out
+    else:
+        result = cupy.ascontiguousarray(cast)
+    # Before `data` goes: zarr's threads allocated it on the default stream, whose next work does not wait for copies
+    # of it on this one. And so that the report's time is that of the read.
+    cupy.cuda.get_current_stream().synchronize()
+    return result
