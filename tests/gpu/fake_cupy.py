@@ -225,8 +225,10 @@ class Device:
         """Give out memory, that which was given back last where it fits."""
         with self._lock:
             size = max(1, -(-nbytes // _ALIGNED)) * _ALIGNED
-            if freed := self._pool.get((stream, size)):
-                return freed.pop()
+            for freed in reversed(self._pool.get(stream, [])):
+                if freed.size >= size:
+                    self._pool[stream] = [one for one in self._pool[stream] if one is not freed]
+                    return freed
             room = np.full(size + _ALIGNED, _FRESH, np.uint8)
             memory = room[-room.ctypes.data % _ALIGNED :][:size]
             self._memory.append(memory)
@@ -236,7 +238,7 @@ class Device:
         """Take memory back, and let somebody else write to it, in the order of the stream."""
         with self._lock:
             stream.queue.append(lambda: memory.fill(_FREED))
-            self._pool.setdefault((stream, memory.size), []).append(memory)
+            self._pool.setdefault(stream, []).append(memory)
 
     def at(self, address):
         """Look at memory from an address on, to the end of what was allocated together."""
