@@ -44,6 +44,8 @@ class PreadFile:
 class PreadEngine(engines.CuFileEngine):
     """The kvikio engine with another file in place of kvikio's."""
 
+    name = "pread"
+
     def __init__(self, opener=PreadFile):
         self.open = opener
         self._task = None

@@ -192,7 +192,8 @@ def _tasks(nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _spread(files: list[Any], rows: np.ndarray, threads: int) -> np.ndarray:
     """Give each task a descriptor: reads from one descriptor wait for each other."""
-    if len(rows) == len(files) == len({id(file) for file in files}):  # small chunks: a file and a task each
+    # Small chunks: a file and a task each. Their numbers alone do not tell: one file may have two, a missing one none.
+    if np.array_equal(rows, np.arange(len(files))) and len({id(file) for file in files}) == len(files):
         return np.array([file.descriptor for file in files], np.int64)
     tasks: dict[int, list[int]] = {}
     for task, row in enumerate(rows.tolist()):

@@ -229,7 +229,5 @@ class DeviceHostSlots:
         launch(table, self._target.conversion, source, self._target.address, words.data.ptr)
 
     def finish(self) -> None:
-        """Wait until no buffer is in use any more."""
-        for event in self._free:
-            if event is not None:
-                event.synchronize()
+        """Wait until no buffer is in use any more: neither those placed, nor one whose scatter could not be started."""
+        self._stream.record(self._cupy.cuda.Event(disable_timing=True)).synchronize()

@@ -180,7 +180,8 @@ class _InFlight:
     def _place(self, slots: Slots) -> None:
         slab = self._slab
         if self._lost:
-            slab = slab.keep(~np.isin(self._job.number[slab.pieces], list(self._lost)))
+            lost = list(self._lost)
+            slab = slab.keep(~np.isin(slab.object, lost), ~np.isin(self._job.number[slab.pieces], lost))
         slots.place(self._slot, slab, self._job.table(slab))
 
     def _failure(self, number: int, nbytes: int, result: int | BaseException) -> BaseException:

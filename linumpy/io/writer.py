@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import is_device_array, synchronize
 from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
 from linumpy.io.place import absolute, check_place, new_folder
@@ -316,6 +316,8 @@ class OmeZarrWriter:
                 if every is not None:
                     self._state.begin(unit)
                     complete.append((unit, every))
+            if is_device_array(block):
+                synchronize()  # the next part of these chunks may come on another stream
         for unit, voxels in complete:
             try:
                 self._store(0, unit, voxels)
