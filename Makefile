@@ -15,10 +15,13 @@ INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 demo: $(VENV)/.has-base
 	$(BIN)/linum-demo --out demo-out --overwrite
 
-# On a machine with a GPU its tests run one after another: some measure the device's memory.
+# On a machine with a GPU its tests run several at a time, so that the device is busy with something else: an order that
+# no event gives shows only then. Those that measure the device itself run alone, after them.
 test: $(VENV)/.has-test
 	@if shell_scripts/gpu_extra.sh >/dev/null; then \
-		$(BIN)/python -m pytest -n auto -m "not gpu" && $(BIN)/python -m pytest -m gpu --require-gpu; \
+		$(BIN)/python -m pytest -n auto -m "not gpu" && \
+		$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu && \
+		$(BIN)/python -m pytest -m gpu_alone --require-gpu; \
 	else \
 		$(BIN)/python -m pytest -n auto; \
 	fi

@@ -151,6 +151,22 @@ def test_chunks_of_two_tasks_of_which_some_are_missing(tmp_path, there):
     assert filled == [row for row in range(shape[0]) if row not in there]
 
 
+@pytest.mark.timeout(60)
+def test_a_child_forked_after_a_read_reads(tmp_path):
+    array = raw(tmp_path / "a")
+    expected = array[...]
+    assert same(reference.read(tmp_path / "a"), expected)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(30)  # a child that hangs is no child that is waited for
+            status = 0 if same(reference.read(tmp_path / "a"), expected) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("region", [..., (..., slice(1, None))], ids=["straight", "by table"])
 def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
     """Its bytes of the buffer are those of another read, of whatever array."""

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,18 @@ from twin import launch, needs_compiler
 from linumpy import device as devices
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
-from linumpy.gpu import encoded_slots, engines, interface, kernels, kvikio_zarr, reader, resizing, scatter, stored
+from linumpy.gpu import (
+    encoded_slots,
+    engines,
+    interface,
+    kernels,
+    kvikio_zarr,
+    read_zarr_to_gpu,
+    reader,
+    resizing,
+    scatter,
+    stored,
+)
 from linumpy.io.writer import OmeZarrWriter
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -116,15 +128,23 @@ def test_raw_chunks(case, straight, missing, seed, slab, direct):
             assert same(got, array[case.region])
 
 
-@pytest.mark.parametrize(
-    ("n", "chunk", "dtype", "fill"),
-    [(111, 85, "u1", 1), (247, 182, "u1", 77), (217, 142, "<u8", 1), (65, 40, "<f8", 3.5), (59, 30, "b1", True)],
-)
+#: Shape, chunk, dtype and fill value: arrays whose last chunk is missing and whose chunks need no scatter.
+CASES = [(111, 85, "u1", 1), (247, 182, "u1", 77), (217, 142, "<u8", 1), (65, 40, "<f8", 3.5), (59, 30, "b1", True)]
+
+
+def missing_last(folder, n, chunk, dtype, fill, **options):
+    """An array whose last chunk was never written."""
+    options = {"compressors": None, "filters": None, "zarr_format": 2} | options
+    array = zarr.create_array(folder, shape=(n,), chunks=(chunk,), dtype=dtype, fill_value=fill, **options)
+    whole = (n - 1) // chunk * chunk
+    array[:whole] = random_values(dtype, (whole,), 1)
+    return array
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("direct", [False, True])
-def test_a_missing_last_chunk(tmp_path, n, chunk, dtype, fill, direct):
-    options = {"compressors": None, "filters": None, "zarr_format": 2, "fill_value": fill}
-    array = zarr.create_array(tmp_path / "a", shape=(n,), chunks=(chunk,), dtype=dtype, **options)
-    array[:chunk] = random_values(dtype, (chunk,), 1)
+def test_a_missing_last_chunk(tmp_path, case, direct):
+    array = missing_last(tmp_path / "a", *case)
     assert not os.path.exists(tmp_path / "a/1")
     for seed in range(30):
         assert same(read(array, ..., seed, direct=direct), array[...]), seed
@@ -282,3 +302,123 @@ def test_what_is_kept_on_the_device_is_there_for_a_new_stream_of_the_same_number
             first.synchronize()
             assert np.array_equal(got, array.get()), seed
         [cache.cache_clear() for cache in caches]
+
+
+# --- On a GPU.
+
+
+#: Reads arrays over and over, while small blocks of memory come and go.
+READS = """
+import sys, time
+import cupy, numpy, zarr
+from linumpy.gpu import read_zarr_to_gpu
+
+folder, count, seed, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+arrays = [zarr.open_array(f"{folder}/{number}", mode="r") for number in range(count)]
+expected = [numpy.asarray(array[...]) for array in arrays]
+rng, reads, wrong = numpy.random.default_rng(seed), 0, 0
+for array in arrays:
+    read_zarr_to_gpu(array, strict=True)  # kernels are compiled before the time starts
+begin = time.monotonic()
+while time.monotonic() - begin < seconds:
+    for array, right in zip(arrays, expected):
+        some = [cupy.full(int(rng.integers(1, 4000)), 0xAB, "u1") for _ in range(int(rng.integers(0, 6)))]
+        del some
+        got = read_zarr_to_gpu(array, strict=True).get()
+        reads, wrong = reads + 1, wrong + (got.dtype != right.dtype or got.tobytes() != right.tobytes())
+print(reads, wrong)
+"""
+
+
+@pytest.mark.gpu
+def test_missing_chunks_while_other_processes_use_the_device(tmp_path):
+    for number, case in enumerate(CASES):
+        missing_last(tmp_path / str(number), *case)
+    missing_last(tmp_path / str(len(CASES)), 5000, 700, "u2", 9, compressors=numcodecs.Zstd())
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", READS, str(tmp_path), str(len(CASES) + 1)]
+    running = [subprocess.Popen([*command, str(seed), "6"], **options) for seed in range(7)]
+    try:
+        told = [process.communicate(timeout=120) for process in running]
+    finally:
+        [process.kill() for process in running]
+    assert [process.returncode for process in running] == [0] * 7, [error[-500:] for _, error in told]
+    counts = [tuple(map(int, out.split())) for out, _ in told]
+    assert min(reads for reads, _ in counts) > 20
+    assert sum(wrong for _, wrong in counts) == 0, counts
+
+
+SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    const long long begin = clock64();
+    while (clock64() - begin < cycles) {}
+}
+"""
+
+
+@pytest.fixture
+def late(cupy, monkeypatch):
+    """Make streams that begin with a wait of some milliseconds, or none, by chance; returns what queues a wait."""
+    kernel, real = cupy.RawKernel(SPIN, "spin"), cupy.cuda.Stream
+    rng = np.random.default_rng(0)
+
+    def wait(stream):
+        with stream:
+            kernel((1,), (1,), (np.int64(rng.choice([0, 10**6, 3 * 10**7])),))  # up to about 15 ms
+
+    def make(**options):
+        stream = real(**options)
+        wait(stream)
+        return stream
+
+    make.null, make.ptds = real.null, real.ptds
+    wait(real.null)  # compiled before it is needed
+    monkeypatch.setattr(cupy.cuda, "Stream", make)
+    return wait
+
+
+ON_DEVICE = {
+    "raw": {"case": (111, 85, "u1", 1)},
+    "direct": {"case": (217, 142, "<u8", 1), "direct": True},
+    "cast": {"case": (65, 40, "<f8", 3.5), "dtype": "f4"},
+    "zstd": {"case": (5000, 700, "u2", 9), "compressors": numcodecs.Zstd(), "decode_on": "device"},
+    "zstd-direct": {
+        "case": (5000, 700, "u2", 9), "compressors": numcodecs.Zstd(), "decode_on": "device", "direct": True,
+    },
+    "zstd-host": {"case": (5000, 700, "u2", 9), "compressors": numcodecs.Zstd(), "decode_on": "host"},
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_reads_on_streams_that_are_late(tmp_path, cupy, late, monkeypatch, name):
+    options = dict(ON_DEVICE[name])
+    case, dtype = options.pop("case"), options.pop("dtype", None)
+    direct, decode_on = options.pop("direct", False), options.pop("decode_on", None)
+    array = missing_last(tmp_path / "a", *case, **options)
+    expected = np.asarray(array[...]).astype(dtype or case[2])
+    monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
+    monkeypatch.setattr(kvikio_zarr, "make_job", functools.partial(kvikio_zarr.make_job, decode_on=decode_on))
+    for number in range(20):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            out = cupy.full(expected.shape, 1, expected.dtype)
+            late(stream)
+            before = out.copy()
+            read_zarr_to_gpu(array, out=out, strict=True)
+            after = out.copy()
+            out.fill(0)
+            assert after.get().tobytes() == expected.tobytes(), number
+            assert (before.get() == np.ones((), expected.dtype)).all(), number
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("late")
+def test_parts_of_a_chunk_on_streams_that_are_late(tmp_path, cupy):
+    values = random_values("u2", (12, 30), 4)
+    options = {"chunks": (5, 30), "buffer_bytes": 2**20, "overwrite": True, "axes": "yx"}
+    for number in range(10):
+        with OmeZarrWriter(tmp_path / "a", (12, 30), "u2", (1, 1), **options) as writer:
+            for rows in (slice(0, 3), slice(3, 5), slice(5, 9), slice(9, 12)):
+                with cupy.cuda.Stream(non_blocking=True):
+                    writer.write(rows, cupy.asarray(values[rows]))
+        assert np.array_equal(zarr.open_array(tmp_path / "a/0")[...], values), number

@@ -183,6 +183,7 @@ def test_an_error_has_no_traceback_in_a_process_of_its_own(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 @pytest.mark.parametrize("cache", ["--warm", "--cold"])
 def test_the_raw_suite_on_a_gpu_is_right_everywhere(main, tmp_path, capsys, cache):
     file, picture = tmp_path / "a.json", tmp_path / "a.png"
