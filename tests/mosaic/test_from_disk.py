@@ -319,8 +319,8 @@ def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_p
     monkeypatch.setattr("linumpy.mosaic.surface._PICTURE_VOXELS", 20)
     drawn = []
 
-    def draw(path, section, found, depth_um, spacing, place_um, names):
-        drawn.append((section.copy(), found.copy(), depth_um.copy(), spacing, place_um, names))
+    def draw(path, section, found, edge, depth_um, spacing, place_um, names):
+        drawn.append((section.copy(), found.copy(), edge.copy(), depth_um.copy(), spacing, place_um, names))
         path.write_bytes(b"picture")
 
     monkeypatch.setattr("linumpy.pictures.draw_surface", draw)
@@ -329,10 +329,12 @@ def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_p
         out = tmp_path / f"{tile_bytes}.zarr"
         find_mosaic_surface(tmp_path / "m.zarr", out, overlay=tmp_path / f"{tile_bytes}.png", tile_bytes=tile_bytes)
     surface = find_tissue_interface(volume(), depth_axis=0)
+    edges = find_tissue_interface(volume(), depth_axis=0, definition="edge")
     # 90 × 102 voxels, at most 20 of which are shown: every fifth, every sixth.
-    for section, found, depth_um, spacing, place_um, names in drawn:
+    for section, found, edge, depth_um, spacing, place_um, names in drawn:
         np.testing.assert_array_equal(section, volume()[:, 45, ::6])
         np.testing.assert_array_equal(found, surface[45, ::6])
+        np.testing.assert_allclose(edge, edges[45, ::6], atol=1e-4)
         np.testing.assert_array_equal(depth_um, surface[::5, ::6] * 5.0)
         assert (spacing, place_um, names) == ((5.0, 40.0, 72.0), 45 * 8.0, ("Y", "X"))
     assert len(drawn) == len(TILE_BYTES)
