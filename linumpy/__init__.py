@@ -4,4 +4,38 @@ Axes are ordered (Z, Y, X), spacings are in µm, and an array stays where it is:
 NumPy out. Importing this package, or any module of it, needs no GPU and no GPU package.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linumpy.gpu.resample_zarr import resample_zarr
+    from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
+    from linumpy.io.ome import open_image
+    from linumpy.io.writer import OmeZarrWriter
+
 __version__ = "0.1.0"
+__all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr"]
+
+#: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
+_MODULES = {
+    "OmeZarrWriter": "linumpy.io.writer",
+    "open_image": "linumpy.io.ome",
+    "plan_zarr_read": "linumpy.gpu.zarr_io",
+    "read_zarr": "linumpy.gpu.zarr_io",
+    "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
+    "resample_zarr": "linumpy.gpu.resample_zarr",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -138,8 +138,16 @@ def closing_line(
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     where = device if isinstance(device, str) else "GPU" if device else "CPU"
-    rate = nbytes / 2**30 / max(seconds, 1e-9)
-    return f"{sources[0]}{more} -> {output} on {where}: {nbytes / 2**30:.3g} GiB, {seconds:.2f} s, {rate:.3g} GiB/s"
+    rate = size_text(nbytes / max(seconds, 1e-9))
+    return f"{sources[0]}{more} -> {output} on {where}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+
+
+def size_text(nbytes: float) -> str:
+    """Spell a number of bytes in the unit in which people read it."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"
 
 
 def run(

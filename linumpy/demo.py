@@ -25,6 +25,7 @@ from linumpy.io.ome import read_omezarr
 from linumpy.io.place import check_place
 from linumpy.io.synthetic import MosaicSpec
 from linumpy.io.writer import write_omezarr
+from linumpy.io.zarr_mode import read_on_host
 
 _SMOOTH_UM = 50.0
 
@@ -175,7 +176,7 @@ def run_demo(
 def _read(path: Path, where: Device) -> tuple[Any, tuple[float, ...], str]:
     array, spacing = read_omezarr(path)
     if not where.is_cuda:
-        return np.asarray(array[...]), spacing, "zarr-python"
+        return read_on_host(array), spacing, "zarr-python"
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     with where.xp.cuda.Device(where.index):

@@ -7,12 +7,14 @@ Nothing GPU-related is imported before it is needed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,6 +29,18 @@ log = logging.getLogger(__name__)
 #: What ``resolve()`` takes where the caller names no device.
 DEVICE_VARIABLE = "LINUMPY_DEVICE"
 _KINDS = ("auto", "cuda", "cpu")
+#: The name under which pip knows this package; ``linumpy`` on the package index is another one.
+DISTRIBUTION = "linumpy-gpu"
+
+_cuda_started = _cuda_lost = False
+
+
+def _after_fork() -> None:
+    global _cuda_lost
+    _cuda_lost = _cuda_started
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +142,16 @@ def require_cuda(device_id: int | None = None) -> ModuleType:
 
 def why_no_cuda(device_id: int | None = None) -> str | None:
     """Say why no CUDA device (or not that one) can be used; None if it can."""
+    global _cuda_started
+    if _cuda_lost:
+        return (
+            "this process was forked after CUDA had been started, and CUDA does not work in such a child: start it "
+            'with multiprocessing.get_context("spawn") or "forkserver"'
+        )
     if importlib.util.find_spec("cupy") is None:
+        # Packages help nobody whose machine has no GPU, or no driver for it.
+        if driver_cuda_version() is None:
+            return "this machine has no NVIDIA driver (libcuda.so.1): a GPU needs one before any package"
         return f"CuPy is not installed: {install_line()}"
     try:
         cupy = _import_cupy()
@@ -139,6 +162,7 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
     except Exception as error:
         cause = "no NVIDIA driver is loaded" if driver_cuda_version() is None else str(error)
         return f"CUDA finds no device ({cause}): check that `nvidia-smi` lists one"
+    _cuda_started = True
     if count == 0:
         return "CUDA finds no device: check that `nvidia-smi` lists one"
     if device_id is not None and device_id >= count:
@@ -146,10 +170,33 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
     return None
 
 
-def install_line() -> str:
-    """Return the line that installs the GPU packages for the driver of this machine."""
-    extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
-    return f'pip install "linumpy[{extra}]"'
+def install_line(extra: str | None = None) -> str:
+    """Return the line that installs an extra; by default the GPU packages for the driver of this machine."""
+    if extra is None:
+        extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
+    return "pip install " + " ".join(f'"{need}"' for need in extra_requirements(extra))
+
+
+def extra_requirements(extra: str) -> list[str]:
+    """Return what an extra of this distribution installs, as its metadata has it.
+
+    A line with these names works from a checkout and from a wheel, whereas the name of the distribution has to be in
+    the reader's package index: ``linumpy`` there is another package.
+    """
+    marker = re.compile(r"""\s*;\s*extra\s*==\s*['"]""" + extra + r"""['"]\s*$""")
+    try:
+        needs = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        needs = []  # imported from a source tree that is not installed
+    return [marker.sub("", need) for need in needs if marker.search(need)] or [f".[{extra}]"]
+
+
+def other_distributions() -> list[str]:
+    """Name the installed distributions other than this one that provide the package ``linumpy``."""
+    found = set(importlib.metadata.packages_distributions().get("linumpy", ()))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found.add(importlib.metadata.metadata("linumpy")["Name"])
+    return sorted(name for name in found if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION)
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
@@ -211,6 +258,8 @@ class DeviceInfo:
         The way that kvikio takes: ``"compat"``, ``"left to cuFile"`` or ``"no kvikio"``, with how that is known.
     reason : str
         Why there is no GPU; empty where there is one.
+    others : tuple of str
+        Other installed distributions that provide the package ``linumpy``, of which one would hide the other.
     """
 
     name: str
@@ -220,6 +269,7 @@ class DeviceInfo:
     versions: tuple[tuple[str, str], ...]
     gds: str
     reason: str
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [("device", self.name)]
@@ -227,6 +277,11 @@ class DeviceInfo:
             rows.append(("memory", f"{self.memory_total / 2**30:.1f} GiB, {self.memory_free / 2**30:.1f} GiB free"))
         if self.reason:
             rows.append(("no GPU", self.reason))
+        if self.others:
+            both = f"{', '.join(self.others)} is installed too and also provides the package linumpy"
+            rows.append(
+                ("conflict", f"{both}: pip uninstall {' '.join(self.others)}, then install {DISTRIBUTION} again")
+            )
         rows.append(("driver", f"up to CUDA {self.driver}" if self.driver else "no NVIDIA driver"))
         rows += [*self.versions, ("GDS", self.gds)]
         return "\n".join(f"{label:<12}{value}" for label, value in rows)
@@ -254,6 +309,7 @@ def describe(device_id: int | None = None) -> DeviceInfo:
         ),
         gds=kvikio_mode()[1],
         reason=missing or "",
+        others=tuple(other_distributions()),
     )
 
 

@@ -33,7 +33,7 @@ class RegionError(LinumpyError, IndexError):
 
 
 class MetadataError(LinumpyError, ValueError):
-    """The metadata of a group or an array lacks something that nobody may guess, such as a unit."""
+    """The metadata of a group or an array lacks something that nobody may guess, such as a unit, or cannot be true."""
 
 
 class SourceError(LinumpyError, ValueError):

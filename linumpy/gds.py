@@ -132,10 +132,11 @@ def gds_verdict(
     """
     text = os.fsdecode(path)
     if "://" in text:
-        parts = urlsplit(text)
-        if parts.scheme != "file":
-            return GdsVerdict("unknown", (f"{parts.scheme}:// is no local folder",), folder=text)
-        text = unquote(parts.path)
+        scheme, plain = text.split("://", 1)
+        if scheme != "file":
+            return GdsVerdict("unknown", (f"{scheme}:// is no local folder",), folder=text)
+        # As linumpy and zarr spell local folders, and else as a URL.
+        text = plain if os.path.exists(plain) else unquote(urlsplit(text).path)
     try:
         folder = _nearest_folder(text)
         device = os.stat(folder).st_dev

@@ -33,6 +33,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _project(parsed: argparse.Namespace) -> None:
+    if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
+        raise ValueError(
+            f"{parsed.output} names a picture: linum-aip-png draws one, linum-aip writes an OME-Zarr image"
+        )
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
     with cli.bytes_progress("projection", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
         made = project_mosaic(

@@ -8,6 +8,7 @@ For example:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _tell(arguments: argparse.Namespace) -> None:
+    if arguments.path is not None and not os.path.exists(arguments.path):
+        raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
     if arguments.path is None:
         return

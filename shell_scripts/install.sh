@@ -9,7 +9,7 @@ set -euo pipefail
 part=${1:?which part: base, test or lint}
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "linumpy needs Python 3.11 or later, and '$python' is $("$python" --version 2>&1 || true)." >&2

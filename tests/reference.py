@@ -44,6 +44,8 @@ class PreadFile:
 class PreadEngine(engines.CuFileEngine):
     """The kvikio engine with another file in place of kvikio's."""
 
+    name = "pread"
+
     def __init__(self, opener=PreadFile):
         self.open = opener
         self._task = None
@@ -198,23 +200,31 @@ class NumpyHostSlots(NumpySlots):
         self._scatter(table, copied)
 
 
-def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
+def make_plan(source, region=None):
     plan = plan_read(read_layout(open_source(source)), region)
     assert plan.layout.unsupported is None, plan.layout.unsupported
+    return plan
+
+
+def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
+    plan = make_plan(source, region)
     request = ReadRequest(plan, result_dtype(plan, dtype), None, scratch_bytes or DEFAULT_SCRATCH_BYTES)
-    return jobs.make_job(request, direct=direct, **options)
+    (job,) = jobs.plan_transfer(request, direct=direct, **options).jobs()
+    return job
 
 
 def execute(job, engine=None, kernels=None):
     """Run the reader's loop, with POSIX batches unless told otherwise, into a result that is poisoned first."""
     out = np.full(max(1, job.plan.region.size * job.request.dtype.itemsize), 0x5A, np.uint8)
     if job.plan.region.size:
-        _execute(job, out, engine or (PreadEngine() if job.direct else engines.PosixEngine(2)), kernels)
+        execute_into(job, out, engine, kernels)
     out = out[: job.plan.region.size * job.request.dtype.itemsize]
     return out.view(job.request.dtype).reshape(job.plan.shape)
 
 
-def _execute(job, out, engine, kernels):
+def execute_into(job, out, engine=None, kernels=None):
+    """Do the same into the bytes of a result."""
+    engine = engine or (PreadEngine() if job.direct else engines.PosixEngine(2))
     if job.way is None:
         slots = NumpySlots(out, job, direct=job.direct)
         reader.run(job, slots, engine)

@@ -76,7 +76,9 @@ def test_the_closing_line():
     line = cli.closing_line("a.zarr", "b.png", True, 2.0, 3 * 2**30)
     assert line == "a.zarr -> b.png on GPU: 3 GiB, 2.00 s, 1.5 GiB/s"
     line = cli.closing_line(["a", "b", "c"], "d", False, 0.0, 0)
-    assert line == "a and 2 more -> d on CPU: 0 GiB, 0.00 s, 0 GiB/s"
+    assert line == "a and 2 more -> d on CPU: 0 bytes, 0.00 s, 0 bytes/s"
+    line = cli.closing_line("a", "b", False, 0.5, 3 * 2**20)
+    assert line == "a -> b on CPU: 3 MiB, 0.50 s, 6 MiB/s"
     assert " on cuda:1: " in cli.closing_line("a", "b", "cuda:1", 1, 1)
 
 

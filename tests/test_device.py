@@ -1,14 +1,23 @@
 """Choosing a device, with a made-up CuPy where there is no GPU."""
 
+import importlib.metadata
 import logging
+import os
+import re
+import shlex
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from linumpy import device
 from linumpy.errors import GpuUnavailableError
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -36,8 +45,10 @@ def cupy_with(monkeypatch):
 
 @pytest.fixture
 def no_cupy(monkeypatch):
+    """A machine with a driver for CUDA 13, and without CuPy."""
     monkeypatch.delenv(device.DEVICE_VARIABLE, raising=False)
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(device, "driver_cuda_version", lambda: (13, 0))
 
 
 def test_auto_takes_the_gpu_if_there_is_one(cupy_with, caplog):
@@ -54,12 +65,12 @@ def test_auto_takes_the_cpu_if_there_is_none(no_cupy, caplog):
         chosen = device.resolve("auto")
     assert (chosen.kind, chosen.index, str(chosen), chosen.xp) == ("cpu", None, "cpu", np)
     assert len(caplog.records) == 1
-    assert 'CuPy is not installed: pip install "linumpy[cuda13]"' in caplog.text
+    assert 'CuPy is not installed: pip install "cupy-cuda13x' in caplog.text
 
 
 def test_cuda_says_what_is_missing(no_cupy):
     with pytest.raises(
-        GpuUnavailableError, match=r'CuPy is not installed: pip install "linumpy\[cuda1[23]\]"'
+        GpuUnavailableError, match=r'CuPy is not installed: pip install "cupy-cuda13x.*" "kvikio-cu13.*"'
     ) as caught:
         device.resolve("cuda")
     assert isinstance(caught.value, RuntimeError)
@@ -104,6 +115,34 @@ def test_the_environment_sets_the_default(cupy_with, monkeypatch):
         device.resolve()
 
 
+def test_a_child_forked_after_cuda_was_started_says_so(cupy_with, monkeypatch):
+    cupy_with(2)
+    monkeypatch.setattr(device, "_cuda_started", False)
+    assert in_a_forked_child(lambda: str(device.why_no_cuda())) == "None"
+    assert device.resolve("auto").is_cuda
+    assert in_a_forked_child(lambda: device.resolve("auto").kind) == "cpu"
+    reason = in_a_forked_child(lambda: device.why_no_cuda())
+    assert "forked after CUDA had been started" in reason
+    assert "spawn" in reason
+    assert device.why_no_cuda() is None
+
+
+def in_a_forked_child(function):
+    """Run a function that returns text in a child made by ``os.fork``."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, function().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as text:
+        answer = text.read()
+    os.waitpid(child, 0)
+    return answer
+
+
 def test_bad_wishes():
     with pytest.raises(ValueError, match="device 'gpu' is unknown: choose one of auto, cuda, cpu"):
         device.resolve("gpu")
@@ -128,7 +167,52 @@ def test_array_modules(cupy_with):
 )
 def test_the_install_line_fits_the_driver(monkeypatch, driver, extra):
     monkeypatch.setattr(device, "driver_cuda_version", lambda: driver)
-    assert device.install_line() == f'pip install "linumpy[{extra}]"'
+    # The oracle is the project's own table: the line must install what the extra would.
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [Requirement(one) for one in table["optional-dependencies"][extra]]
+    words = shlex.split(device.install_line())
+    assert words[:2] == ["pip", "install"]
+    assert sorted(map(Requirement, words[2:]), key=str) == sorted(wanted, key=str)
+
+
+def test_no_line_names_the_package_index_s_linumpy(monkeypatch):
+    """What pip finds there under the name ``linumpy`` is another package."""
+    for extra in (None, "cuda12", "dask"):
+        assert "linumpy" not in device.install_line(extra)
+
+    def none(name):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(device.importlib.metadata, "requires", none)
+    assert device.install_line("cuda12") == 'pip install ".[cuda12]"'  # a source tree that was never installed
+    files = [ROOT / "README.md", *(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    for file in files:
+        assert not re.search(r"pip install \S*linumpy(?!-gpu)\b", file.read_text(encoding="utf-8")), file
+
+
+def test_packages_are_no_advice_without_a_driver(no_cupy, monkeypatch):
+    monkeypatch.setattr(device, "driver_cuda_version", lambda: None)
+    reason = device.why_no_cuda()
+    assert "no NVIDIA driver" in reason
+    assert "pip install" not in reason
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [(["linumpy-gpu"], ()), (["linumpy_gpu", "linumpy"], ("linumpy",)), (["linumpy"], ("linumpy",)), ([], ())],
+)
+def test_another_distribution_of_that_name_is_told(no_cupy, monkeypatch, names, others):
+    monkeypatch.setattr(device.importlib.metadata, "packages_distributions", lambda: {"linumpy": names})
+
+    def metadata(name):
+        if name not in names:
+            raise importlib.metadata.PackageNotFoundError
+        return {"Name": name}
+
+    monkeypatch.setattr(device.importlib.metadata, "metadata", metadata)
+    info = device.describe()
+    assert info.others == others
+    assert ("pip uninstall linumpy" in str(info)) == bool(others)
 
 
 def test_describe_reads_well(no_cupy):

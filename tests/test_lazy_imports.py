@@ -46,3 +46,18 @@ def test_everything_imports_where_they_are_blocked():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.stdout == "all of them\n", result.stderr
+
+
+def test_the_package_itself_imports_nothing_heavy():
+    """The main names are there without an import of their own, and cost nothing until they are used."""
+    code = (
+        "import sys, linumpy\n"
+        "heavy = {'numpy', 'zarr', 'scipy', 'dask', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert set(linumpy.__all__) <= set(dir(linumpy))\n"
+        "for name in linumpy.__all__: assert callable(getattr(linumpy, name)), name\n"
+        "try: linumpy.nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout == "module 'linumpy' has no attribute 'nothing'\n", result.stderr

@@ -24,6 +24,7 @@ from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels, rand
 from linumpy.benchmark.specs import CODECS, CaseSpec, check_dtype
 from linumpy.errors import SourceError
 from linumpy.io.source import open_source
+from linumpy.io.zarr_mode import write_from_host
 
 _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json"))
 
@@ -187,11 +188,12 @@ def _write(spec: CaseSpec, path: Path, seed: int) -> str:
     for block in blocks(spec.shape, spec.shards or spec.chunks, dtype.itemsize):
         rng = generator(seed, block)
         size = tuple(part.stop - part.start for part in block)
-        array[block] = (
+        voxels = (
             oct_voxels(rng, spec.shape, block, dtype, change)
             if change
             else random_voxels(rng, size, dtype.newbyteorder("="))
         )
+        write_from_host(array, block, voxels)
     return f"OCT-like, speckle grains of {1 / change:.1f} voxels" if change else "random, next to incompressible"
 
 
@@ -215,7 +217,7 @@ def _encoder(spec: CaseSpec) -> Callable[[np.ndarray], int]:
     def encoded_bytes(sample: np.ndarray) -> int:
         array = _create(spec, MemoryStore(), sample.shape, sample.shape, None)
         metadata = array.nbytes_stored()
-        array[...] = sample
+        write_from_host(array, ..., sample)
         return max(1, array.nbytes_stored() - metadata)
 
     return encoded_bytes

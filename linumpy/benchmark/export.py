@@ -17,8 +17,11 @@ from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import CaseResult, PathResult, Settings
 from linumpy.benchmark.specs import REACH_OF
+from linumpy.io.files import replacing
 
 SCHEMA = 1
+#: What the numbers of a document are, said in it: it is read without this source.
+UNITS = "times in seconds, sizes in bytes, rates in GiB of decoded bytes per second; null was not measured"
 
 
 def document(
@@ -43,6 +46,7 @@ def document(
     described = asdict(machine)
     return {
         "schema": SCHEMA,
+        "units": UNITS,
         "date": date,
         "command": command,
         "hardware": {key: described[key] for key in hardware},
@@ -61,7 +65,9 @@ def document(
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write the document, readable by people too."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with replacing(path, overwrite=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _case(result: CaseResult) -> dict[str, Any]:

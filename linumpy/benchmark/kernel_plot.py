@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from linumpy.io.files import replacing
+
 if TYPE_CHECKING:
     from linumpy.benchmark.kernel_run import KernelResult
 
@@ -53,4 +55,5 @@ def draw(results: Sequence[KernelResult], gpu: str, path: Path) -> None:
     if seen:
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(seen), fontsize=9)
     figure.suptitle(gpu, fontsize=11)
-    figure.savefig(path, dpi=120)
+    with replacing(path, overwrite=True) as temporary:
+        figure.savefig(temporary, dpi=120, format=Path(path).suffix[1:] or "png")

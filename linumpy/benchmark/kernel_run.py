@@ -19,8 +19,11 @@ from linumpy.benchmark import kernel_plot, machine
 from linumpy.benchmark.kernel_case import KernelCase, verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.device import require_cuda
+from linumpy.io.files import replacing
 
 _WARM_UPS = 3
+#: What the numbers of the JSON are, said in it: it is read without this source.
+_UNITS = "*_ms: milliseconds of each timed run; share_of_copy: of a plain copy's bytes per second; reach: mark for ×"
 #: Of a slow peer fewer runs are made, so that all take about so long.
 _PEER_SECONDS = 10.0
 
@@ -146,7 +149,10 @@ def run(request: KernelRequest, makers: Makers) -> tuple[KernelResult, ...]:
         xp.get_default_memory_pool().free_all_blocks()
     if request.json is not None:
         document = {"machine": asdict(here), "copy_bytes_per_second": bandwidth, "scale": request.scale}
-        request.json.write_text(json.dumps({**document, "results": [asdict(one) for one in results]}, indent=1) + "\n")
+        document |= {"units": _UNITS}
+        document["results"] = [asdict(one) for one in results]
+        with replacing(request.json, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     if request.plot is not None:
         kernel_plot.draw(results, here.gpu, request.plot)

@@ -27,9 +27,10 @@ import numpy as np
 import zarr
 
 from linumpy.benchmark.cases import Case
-from linumpy.benchmark.truth import host_zarr, truth
+from linumpy.benchmark.truth import OWN_PIPELINE, host_zarr, truth
 from linumpy.device import install_line, why_no_cuda
 from linumpy.errors import LinumpyError
+from linumpy.io.zarr_mode import gpu_mode
 
 TASK_BYTES = 4 * 2**20
 _PINNED_LIMIT = 8 * 2**30
@@ -205,7 +206,7 @@ def _zarr_gpu(case: Case) -> Iterator[Prepared]:
     _need_cuda()
 
     def read() -> Any:
-        with host_zarr(), zarr.config.enable_gpu():
+        with gpu_mode(), zarr.config.set(OWN_PIPELINE):
             return zarr.open_array(case.path, mode="r")[case.selection]
 
     yield Prepared(read)
@@ -218,7 +219,7 @@ def _zarr_gpu_gds(case: Case) -> Iterator[Prepared]:
     gds_store = _need("kvikio.zarr").GDSStore
 
     def read() -> Any:
-        with host_zarr(), zarr.config.enable_gpu():
+        with gpu_mode(), zarr.config.set(OWN_PIPELINE):
             return zarr.open_array(gds_store(case.path, read_only=True), mode="r")[case.selection]
 
     with _kvikio_settings():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import OK, UNAVAILABLE, CaseResult, PathResult
 from linumpy.benchmark.table import number, size
+from linumpy.io.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +53,8 @@ def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path)
     figure.suptitle(
         f"{where} — {date[:10]}\n{cache} page cache, medians of {first.runs}, black lines from min to max", fontsize=11
     )
-    figure.savefig(path, dpi=120)
+    with replacing(path, overwrite=True) as temporary:
+        figure.savefig(temporary, dpi=120, format=Path(path).suffix[1:] or "png")
 
 
 def _bars(result: CaseResult) -> list[PathResult]:

@@ -7,7 +7,7 @@ one line on the first voxel that differs. One piece of the truth at a time is he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,17 @@ import zarr
 from linumpy.benchmark.blocks import Block, blocks
 from linumpy.benchmark.cases import Case
 from linumpy.device import array_module, to_host
+from linumpy.io.zarr_mode import host_zarr_context
+
+#: zarr-python's own way to decode chunks.
+OWN_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 
 
-def host_zarr() -> AbstractContextManager[Any]:
+@contextmanager
+def host_zarr() -> Iterator[None]:
     """Have zarr-python read with its own pipeline into host memory, whatever the caller has set."""
-    return zarr.config.set(
-        {
-            "buffer": "zarr.buffer.cpu.Buffer",
-            "ndbuffer": "zarr.buffer.cpu.NDBuffer",
-            "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
-        }
-    )
+    with host_zarr_context(), zarr.config.set(OWN_PIPELINE):
+        yield
 
 
 def truth(case: Case) -> Iterator[tuple[Block, np.ndarray]]:

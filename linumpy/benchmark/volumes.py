@@ -17,6 +17,7 @@ import numpy as np
 
 from linumpy.device import synchronize
 from linumpy.io.writer import OmeZarrWriter
+from linumpy.io.zarr_mode import in_mode_of_caller
 
 _THREADS = 16
 
@@ -52,8 +53,8 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
     """
     shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
     with (
-        OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape) as writer,
-        ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
+        OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape, durable=False) as writer,
+        ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0))), "linumpy-tiles", in_mode_of_caller()) as pool,
     ):
 
         def write(index: tuple[int, ...]) -> None:

@@ -30,8 +30,10 @@ from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.resample_zarr import plan_blocks, resample_zarr
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
 from linumpy.io.writer import OmeZarrWriter
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.regrid import plan_regrid
 from linumpy.plan.resample import AffineGrid, ResamplePlan
 
@@ -194,7 +196,8 @@ def run_zarr_to_zarr(request: ZarrRequest) -> ZarrResult:
     if request.json is not None:
         document = {"machine": asdict(here), "chunk": request.chunk, "shape": shape, **asdict(result)}
         document |= {"device_memory": request.limit, "ratio": result.ratio, "ratio_to_slower": result.ratio_to_slower}
-        request.json.write_text(json.dumps(document, indent=1) + "\n")
+        with replacing(request.json, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n")
         print(f"\nwritten: {request.json}")
     return result
 
@@ -211,6 +214,7 @@ def _measure(request: ZarrRequest, source: Path, target: Path) -> ZarrResult:
                 mode="nearest",
                 device="cuda" if request.use_gpu else "cpu",
                 device_memory=request.limit,
+                durable=False,
                 progress=lambda _: None,
             )
 
@@ -294,7 +298,7 @@ def _differs(source: zarr.Array, result: zarr.Array) -> str:
     last = [n - s for n, s in zip(result.shape, side, strict=True)]
     starts = [[0, 0, 0], last, *([int(rng.integers(0, n + 1)) for n in last] for _ in range(_BOXES))]
     for start in starts:
-        found = np.asarray(result[tuple(slice(a, a + s) for a, s in zip(start, side, strict=True))])
+        found = read_on_host(result, tuple(slice(a, a + s) for a, s in zip(start, side, strict=True)))
         worst = float(np.abs(found - _by_scipy(source, start, side)).max())
         if not worst <= _TOLERANCE:
             return f"the box at {tuple(start)} is wrong by {worst:.3g}"
@@ -306,7 +310,8 @@ def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarr
     import scipy.ndimage as ndimage
 
     low = [max(0, 2 * a - 2) for a in start]
-    box = np.asarray(source[tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))])
+    part = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
+    box = read_on_host(source, part)
     offset = [2 * a + 0.5 - b for a, b in zip(start, low, strict=True)]
     made = ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), order=1, mode="nearest")
     return np.asarray(made)
@@ -327,7 +332,7 @@ class _Steps:
         self._gpu, self._array, self._plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
         self._shape, self._chunks = tuple(written.shape), tuple(written.chunks)
         first = next(iter(plan)).box
-        self._block = np.asarray(written[first])
+        self._block = read_on_host(written, first)
         if self._gpu:
             cupy = require_cuda()
             self._block = cupy.asarray(self._block)
@@ -339,7 +344,7 @@ class _Steps:
         buffer = None
         for block in self._plan:
             if not self._gpu:
-                np.asarray(self._array[block.source_box])
+                read_on_host(self._array, block.source_box)
                 continue
             size = math.prod(block.source_shape)
             if buffer is None:
@@ -349,7 +354,8 @@ class _Steps:
 
     def write(self) -> None:
         """Write as many blocks as the result has, of its chunks, from where they would be."""
-        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, chunks=self._chunks) as writer:
+        options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
+        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
             for block in self._plan:
                 part = self._block[tuple(map(slice, block.shape))]
                 writer.write(block.box, array_module(part).ascontiguousarray(part))

@@ -6,8 +6,9 @@ Importing this package imports no GPU package.
 from linumpy.gpu.zarr_io import (
     gpu_zarr_context,
     plan_zarr_read,
+    read_zarr,
     read_zarr_to_gpu,
     zarr_to_dask,
 )
 
-__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr_to_gpu", "zarr_to_dask"]
+__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "zarr_to_dask"]

@@ -142,15 +142,21 @@ class EncodedSlots:
         return stream.record(self._cupy.cuda.Event(disable_timing=not self._timed))
 
     def fill(self, table: ScatterTable) -> None:
-        """Write fill values, on the caller's stream."""
+        """Write fill values, on the caller's stream, after all that was placed before."""
+        self._order()
         words = self._cupy.asarray(table_words(table, self._target.fill))
         launch(table, self._target.conversion, 0, self._target.address, words.data.ptr)
 
     def finish(self) -> None:
         """Wait for all decoders, whatever became of them, and order their work before the caller's next."""
+        self._order()
+        for stream in (self._copies, *self._streams):
+            stream.synchronize()
+
+    def _order(self) -> None:
+        """Let the caller's stream wait for those of the slots."""
         for stream in (self._copies, *self._streams):
             self._stream.wait_event(self._event(stream))
-            stream.synchronize()
 
     def failed(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces whose chunks could not be decoded, and what the decoders said; after :meth:`finish`."""

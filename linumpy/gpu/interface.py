@@ -19,7 +19,7 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu import interface_march as march
 from linumpy.gpu.interface_filters import SurfaceOptions, interface_by_filters
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint32
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, current_queue, int32, int64, load, uint32, uploaded
 
 log = logging.getLogger(__name__)
 
@@ -241,15 +241,15 @@ def interface_by_kernels(vol: Any, options: SurfaceOptions) -> tuple[Any, Any]:
 def _weights_on_device(xp: Any, s_z: float, order: int) -> Any:
     if xp is np:
         return gaussian_weights(s_z, order)
-    return _uploaded_weights(s_z, order, xp.cuda.runtime.getDevice(), xp.cuda.get_current_stream().ptr)
+    return _uploaded_weights(s_z, order, current_queue()).get()
 
 
 @functools.lru_cache(maxsize=64)
-def _uploaded_weights(s_z: float, order: int, device_id: int, stream: int) -> Any:
-    """Upload weights once a stream: what is uploaded on one is not yet there for another."""
+def _uploaded_weights(s_z: float, order: int, queue: tuple[int, int, int]) -> Uploaded:
+    """Upload weights once for each queue of work."""
     import cupy
 
-    return cupy.asarray(gaussian_weights(s_z, order))
+    return uploaded(cupy.asarray(gaussian_weights(s_z, order)))
 
 
 class _Run:

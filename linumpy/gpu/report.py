@@ -5,6 +5,10 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
+import numpy as np
+
+from linumpy.plan.read import ReadPlan
+
 
 @dataclass(frozen=True)
 class ReadReport:
@@ -15,13 +19,14 @@ class ReadReport:
     source : str
         The array.
     backend : str
-        ``"kvikio"`` or ``"zarr-gpu"``.
+        ``"kvikio"``; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python into host memory, and
+        one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays in host memory.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory.
+        What read the bytes, and into which memory; for ``"zarr-host"`` why not in zarr's GPU mode.
     fallback : str
-        Why ``backend="auto"`` did not take kvikio; empty where it did or was not asked.
+        Why ``backend="auto"`` did not take kvikio, or a read went into host memory; empty where neither is so.
     shape : tuple of int
         Of the result.
     dtype : str
@@ -80,19 +85,23 @@ class ReadReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and text of each line, for people."""
+        read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
         rows = [
             ("source", self.source),
             ("backend", self.backend),
             ("GDS", self.gds),
             ("engine", self.engine),
             ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
-            ("bytes", f"{_count(self.bytes_read)} read, {self.bytes_decoded:,} in the result"),
+            ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
             ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),
             ("files", f"{_count(self.files_opened)} opened"),
             ("scratch", f"{_count(self.scratch_bytes)} bytes of device memory"),
             ("time", self._times()),
-            ("speed", f"{self.gib_per_second:.2f} GiB/s"),
+            ("speed", self._speed()),
         ]
+        # What zarr reads is not counted, and a line that says so thrice says nothing.
+        counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
+        rows = [row for row in rows if counts.get(row[0], 0) is not None]
         if self.decoder:
             by_host = self.chunks_decoded_by_host
             rows.insert(
@@ -101,6 +110,10 @@ class ReadReport:
         if self.fallback:
             rows.insert(2, ("fallback", self.fallback))
         return rows
+
+    def _speed(self) -> str:
+        rate = self.bytes_decoded / 2**20 / self.seconds if self.seconds > 0 else 0.0
+        return f"{rate / 1024:.2f} GiB/s" if rate >= 1024 else f"{rate:.3g} MiB/s"
 
     def _times(self) -> str:
         decode = "" if not self.decode_seconds else f", decode {self.decode_seconds * 1e3:.2f} ms on the device"
@@ -117,6 +130,28 @@ class ReadReport:
             for label, text in self.rows()
         )
         return f"<table>{cells}</table>"
+
+
+def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:
+    """Report a read by zarr-python into host memory; `why` says why not into GPU memory."""
+    return ReadReport(
+        source=plan.layout.name,
+        backend="zarr-python",
+        gds="not used",
+        engine="zarr-python into host memory",
+        fallback=f"host memory: {why}",
+        shape=result.shape,
+        dtype=str(result.dtype),
+        bytes_read=None,
+        bytes_decoded=result.nbytes,
+        chunks_read=None,
+        chunks_filled=None,
+        files_opened=None,
+        scratch_bytes=None,
+        plan_seconds=plan_seconds,
+        read_seconds=read_seconds,
+        scatter_seconds=None,
+    )
 
 
 def _count(number: int | None) -> str:

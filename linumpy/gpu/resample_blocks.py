@@ -26,7 +26,8 @@ from linumpy.gpu.affine_box import affine_box
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
-from linumpy.io.source import Source, open_source
+from linumpy.io.source import Source, local_store, open_source
+from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
 from linumpy.plan.resample import Block, ResamplePlan
 
 
@@ -60,8 +61,8 @@ class BlockJob:
     def open(self) -> tuple[zarr.Array, zarr.Array]:
         """Open source and target."""
         # Without it a block of zeros would not be written, and a resumed run leave what was there before.
-        target = zarr.open_array(self.target, mode="r+").with_config({"write_empty_chunks": True})
-        return open_source(self.source), target
+        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
+        return open_source(self.source), target.with_config({"write_empty_chunks": True})
 
 
 def make_block(job: BlockJob, number: int) -> int:
@@ -100,8 +101,8 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
 
     with (
         closing(open_stage(job, slots=2)) as stage,
-        ThreadPoolExecutor(1, "linumpy-read") as reader,
-        ThreadPoolExecutor(1, "linumpy-write") as writer,
+        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
+        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
     ):
         read: Future = reader.submit(stage.read, queue[0])
         while queue:
@@ -149,7 +150,7 @@ class HostStage:
         native = self._source.dtype.newbyteorder("=")
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, native)
-        return np.ascontiguousarray(self._source[block.source_box], native)
+        return np.asarray(read_on_host(self._source, block.source_box), native, order="C")
 
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy import __version__
 from linumpy.cli import bytes_progress
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
@@ -30,11 +32,11 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_me
 from linumpy.gpu.resample_blocks import BlockJob, device_of_workers, make_blocks, make_blocks_on
 from linumpy.io.new_image import NewImage, plan_image
 from linumpy.io.ome import open_image
-from linumpy.io.place import check_apart, drop_partial_files
+from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.resumable import Request, Resumable, resumable_folder
-from linumpy.io.source import Source, describe_source, folder_of, local_path, open_node, written
+from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
 from linumpy.io.writer import STEP_BYTES, Progress
 from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
@@ -68,11 +70,13 @@ def resample_zarr(
     shards: Sequence[int] | None = None,
     compressors: Any = None,
     levels: int = 1,
+    downsampling: str | None = None,
     level: int = 0,
     source_spacing: Sequence[float] | None = None,
     device: str = "auto",
     device_memory: int | None = None,
     overwrite: bool = False,
+    durable: bool = True,
     progress: Progress | None = None,
     distributed: Any = None,
 ) -> Path:
@@ -107,6 +111,9 @@ def resample_zarr(
         Value outside, for the constant modes.
     chunks, shards, compressors, levels
         Of the target, as for :func:`linumpy.io.writer.write_omezarr`.
+    downsampling : {"mean", "label", "nearest"}, optional
+        How coarser levels are made, as for :func:`linumpy.io.writer.write_omezarr`. By default ``"label"`` with order
+        0, whose voxels may be labels, and else ``"mean"``.
     level : int
         Resolution level of the source; 0 is the finest.
     source_spacing : sequence of float, optional
@@ -120,6 +127,9 @@ def resample_zarr(
         100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
+    durable : bool
+        Whether the target is on the disk before it takes its place, and blocks every 30 s, so that they count after a
+        power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
     distributed : distributed.Client, optional
@@ -134,7 +144,8 @@ def resample_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        There is no such source; it is no image; its spacing is not known, or its axes are not all of space.
+        There is no such source; it is no image, or was written to meanwhile; its spacing is not known, or its axes are
+        not all of space.
     ValueError, TypeError
         A transform, shape, order, mode, chunks, shards or dtype that does not fit.
     FileExistsError, ResumeError
@@ -156,12 +167,15 @@ def resample_zarr(
     >>> from linumpy.gpu.resample_zarr import resample_zarr
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
-    target = Path(target)
+    refuse_url(Path(target))
+    place_of_target = absolute(target)
+    if downsampling is None:
+        downsampling = "label" if order == 0 else "mean"
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     volume = _open_volume(source, level, source_spacing)
     places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
-    check_apart([target], [one for one in places if one is not None])
+    check_apart([place_of_target], [one for one in places if one is not None])
     _check_dtype(volume.array, order)
     regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
     grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode)
@@ -169,25 +183,28 @@ def resample_zarr(
         regrid.shape,
         volume.array.dtype.newbyteorder("="),
         regrid.spacing,
-        name=target.name,
+        name=place_of_target.name,
         axes=volume.axes,
         chunks=chunks,
         shards=shards,
         compressors=compressors,
         origin=regrid.origin,
         levels=levels,
+        downsampling=downsampling,
     )
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0]
     plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volume, grid, image, stored, kind, cval)
-    with resumable_folder(target, request, _creator(image, regrid, volume), overwrite=overwrite) as state:
-        job = BlockJob(place, str((state.folder / "0").absolute()), plan, float(cval), kind, scratch)
+    create = _creator(image, regrid, volume)
+    with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
+        job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
             _fill(job, state, stored, report, distributed)
-        _finish(state.folder, image, kind if distributed is None else "cpu", device_memory)
-    return target
+        _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
+        _check_unchanged(volume.array, request)
+    return Path(target)
 
 
 def _open_volume(source: Source, level: int, spacing: Sequence[float] | None) -> _Volume:
@@ -280,7 +297,7 @@ def _request(
     settings = {
         "source": describe_source(array),
         "source metadata": _digest(array.metadata.to_dict()),
-        "source written": written(array),
+        "linumpy": __version__,
         "source shape": grid.source_shape,
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
@@ -295,7 +312,20 @@ def _request(
         "metadata": _digest(image.metadata),
     }
     counts = tuple(-(-n // s) for n, s in zip(grid.output_shape, stored, strict=True))
-    return Request("resample_zarr", counts, tuple((key, str(value)) for key, value in settings.items()))
+    named = tuple((key, str(value)) for key, value in settings.items())
+    # Of data that nothing is known of, what a stopped run left is never gone on with.
+    data = identify_data(array) or f"not known {secrets.token_hex(8)}"
+    return Request("resample_zarr", counts, named, (("source data", data),))
+
+
+def _check_unchanged(array: zarr.Array, request: Request) -> None:
+    """Refuse a result that may hold two versions of the source."""
+    data = identify_data(array)
+    if data is not None and request.origin != (("source data", data),):
+        raise SourceError(
+            f"{describe_source(array)} was written to while it was resampled, so that the result may hold two versions "
+            "of it; nothing is left: run again once it is complete"
+        )
 
 
 def _digest(document: Any) -> str:
@@ -309,7 +339,7 @@ def _creator(image: NewImage, regrid: Regrid, volume: _Volume) -> Callable[[Path
         image.create(folder)
         matrix = [list(row) for row in regrid.matrix]
         origin: Any = {"source": describe_source(volume.array), "matrix": matrix, "offset": list(regrid.offset)}
-        zarr.open_group(folder, mode="r+").attrs["linumpy"] = {"resampled": origin}
+        zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
 
     return create
 
@@ -347,7 +377,7 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
         make_blocks_on(client, job, wanted, done)
 
 
-def _finish(folder: Path, image: NewImage, kind: str, limit: int | None) -> None:
+def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None) -> None:
     """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box, the buffers that it is read through, and sums of its pairs.
@@ -359,10 +389,13 @@ def _finish(folder: Path, image: NewImage, kind: str, limit: int | None) -> None
             every = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(every, pyramid.step(level, nbytes >> len(every))):
                 block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
-                coarser.write(box, halve(block) if kind == "cuda" else halve_by_threads(block, "mean", pool, threads))
+                if kind == "cuda":
+                    coarser.write(box, halve(block, downsampling))
+                else:
+                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads))
     drop_partial_files(folder)
 
 
 def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
-    array = zarr.open_array(folder / str(level), mode="r+").with_config({"write_empty_chunks": True})
-    return chunks_of(array, pool, threads)
+    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)

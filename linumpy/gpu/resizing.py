@@ -9,7 +9,6 @@ Temporary memory: the results between two passes.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,17 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    KernelSpec,
+    Uploaded,
+    address_of,
+    current_queue,
+    int32,
+    int64,
+    load,
+    uploaded,
+)
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import saturated
@@ -131,7 +140,7 @@ class _Launch:
     kernel: Any
     blocks: int
     shared: int
-    tables: tuple[Any, ...]
+    tables: Uploaded
     sizes: tuple[np.generic, ...]
     shape: tuple[int, ...]
     target: np.dtype
@@ -145,19 +154,15 @@ def run_passes(
     for launch in _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image)):
         out = array_module(image).empty(launch.shape, launch.target)
         launch.kernel(
-            (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
+            (launch.blocks,), (_THREADS,), (image, out, *launch.tables.get(), *launch.sizes), shared_mem=launch.shared
         )
         image = out
     return image
 
 
 def _place(image: Any) -> tuple[int, int, int] | None:
-    """Name the queue of work in which a table is made and used: by it both come in order, without a wait."""
-    if not is_device_array(image):
-        return None
-    import cupy
-
-    return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
+    """Name the queue of work in which tables are made and used; None on the host."""
+    return current_queue() if is_device_array(image) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -231,7 +236,7 @@ def _records(*columns: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1).astype(np.int32)
 
 
-def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
+def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> Uploaded:
     """Bring tables to the device in one copy; views of it."""
     sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
     ends = np.cumsum(sizes)
@@ -242,7 +247,8 @@ def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) ->
         import cupy
 
         packed = cupy.asarray(packed)
-    return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    parts = tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    return Uploaded(parts, None) if place is None else uploaded(parts)
 
 
 def kernel_spec(

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import resolve
+from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, local_path, open_source, written
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.layout import ArrayLayout
 
 #: Without a wish of the caller's, blocks grow to at most so many bytes, as dask's own do.
@@ -46,7 +47,7 @@ class BlockReader:
         if self.reader is not None:
             return self.reader(self.path, region=region)
         array = open_source(self.path)
-        return np.ascontiguousarray(array[region], array.dtype.newbyteorder("="))
+        return np.asarray(read_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
 
 def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:
@@ -73,7 +74,7 @@ def _dask_array() -> Any:
     try:
         import dask.array as da
     except ImportError as error:
-        raise ImportError(f'dask is not installed ({error}): pip install "linumpy[dask]"') from error
+        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     return da
 
 

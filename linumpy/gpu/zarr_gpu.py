@@ -1,11 +1,12 @@
-"""Read through zarr-python's own GPU mode: any codec, any store, decoded on the host.
+"""Read by zarr-python: any codec, any store, decoded on the host.
 
-In: a request. Out: a CuPy array. This is the fallback, and what the kvikio reader is measured against.
+In: a request. Out: a CuPy array. This is the fallback. zarr reads into host memory, from where one copy goes to the
+device; or in its GPU mode, for the few layouts for which :func:`linumpy.plan.fallback.why_not_gpu_mode` has no reason
+against it. There zarr is told the kind of its buffers in the call, so its process-wide configuration stays as it is.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +15,15 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.device import is_device_array, require_cuda
+from linumpy.device import require_cuda
 from linumpy.gpu import output
 from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
-from linumpy.io.zarr_mode import config_lock
-from linumpy.plan.layout import ArrayLayout
+from linumpy.io.zarr_mode import gpu_mode, read_on_host, wait_for_zarr
+from linumpy.plan.fallback import why_not_gpu_mode
 from linumpy.plan.read import plan_read
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -32,6 +31,9 @@ def gpu_zarr_context() -> Iterator[None]:
     """Make zarr arrays that are opened and sliced inside give CuPy arrays.
 
     zarr's configuration belongs to the whole process: arrays sliced by other threads meanwhile give CuPy arrays too.
+    linumpy's own reads and writes are not touched by it: those of other threads that need zarr's configuration (shards
+    and zarr format 2, where zarr reads or writes them in host memory) wait for the end, and those of this thread, and
+    of the threads that linumpy's functions start for it, switch back for their time.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def gpu_zarr_context() -> Iterator[None]:
         No CUDA device.
     """
     require_cuda()
-    with config_lock, zarr.config.enable_gpu():
+    with gpu_mode():
         yield
 
 
@@ -52,7 +54,7 @@ def read_zarr_via_zarr_gpu(
     out: Any = None,
     return_report: bool = False,
 ) -> Any:
-    """Read with zarr-python's GPU mode; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters."""
+    """Read by zarr-python; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters."""
     begin = time.perf_counter()
     array = open_source(source, level)
     request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
@@ -74,22 +76,28 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
     fallback : str
         Why the kvikio reader was not taken; empty where it was not asked.
     """
+    plan, reason = request.plan, why_by_host(request)
     with output.device_of(request):
-        output.check_memory(request, _scratch(request))
+        output.check_memory(request, 0)
         planned = time.perf_counter()
-        result = _read(array, request)
-        require_cuda().cuda.get_current_stream().synchronize()  # so that the report's time is that of the read
+        result = output.allocate(request)
+        if reason is None:
+            _read_in_gpu_mode(array, plan.region.selection, result)
+        else:
+            _read_by_host(array, request, result)
         done = time.perf_counter()
     return result, ReadReport(
-        source=request.plan.layout.name,
-        backend="zarr-gpu",
+        source=plan.layout.name,
+        backend="zarr-gpu" if reason is None else "zarr-host",
         gds="not used",
-        engine=f"zarr-python into {'host memory' if why_by_host(request.plan.layout) else 'device memory'}",
+        engine="zarr-python in its GPU mode"
+        if reason is None
+        else f"zarr-python into host memory and one copy to the device: {reason}",
         fallback=fallback,
-        shape=request.plan.shape,
+        shape=plan.shape,
         dtype=str(request.dtype),
         bytes_read=None,
-        bytes_decoded=request.plan.region.size * request.dtype.itemsize,
+        bytes_decoded=plan.region.size * request.dtype.itemsize,
         chunks_read=None,
         chunks_filled=None,
         files_opened=None,
@@ -100,50 +108,36 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
     )
 
 
-def _scratch(request: ReadRequest) -> int:
-    """Bytes beyond the result: zarr fills an array of its own, which is cast or copied where the result is another."""
-    same = request.out is None and request.dtype == request.plan.layout.dtype
-    return 0 if same else request.plan.nbytes
+def why_by_host(request: ReadRequest) -> str | None:
+    """Say why zarr reads a request into host memory; None where it reads in its GPU mode."""
+    plan, device = request.plan, output.device_of(request)
+    return why_not_gpu_mode(plan.layout, plan.region, request.dtype, device.id)
 
 
-def why_by_host(layout: ArrayLayout) -> str:
-    """Say why zarr's GPU mode cannot read an array, so that zarr reads it into host memory; empty if it can.
+def _read_in_gpu_mode(array: zarr.Array, selection: tuple[slice | int, ...], result: Any) -> None:
+    """Have zarr write into the result, which has the dtype of the array and lies on device 0."""
+    from zarr.buffer import gpu
 
-    Measured with zarr 3.4 and CuPy 14.2.
+    cuda = require_cuda().cuda
+    # zarr's threads use default streams, which do not wait for what is queued on this one.
+    cuda.get_current_stream().synchronize()
+    try:
+        array.get_basic_selection(selection, out=gpu.NDBuffer(result), prototype=gpu.buffer_prototype)
+    except BaseException:
+        wait_for_zarr()  # its other chunks would go on to change the result after the error
+        raise
+    cuda.Device().synchronize()
+
+
+def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
+    """Read into host memory, cast there, and copy to the result on the current stream, which is waited for.
+
+    The host memory is not pinned: that costs about 0.7 ms/MiB, as much as zarr takes to read it.
     """
-    if layout.zarr_format == 2:
-        return "zarr's GPU mode hands device memory to the codecs of zarr v2, which take host memory only"
-    if layout.swapped:
-        return "zarr's GPU mode looks at stored bytes as a CuPy array, which has no foreign byte order"
-    if layout.shard is not None and layout.dtype.itemsize > 1 and set(layout.codecs) <= _RAW_CODECS:
-        # Not an exception: a kernel that fails so takes the GPU away from the process for good.
-        return "zarr's GPU mode looks at raw inner chunks where they lie in their shard, which may be misaligned"
-    return ""
-
-
-_RAW_CODECS = {"transpose", "bytes", "crc32c"}
-
-
-def _read(array: zarr.Array, request: ReadRequest) -> Any:
-    cupy = require_cuda()
-    selection = request.plan.region.selection
-    reason = why_by_host(request.plan.layout)
-    data: Any
-    if not reason:
-        # An array keeps the buffer kind of the configuration it was opened under.
-        with gpu_zarr_context():
-            opened = zarr.open_array(array.store, path=array.path, mode="r", zarr_format=array.metadata.zarr_format)
-            data = opened[selection]
-        # zarr's threads work on the default stream, which other streams need not wait for.
-        cupy.cuda.Stream.null.synchronize()
-    else:
-        log.info("%s: %s", request.plan.layout.name, reason)
-        data = array[selection]
-    # 0-d arrays come back on the host in GPU mode too.
-    if not is_device_array(data):
-        data = cupy.asarray(np.asarray(data).astype(request.dtype, copy=False))
-    data = data.astype(request.dtype, copy=False).reshape(request.plan.shape)
-    if request.out is not None:
-        request.out[...] = data
-        return request.out
-    return cupy.ascontiguousarray(data)
+    data = read_on_host(array, request.plan.region.selection)
+    with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
+        data = np.asarray(data.astype(request.dtype, copy=False), order="C")
+    if data.size:
+        stream = require_cuda().cuda.get_current_stream()
+        result.set(data.reshape(request.plan.shape), stream=stream)
+        stream.synchronize()  # until then the copy may read the host memory

@@ -1,8 +1,9 @@
-"""The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it.
+"""The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it, or into host memory.
 
-In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream.
+In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a
+NumPy array from :func:`read_zarr` where there is no GPU.
 Raw chunks of a local store, and those of the codecs that are decoded on the device, go through the kvikio reader,
-everything else through zarr's GPU mode. Falling back is
+everything else through zarr-python: in its GPU mode, or into host memory with one copy to the device. Falling back is
 logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
 """
 
@@ -12,19 +13,24 @@ import logging
 import time
 from typing import Any
 
-from linumpy.device import kvikio_mode
-from linumpy.errors import UnsupportedLayoutError
+import numpy as np
+
+from linumpy.device import kvikio_mode, resolve
+from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr, output, zarr_dask, zarr_gpu
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
+from linumpy.gpu.report import host_report
 from linumpy.gpu.survey import with_survey
 from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.read import ReadPlan, plan_read
 
 __all__ = [
     "gpu_zarr_context",
     "plan_zarr_read",
+    "read_zarr",
     "read_zarr_to_gpu",
     "read_zarr_via_kvikio",
     "read_zarr_via_zarr_gpu",
@@ -52,6 +58,64 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     return with_survey(plan_read(read_layout(open_source(source, level)), region))
 
 
+def read_zarr(
+    source: Source,
+    *,
+    region: Any = None,
+    level: int = 0,
+    device: str | None = None,
+    dtype: Any = None,
+    return_report: bool = False,
+) -> Any:
+    """Read a Zarr array, or a region of it: into GPU memory where there is a GPU, else into host memory.
+
+    Parameters
+    ----------
+    source, region, level
+        As for :func:`read_zarr_to_gpu`.
+    device : {"auto", "cuda", "cpu"}, optional
+        ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` by zarr-python, ``"auto"`` as there is a GPU or not. By
+        default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
+    dtype : dtype, optional
+        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order.
+    return_report : bool
+        Whether to return a report beside the array.
+
+    Returns
+    -------
+    cupy.ndarray or numpy.ndarray
+        Axes in the order of the array, C-contiguous; the same voxels on both.
+    ReadReport
+        Only with `return_report`: what read it, why there and not on the GPU, bytes, seconds.
+
+    Raises
+    ------
+    GpuUnavailableError
+        ``device="cuda"`` and there is none.
+    FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
+        As :func:`read_zarr_to_gpu`; on the CPU broken chunks raise what zarr-python raises.
+
+    Examples
+    --------
+    >>> import linumpy
+    >>> volume = linumpy.read_zarr("brain.ome.zarr", level=1)  # doctest: +SKIP
+    """
+    where = resolve(device)
+    if where.is_cuda:
+        with where.xp.cuda.Device(where.index):
+            return read_zarr_to_gpu(source, region=region, level=level, dtype=dtype, return_report=return_report)
+    begin = time.perf_counter()
+    array = open_source(source, level)
+    plan = plan_read(read_layout(array), region)
+    target = plan.layout.dtype if dtype is None else np.dtype(dtype)
+    planned = time.perf_counter()
+    # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
+    result = np.asarray(read_on_host(array, plan.region.selection)).reshape(plan.shape)
+    result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
+    report = host_report(plan, result, where.reason, planned - begin, time.perf_counter() - planned)
+    return (result, report) if return_report else result
+
+
 def read_zarr_to_gpu(
     source: Source,
     *,
@@ -77,7 +141,9 @@ def read_zarr_to_gpu(
         Resolution level of an OME-Zarr image; 0 is the finest.
     backend : {"auto", "kvikio", "zarr-gpu"}
         ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
-        lz4hc or zlib inside), lz4, gzip or zlib, and everything else through zarr's GPU mode; the others force one.
+        lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of zarr format
+        3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
+        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -124,17 +190,27 @@ def read_zarr_to_gpu(
     begin = time.perf_counter()
     array = open_source(source, level)
     plan = plan_read(read_layout(array), region)
-    request = output.make_request(plan, dtype, out, scratch_bytes)
+    request = _request(plan, dtype, out, scratch_bytes)
     reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
     if reason and (strict or backend == "kvikio"):
         raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
-            log.warning("%s: read through zarr's GPU mode, by way of the host: %s", plan.layout.name, reason)
+            way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
+            log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
         result, report = zarr_gpu.read_request(array, request, begin, fallback=reason)
     else:
         result, report = kvikio_zarr.read_request(request, begin, timed=return_report)
     return (result, report) if return_report else result
+
+
+def _request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> output.ReadRequest:
+    """Check what is wanted; without a GPU name the call that works without one too."""
+    try:
+        return output.make_request(plan, dtype, out, scratch_bytes)
+    except GpuUnavailableError as error:
+        advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
+        raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
 
 
 def why_not_kvikio(plan: ReadPlan) -> str:

@@ -1,13 +1,17 @@
 """Decode the stored bytes of one chunk on the host, with numcodecs.
 
 In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: the bytes of the chunk, all of them. Errors:
-:class:`DecodeError`, to which the caller adds file and chunk. numcodecs believes what a header says of sizes; here they
-are compared with what the chunk must have before a byte is decoded.
+:class:`DecodeError`, to which the caller adds file and chunk. numcodecs believes what a header says of sizes, and
+decodes to the end what says nothing; here no decoder gets more memory than the chunk needs, whatever is stored. What
+is decoded, and what is refused, is the same as by zarr-python.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import zlib
 from typing import Any
 
 import google_crc32c
@@ -17,7 +21,9 @@ import numpy as np
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 
 _BLOSC_HEAD = 16
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50
+#: Largest window of a zstd frame of unknown size: numcodecs decodes those as a stream, where zstd has this limit.
+_ZSTD_WINDOW = 2**27 + 1
 
 
 class DecodeError(ValueError):
@@ -43,30 +49,51 @@ def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray
     """
     if chain.stored_checksum:
         stored = _without_checksum(stored, "stored bytes")
-    if not (chain.tail or chain.shuffle or chain.host_filter) and _fills(chain, stored, len(out)):
-        decoded = _decompress(chain, stored, out)
-        _check_size(len(decoded), len(out))
+    if not (chain.tail or chain.shuffle or chain.host_filter):
+        _decompress(chain.compressor, memoryview(stored), out)
         return
-    decoded = memoryview(_decompress(chain, stored, None)).cast("B")
-    if not chain.host_filter:
-        _check_size(len(decoded), len(out) + chain.tail)
+    decoded = np.empty(_filtered_nbytes(chain, len(out)) + chain.tail, np.uint8)
+    _decompress(chain.compressor, memoryview(stored), decoded)
+    rest = decoded.data
     if chain.tail:
-        decoded = memoryview(_without_checksum(decoded, "decoded bytes"))
+        rest = _without_checksum(rest, "decoded bytes")
     if chain.host_filter:
-        decoded = _without_filter(json.loads(chain.host_filter), decoded)
-        _check_size(len(decoded), len(out))
+        rest = _without_filter(chain.host_filter, rest)
+        _check_size(len(rest), len(out))
     if chain.shuffle:
-        decoded = memoryview(numcodecs.Shuffle(chain.shuffle).decode(decoded)).cast("B")
-    out[:] = np.frombuffer(decoded, np.uint8)
+        rest = _without_shuffle(chain.shuffle, rest)
+    out[:] = np.frombuffer(rest, np.uint8)
 
 
-def _without_filter(settings: dict[str, Any], data: memoryview) -> memoryview:
+def _filtered_nbytes(chain: DecodeChain, chunk_nbytes: int) -> int:
+    """Bytes of a chunk as its host filter leaves them: as many elements, of the dtype that it stores."""
+    if not chain.host_filter:
+        return chunk_nbytes
+    settings = json.loads(chain.host_filter)
+    try:
+        dtype = np.dtype(settings["dtype"])
+        stored = np.dtype(settings.get("astype") or dtype)
+    except (KeyError, TypeError) as error:
+        raise DecodeError(f"filter {settings['id']!r}: {error}") from error
+    return chunk_nbytes // dtype.itemsize * stored.itemsize
+
+
+def _without_filter(host_filter: str, data: memoryview) -> memoryview:
+    settings = json.loads(host_filter)
     settings.pop("name", None)
     try:
         decoded = numcodecs.get_codec(settings).decode(data)
+    except MemoryError:
+        raise
     except Exception as error:  # a number of bytes that is no whole number of elements, for one
         raise DecodeError(f"filter {settings['id']!r}: {error}") from error
     return np.ascontiguousarray(decoded).view(np.uint8).reshape(-1).data
+
+
+def _without_shuffle(size: int, data: memoryview) -> memoryview:
+    if len(data) % size:
+        raise DecodeError(f"{len(data)} bytes are no whole number of the elements of {size} that were shuffled")
+    return memoryview(numcodecs.Shuffle(size).decode(data)).cast("B")
 
 
 def _check_size(found: int, expected: int) -> None:
@@ -85,47 +112,118 @@ def _without_checksum(data: bytes | memoryview, what: str) -> memoryview:
     return body
 
 
-def _fills(chain: DecodeChain, stored: bytes | memoryview, nbytes: int) -> bool:
-    """Say whether a compressor may write right into the chunk: only one that says how much it is going to write."""
-    if chain.compressor == "blosc":
-        return True
-    return chain.compressor == "zstd" and _zstd_content(bytes(stored[:14])) == nbytes
-
-
-def _zstd_content(head: bytes) -> int | None:
-    """Read the content size of a zstd frame, as RFC 8878 has it; None where the frame does not tell."""
-    if len(head) < 6 or head[:4] != _ZSTD_MAGIC:
-        return None
-    flag, single = head[4] >> 6, head[4] >> 5 & 1
-    length = (single, 2, 4, 8)[flag]
-    at = 5 + (not single) + (0, 1, 2, 4)[head[4] & 3]
-    if not length or at + length > len(head):
-        return None
-    return int.from_bytes(head[at : at + length], "little") + (256 if flag == 1 else 0)
-
-
-def _decompress(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray | None) -> memoryview:
-    codecs = {"zstd": numcodecs.Zstd, "lz4": numcodecs.LZ4, "zlib": numcodecs.Zlib, "gzip": numcodecs.GZip}
+def _decompress(compressor: str, stored: memoryview, out: np.ndarray) -> None:
+    """Fill `out`, all of it."""
+    decoders = {"": _copy, "zstd": _zstd, "lz4": _lz4, "blosc": _blosc, "zlib": _zlib, "gzip": _gzip}
     try:
-        if chain.compressor == "":
-            return memoryview(stored)
-        if chain.compressor == "blosc":
-            _check_blosc(stored, None if out is None else len(out))
-            return memoryview(numcodecs.Blosc().decode(stored, out))
-        decoded = codecs[chain.compressor]().decode(stored, *(() if out is None else (out,)))
-        return memoryview(decoded)
-    except DecodeError:
+        decoders[compressor](stored, out)
+    except (DecodeError, MemoryError):
         raise
     except Exception as error:  # each codec has errors of its own
         raise DecodeError(str(error)) from error
 
 
-def _check_blosc(stored: bytes | memoryview, expected: int | None) -> None:
-    """Compare the sizes that a Blosc header gives; the library believes them and would read beyond the bytes."""
+def _copy(stored: memoryview, out: np.ndarray) -> None:
+    _check_size(len(stored), len(out))
+    out[:] = np.frombuffer(stored, np.uint8)
+
+
+def _zstd(stored: memoryview, out: np.ndarray) -> None:
+    if _zstd_head(stored)[0] != len(out):  # several frames, or one that does not say how long its content is
+        frames = _zstd_frames(stored)
+        known = [content for content, _ in frames if content is not None]
+        if len(known) == len(frames):
+            _check_size(sum(known), len(out))
+        elif any(content is None and window > _ZSTD_WINDOW for content, window in frames):
+            raise DecodeError("a zstd frame whose size is not known has a window of more than 128 MiB")
+    # With sizes that are not known it must fill `out` exactly; else it does, after the checks above.
+    numcodecs.Zstd().decode(stored, out)
+
+
+def _zstd_head(frame: memoryview) -> tuple[int | None, int, int]:
+    """Read the header of a zstd frame, as RFC 8878 has it.
+
+    Returns
+    -------
+    content : int or None
+        Decoded bytes; None where the frame does not tell. A skippable frame has none.
+    window : int
+        Bytes of the window.
+    nbytes : int
+        Of the header; of a skippable frame, of all of it.
+    """
+    magic = int.from_bytes(frame[:4], "little")
+    if magic & ~15 == _ZSTD_SKIPPABLE and len(frame) >= 8:
+        return 0, 0, 8 + int.from_bytes(frame[4:8], "little")
+    if magic != _ZSTD_MAGIC or len(frame) < 6:
+        raise DecodeError("the stored bytes are no zstd frame")
+    single, size_code, dictionary = frame[4] >> 5 & 1, frame[4] >> 6, (0, 1, 2, 4)[frame[4] & 3]
+    length = (single, 2, 4, 8)[size_code]
+    at = 5 + (not single) + dictionary
+    if at + length > len(frame):
+        raise DecodeError("a zstd frame is cut off")
+    content = None
+    if length:
+        content = int.from_bytes(frame[at : at + length], "little") + (256 if size_code == 1 else 0)
+    base = 1 << (frame[5] >> 3) + 10
+    return content, base + base // 8 * (frame[5] & 7) if not single else 0, at + length
+
+
+def _zstd_frames(stored: memoryview) -> list[tuple[int | None, int]]:
+    """List the content size and the window of all frames, without decoding any."""
+    frames = []
+    while len(stored):
+        content, window, at = _zstd_head(stored)
+        frames.append((content, window))
+        checksum = 4 if stored[4] & 4 else 0
+        last = int.from_bytes(stored[:4], "little") != _ZSTD_MAGIC
+        while not last:
+            head = int.from_bytes(stored[at : at + 3], "little")
+            # A block of one repeated byte stores that.
+            last, at = bool(head & 1), at + 3 + (1 if head >> 1 & 3 == 1 else head >> 3)
+            if last:
+                at += checksum
+            if at > len(stored):
+                break
+        if at > len(stored):
+            raise DecodeError("a zstd frame is cut off")
+        stored = stored[at:]
+    return frames
+
+
+def _lz4(stored: memoryview, out: np.ndarray) -> None:
+    if len(stored) < 4:
+        raise DecodeError(f"{len(stored)} bytes are too few for the header that numcodecs puts before LZ4")
+    _check_size(int.from_bytes(stored[:4], "little"), len(out))
+    numcodecs.LZ4().decode(stored, out)
+
+
+def _blosc(stored: memoryview, out: np.ndarray) -> None:
+    """Compare the sizes that the header gives; the library believes them and would read beyond the bytes."""
     if len(stored) < _BLOSC_HEAD:
         raise DecodeError(f"{len(stored)} bytes are too few for a Blosc header")
-    nbytes, _, stored_nbytes = np.frombuffer(bytes(stored[4:_BLOSC_HEAD]), "<u4").tolist()
+    nbytes, _, stored_nbytes = np.frombuffer(stored[4:_BLOSC_HEAD], "<u4").tolist()
     if stored_nbytes > len(stored):
         raise DecodeError(f"the Blosc header tells of {stored_nbytes} stored bytes, and there are {len(stored)}")
-    if expected is not None:
-        _check_size(nbytes, expected)
+    _check_size(nbytes, len(out))
+    numcodecs.Blosc().decode(stored, out)
+
+
+def _zlib(stored: memoryview, out: np.ndarray) -> None:
+    decoder = zlib.decompressobj()
+    _put(decoder.decompress(stored, len(out) + 1), out)
+    if not decoder.eof:
+        raise DecodeError("the stored bytes are cut off")
+
+
+def _gzip(stored: memoryview, out: np.ndarray) -> None:
+    """Decode all members, as Python's module takes them, which numcodecs uses."""
+    with gzip.GzipFile(fileobj=io.BytesIO(stored), mode="rb") as members:
+        _put(members.read(len(out) + 1), out)
+
+
+def _put(decoded: Any, out: np.ndarray) -> None:
+    if len(decoded) > len(out):
+        raise DecodeError(f"more than {len(out)} bytes were decoded, and a chunk has {len(out)}")
+    _check_size(len(decoded), len(out))
+    out[:] = np.frombuffer(decoded, np.uint8)

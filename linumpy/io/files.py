@@ -1,16 +1,19 @@
 """Write a single file, complete or not at all.
 
-In: a place. Out: a temporary place beside it, renamed when its block ends well. Errors: ``FileExistsError`` for a place
-that is taken.
+In: a place. Out: a temporary place beside it, on the disk and renamed when its block ends well. One that a killed
+process leaves is removed by the next run that writes there. Errors: ``FileExistsError`` for a place that is taken,
+``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.place import refuse_url, temporary_beside
+from linumpy.io.place import full_disk, refuse_url, settle, temporary_beside
+from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
@@ -29,6 +32,21 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
 
 
+def check_picture(path: str | Path, *, overwrite: bool) -> None:
+    """Refuse a place for a picture: one that is taken, or whose name is not that of a PNG, which is what is written.
+
+    Raises
+    ------
+    FileExistsError
+        As :func:`check_file`.
+    ValueError
+        Such as ``a.jpg``.
+    """
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"{path}: pictures are written as PNG, give it a name that ends in .png")
+    check_file(path, overwrite=overwrite)
+
+
 @contextmanager
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give a temporary place for a file, which takes its own when the block ends well.
@@ -36,7 +54,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Parameters
     ----------
     path : str or Path
-        The file to make, and the folders above it.
+        The file to make, and the folders above it. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a file that is there.
 
@@ -44,14 +62,40 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     ------
     FileExistsError
         As :func:`check_file`.
+    OSError
+        The disk is full. Nothing is left then.
     """
     path = Path(path)
     check_file(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    try:
-        yield temporary
-        check_file(path, overwrite=overwrite)  # someone else may have come first
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    settle(path)
+    with full_disk(path, "nothing is left of"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary, descriptor = _new_file(path)
+        try:
+            yield temporary
+            sync_path(temporary)
+            check_file(path, overwrite=overwrite)  # someone else may have come first
+            if overwrite:
+                temporary.replace(path)
+            else:
+                rename_new(temporary, path)
+            sync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+            unlock(descriptor)
+
+
+def _new_file(path: Path) -> tuple[Path, int]:
+    """Make an empty file that nobody else has, and lock it."""
+    while True:
+        temporary = temporary_beside(path)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with suppress(BlockingIOError):  # another process took it for an abandoned one before it was locked
+                lock(descriptor)
+                if is_named(descriptor, temporary):
+                    return temporary, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

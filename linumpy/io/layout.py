@@ -6,7 +6,6 @@ the kvikio reader cannot take and why. It opens no chunk.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,17 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
-from linumpy.plan.codecs import DecodeChain, read_chain
+from linumpy.io.metadata import chunk_nbytes, element_size
+from linumpy.io.place import absolute
+from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
 # bool, integers, floats and complex numbers of these sizes; others have no CUDA type of their own.
 _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+
+
+# Those of array elements; zarr v3 has them before codec 'bytes'.
+_ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     -------
     ArrayLayout
         With ``unsupported`` set where the kvikio reader must leave the array to zarr.
+
+    Raises
+    ------
+    MetadataError
+        A shape or chunks that no array can have: an empty chunk, or more bytes in one than 64 bits count.
     """
     document: Mapping[str, Any] = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -54,7 +64,10 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     compressor, filters = document.get("compressor"), document.get("filters") or ()
     settings = [_settings(one) for one in (*filters, *([compressor] if compressor else []))]
-    chain, reason = read_chain(settings)
+    for one in settings:
+        if one["name"] == "shuffle":
+            one["elementsize"] = element_size(one.get("elementsize"), array.dtype.itemsize)
+    chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
     return _finish(
         array,
@@ -101,11 +114,12 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     return _finish(
         array,
         chunk_shape=chunk_shape,
-        codecs=_read_codecs(chain, array.ndim),
+        codecs=_read_codecs(chain, array.ndim, _native(array.dtype), chunk_nbytes(array, chunk_shape)),
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
         names=names,
         unsupported=reasons[0] if reasons else None,
+        grid=str(grid["name"]),
     )
 
 
@@ -135,20 +149,42 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int) -> _Codecs:
-    """Follow the codecs of one chunk: what reorders axes, what makes bytes of them, what encodes the bytes."""
-    axes = tuple(range(rank))
+def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
+    """Follow the codecs of one chunk: what reorders axes, filters, what makes bytes of them, what encodes the bytes."""
+    axes: tuple[int, ...] = tuple(range(rank))
+    filters: list[Mapping[str, Any]] = []
     for position, codec in enumerate(chain):
-        if codec["name"] == "transpose":
+        if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
             axes = tuple(axes[axis] for axis in order)
+        elif codec["name"] in _ARRAY_FILTERS:
+            filters.append(codec)
         elif codec["name"] == "bytes":
-            rest = [{**(one.get("configuration") or {}), "name": one["name"]} for one in chain[position + 1 :]]
-            decoding, reason = read_chain(rest)
-            return _Codecs(axes, _endian(codec) == "big", reason, decoding)
+            return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
         else:
             return _Codecs(axes, None, f"codec {codec['name']!r}")
     return _Codecs(axes, None, "a codec chain without 'bytes'")
+
+
+def _behind_bytes(
+    axes: tuple[int, ...],
+    filters: Sequence[Mapping[str, Any]],
+    endian: str | None,
+    codecs: Sequence[Mapping[str, Any]],
+    dtype: np.dtype,
+    chunk_nbytes: int,
+) -> _Codecs:
+    """Read the filters before codec 'bytes', which the host undoes, together with the codecs behind it."""
+    settings: list[Mapping[str, Any]] = []
+    for one in filters:
+        read, reason = read_array_filter(one, dtype, endian)
+        if read is None:
+            return _Codecs(axes, None, reason)
+        settings.append(read)
+    settings += [{**(one.get("configuration") or {}), "name": one["name"]} for one in codecs]
+    decoding, reason = read_chain(settings, chunk_nbytes)
+    # What a filter gives back is in this machine's byte order, as its dtype says.
+    return _Codecs(axes, endian == "big" and not filters, reason, decoding)
 
 
 def _endian(codec: Mapping[str, Any]) -> str | None:
@@ -170,6 +206,7 @@ def _finish(
     shard: ShardLayout | None,
     names: tuple[str, ...],
     unsupported: str | None,
+    grid: str = "regular",
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
     root = _local_root(array)
@@ -187,7 +224,7 @@ def _finish(
         root=root,
         zarr_format=int(array.metadata.zarr_format),
         shape=tuple(array.shape),
-        chunk_shape=chunk_shape,
+        chunk_shape=tuple(max(1, c) for c in chunk_shape),
         dtype=dtype,
         swapped=dtype.itemsize > 1 and stored_big != (sys.byteorder == "big"),
         stored_axes=codecs.stored_axes,
@@ -197,6 +234,7 @@ def _finish(
         codecs=names,
         unsupported=next((reason for reason in reasons if reason), None),
         chain=codecs.chain,
+        grid=grid,
     )
 
 
@@ -219,4 +257,4 @@ def _local_root(array: zarr.Array) -> str | None:
     if type(store) is not LocalStore:
         return None
     # Absolute, so that a later change of the working folder does not make chunks look missing.
-    return os.path.abspath(Path(store.root) / array.path)
+    return str(absolute(Path(store.root) / array.path))

@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.io.place import check_free_space
+from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.5": 3, "0.4": 2}
 #: How a coarser resolution comes from a finer one.
-DOWNSAMPLING = ("mean", "nearest")
+DOWNSAMPLING = ("mean", "label", "nearest")
 
 #: A chunk of about this many bytes, where the caller names none.
 _CHUNK_NBYTES = 8 * 2**20
@@ -69,11 +71,20 @@ class NewImage:
     ngff_version: str
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the voxels of all resolutions, decoded."""
+        return sum(math.prod(shape) for shape in self.shapes) * self.dtype.itemsize
+
+    @property
     def stored(self) -> tuple[tuple[int, ...], ...]:
         """What is whole in storage, for each resolution: shards, or else chunks."""
         if self.shards is not None:
             return (self.shards,) * len(self.shapes)
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
+
+    def check_fits(self, path: Path) -> None:
+        """Refuse an image that the file system of its place cannot hold; see :func:`check_free_space`."""
+        check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
     def create(self, folder: Path) -> list[zarr.Array]:
         """Make the image, empty, in a folder; returns its arrays, finest first, for use from host memory."""
@@ -93,7 +104,7 @@ class NewImage:
 
     def _create(self, folder: Path) -> list[zarr.Array]:
         version: Any = ZARR_FORMATS[self.ngff_version]
-        group = zarr.create_group(folder, zarr_format=version)
+        group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
         options: dict[str, Any] = (
             {"dimension_names": self.names, "shards": self.shards}
             if version == 3

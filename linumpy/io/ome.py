@@ -18,6 +18,7 @@ from typing import Any
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 
 #: µm in each unit of length that NGFF names.
 MICROMETERS = {
@@ -230,13 +231,19 @@ def _datasets(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any
 
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array:
     path = str(dataset["path"])
+    if {".", ".."} & set(path.replace("\\", "/").split("/")):
+        raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
+    where = group.store_path / path
+    node: Any
     try:
         node = group[path]
-    except KeyError as error:
-        raise SourceError(f"{group.store_path}: the resolution level {path!r} is not there") from error
+    except REFUSALS as error:
+        node = open_refused(where, error)
+        if node is None:
+            raise SourceError(f"{group.store_path}: the resolution level {path!r} is not there") from error
     if not isinstance(node, zarr.Array):
         raise SourceError(f"{group.store_path}: the resolution level {path!r} is not an array")
-    return node
+    return checked_array(node)
 
 
 def _axes(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:

@@ -1,33 +1,59 @@
-"""A place for a folder: taken or free, filled under a temporary name, and taken by a rename.
+"""A place for a folder: taken or free, filled beside it, and taken by a rename.
 
-In: where a folder shall stand. Out: a temporary one beside it, which is renamed when its block ends well and removed
-when it does not. A process that is killed leaves the temporary one, whose name begins with a dot. Errors:
-``FileExistsError`` for a place that is taken, ``OSError`` for a disk that is full.
+In: where a folder shall stand. Out: an empty one in a work folder beside it, which takes its place when its block ends
+well and is removed when it does not. A process that is killed leaves its work folder, whose name begins with a dot; the
+next one that writes to the place removes it, and puts back what the killed one was replacing. The lock in a work folder
+tells whether its process lives. Errors: ``FileExistsError`` for a place that is taken, ``OSError`` for a disk that is
+full.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
+import logging
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from linumpy.io.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
 from linumpy.io.zarr_mode import wait_for_zarr
 
+log = logging.getLogger(__name__)
+
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+#: Names that people give to files; a folder of such a name would be taken for one, by other programs too.
+_FILE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
+    *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Bytes that a name may have on Linux's file systems.
 _NAME_BYTES = 255
+#: In a work folder: the lock, what is filled, and what had the place until now.
+_LOCK, _IMAGE, _OLD = "lock", "image", "old"
+_UNFINISHED = ".unfinished"
+
+
+def absolute(path: str | Path) -> Path:
+    """Make a path absolute without changing what it names.
+
+    ``..`` stays: behind a symbolic link it is the folder above the one that the link leads to. Only where it is the
+    last part, which no folder can be renamed to, or there is no last part, is the folder's real path taken.
+    """
+    path = Path(path).absolute()
+    return path if path.name not in ("", "..") else Path(os.path.realpath(path))
 
 
 @contextmanager
-def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
     """Give a temporary place for a folder, which takes its own when the block ends well.
 
     Parameters
@@ -36,6 +62,8 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
         The folder to make, and those above it. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
+    durable : bool
+        Whether all of it is on the disk before it takes its place, so that a power cut leaves nothing half-written.
 
     Raises
     ------
@@ -45,42 +73,217 @@ def new_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
         The disk is full, or somebody removed the temporary place. Nothing is left then, nor after any other error or
         interrupt.
     """
+    settle(path)
     check_place(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    temporary.mkdir()
+    with full_disk(path, "nothing is left of"):
+        work, held = _new_work(path)
+        try:
+            temporary = work / _IMAGE
+            temporary.mkdir()
+            yield from _filled(temporary, path, overwrite, durable)
+        finally:
+            try:
+                if (work / _IMAGE).exists():
+                    wait_for_zarr()  # or it would make the folder once more
+                remove_work(work)
+            finally:
+                unlock(held)
+    remove_unfinished(path)
+
+
+def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
     same = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield temporary
-        if not (temporary.exists() and os.path.samestat(os.stat(temporary), os.fstat(same))):
+        if not is_named(same, temporary):
             raise OSError(errno.ENOENT, "somebody removed the unfinished folder; what was written is lost", str(path))
-        check_place(path, overwrite=overwrite)  # someone else may have come first
-        take_place(temporary, path)
+        if durable:
+            sync_file_system(same)
+        take_place(temporary, path, overwrite=overwrite, durable=durable)
+    finally:
+        os.close(same)
+
+
+@contextmanager
+def full_disk(path: Path, left: str) -> Iterator[None]:
+    """Say of a disk that is full what is left of the output."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise OSError(error.errno, f"{os.strerror(error.errno)}; nothing is left of", str(path)) from error
-    finally:
-        os.close(same)
-        if temporary.exists():
-            wait_for_zarr()  # or it would make the folder once more
-        _remove(temporary)
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; {left}", str(path)) from error
 
 
 def temporary_beside(path: Path) -> Path:
     """Name a place beside another one that nobody else takes; its name begins with a dot."""
-    suffix = f".part-{os.getpid()}-{secrets.token_hex(4)}"
-    room = _NAME_BYTES - len(f".{suffix}.old")
-    return path.parent / f".{os.fsdecode(os.fsencode(path.name)[:room])}{suffix}"
+    return path.parent / f"{_stem(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder, to which threads that were interrupted may still add a last file."""
+def unfinished_beside(path: Path) -> Path:
+    """Name the work folder that several runs may fill, one after another."""
+    return path.parent / f"{_stem(path)}{_UNFINISHED}"
+
+
+def _stem(path: Path) -> str:
+    """Begin the name of what lies beside a place; of a long name the beginning and a digest."""
+    name, limit = os.fsencode(path.name), _NAME_BYTES - len("..part-4194304-00000000")
+    if len(name) <= limit:
+        return f".{path.name}"
+    return f".{os.fsdecode(name[: limit - 9])}~{hashlib.sha256(name).hexdigest()[:8]}"
+
+
+def _new_work(path: Path) -> tuple[Path, int]:
+    """Make a work folder that nobody else has, and lock it."""
+    while True:
+        work = temporary_beside(path)
+        try:
+            return work, hold(work)[0]
+        except BlockingIOError:
+            continue  # another process took it for an abandoned one before it was locked
+        except OSError:  # such as a full disk
+            with suppress(OSError):
+                work.rmdir()
+            raise
+
+
+def hold(work: Path) -> tuple[int, bool]:
+    """Make a work folder, if it is not there, and lock it.
+
+    Returns
+    -------
+    descriptor : int
+        Of the lock, for :func:`linumpy.io.syscalls.unlock`.
+    locked : bool
+        False where the file system has no locks.
+
+    Raises
+    ------
+    BlockingIOError
+        Another run has it.
+    """
+    while True:
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            continue  # removed just now, by the run that had it
+        try:
+            locked = lock(descriptor)
+            if is_named(descriptor, work / _LOCK):
+                return descriptor, locked
+        except BaseException:
+            os.close(descriptor)
+            raise
+        unlock(descriptor)  # the lock of a folder that is gone keeps nobody out of the one that is there now
+
+
+def settle(path: Path) -> None:
+    """Mend what killed runs have left beside a place.
+
+    What was replaced and has not been yet is put back. Work folders and files of dead processes are removed, except for
+    one that a run may go on with.
+    """
+    removed: list[str] = []
+    unknown: list[str] = []
+    for work in _left_beside(path):
+        with _claimed(work) as dead:
+            if dead is None:
+                continue
+            put_back(work, path)
+            if work.name.endswith(_UNFINISHED):
+                continue
+            if dead:
+                remove_work(work)
+            (removed if dead else unknown).append(work.name)
+    if removed:
+        log.warning("%s: removed what runs that were stopped had left: %s", path, ", ".join(removed))
+    if unknown:
+        log.warning("%s: no locks tell whether a run still needs %s: remove them yourself", path, ", ".join(unknown))
+
+
+def put_back(work: Path, path: Path) -> None:
+    """Put back what a run was replacing when it was killed."""
+    old = work / _OLD
+    if os.path.lexists(old) and not os.path.lexists(path):
+        rename_new(old, path)
+        log.warning("%s: put back, since a run was stopped while it replaced it", path)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what a stopped run could have gone on with, once something finished has its place."""
+    work = unfinished_beside(path)
+    if work.is_dir():
+        with _claimed(work) as dead:
+            if dead:
+                remove_work(work)
+                log.warning("%s: removed the unfinished %s, whose place is taken now", path, work.name)
+
+
+def _left_beside(path: Path) -> list[Path]:
+    pattern = re.compile(re.escape(_stem(path)) + r"(\.part-\d+-[0-9a-f]{8}|\.unfinished)")
+    try:
+        with os.scandir(path.parent) as entries:
+            return sorted(path.parent / one.name for one in entries if pattern.fullmatch(one.name))
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def _claimed(work: Path) -> Iterator[bool | None]:
+    """Lock what lies beside a place: True if that worked, False where there are no locks, None if a run has it."""
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
+        descriptor = os.open(work / _LOCK if is_folder else work, flags, 0o666)
+    except OSError:  # gone, or not ours to write
+        yield None
+        return
+    try:
+        try:
+            dead: bool | None = lock(descriptor)
+        except BlockingIOError:
+            dead = None
+        yield dead if is_named(descriptor, work / _LOCK if is_folder else work) else None
+    finally:
+        os.close(descriptor)
+
+
+def remove_work(work: Path) -> None:
+    """Remove a work folder, the lock last; or a single file."""
+    if not work.is_dir():
+        work.unlink(missing_ok=True)
+        return
+    if clear_work(work):
+        (work / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # the next run has begun to use it
+            work.rmdir()
+
+
+def clear_work(work: Path) -> bool:
+    """Remove all that is in a work folder but the lock; returns whether nothing else is left.
+
+    Threads that were interrupted may still add a last file.
+    """
     for wait in (0.0, 0.05, 0.2, 1.0):
         time.sleep(wait)
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
+        for one in _but_the_lock(work):
+            _remove(one)
+        if not _but_the_lock(work):
+            return True
+    return False
+
+
+def _but_the_lock(work: Path) -> list[Path]:
+    return [one for one in work.iterdir() if one.name != _LOCK]
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a folder, or a symbolic link, but not what it points to."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:
@@ -91,9 +294,11 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     FileExistsError
         Naming the place.
     ValueError
-        A URL, which as a path would be a folder called ``s3:``.
+        A URL, which as a path would be a folder called ``s3:``; the name of a file, such as ``a.png``.
     """
     refuse_url(path)
+    if path.suffix.lower() in _FILE_SUFFIXES:
+        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is a folder: *.ome.zarr")
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
@@ -126,29 +331,75 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
     for (output, place), (source, other) in itertools.product(places, read):
         if place == other or place in other.parents:
             raise ValueError(f"the output {output} would take the place of the source {source}: choose another place")
-        if other in place.parents and os.path.lexists(place):
-            raise ValueError(f"the output {output} is a part of the source {source}: choose another place")
+        if other in place.parents:
+            raise ValueError(f"the output {output} would lie inside the source {source}: choose another place")
     for (first, place), (second, other) in itertools.combinations(places, 2):
         if place == other or place in other.parents or other in place.parents:
             raise ValueError(f"the outputs {first} and {second} would lie in one place: choose two")
 
 
-def take_place(temporary: Path, path: Path) -> None:
-    """Rename the finished folder to its place; what was there goes only when the new one stands."""
-    if not (path.exists() or path.is_symlink()):
-        temporary.rename(path)
-        return
-    old = temporary.with_name(f"{temporary.name}.old")
+def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
+    """Refuse what cannot fit on a file system before work begins.
+
+    Parameters
+    ----------
+    path : Path
+        Where it is going to be; the nearest folder above it that exists is on that file system.
+    nbytes : int
+        Bytes of the voxels.
+    encoded : bool
+        Whether they are compressed, by nobody knows how much; a hundredfold is taken for the most.
+
+    Raises
+    ------
+    OSError
+        With the bytes needed and those that are free; its ``errno`` is ``ENOSPC``.
+    """
+    folder = next(one for one in (path, *path.absolute().parents) if one.exists())
+    free, least = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
+    if least > free:
+        error = OSError(
+            f"{path} would take {'at least ' if encoded else ''}{least / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
+            "are free there: choose another disk, or larger voxels"
+        )
+        error.errno = errno.ENOSPC
+        raise error
+
+
+def take_place(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -> None:
+    """Rename the finished folder to its place, in one step; what was there is where it was, in its work folder.
+
+    Where the file system cannot exchange two names, the old one waits as ``old`` in the work folder meanwhile, from
+    where :func:`settle` puts it back if the process is killed right then.
+
+    Raises
+    ------
+    FileExistsError
+        As :func:`check_place`; someone else may have come first.
+    """
+    while True:
+        check_place(path, overwrite=overwrite)
+        try:
+            if not os.path.lexists(path):
+                rename_new(temporary, path)
+            elif not exchange(temporary, path):
+                _replace_in_two_steps(temporary, path)
+            break
+        except (FileExistsError, FileNotFoundError):
+            if not os.path.lexists(temporary):
+                raise
+    if durable:
+        sync_path(path.parent)
+
+
+def _replace_in_two_steps(temporary: Path, path: Path) -> None:
+    old = temporary.parent / _OLD
     path.rename(old)
     try:
-        temporary.rename(path)
+        rename_new(temporary, path)
     except OSError:
-        old.rename(path)
+        put_back(temporary.parent, path)
         raise
-    if old.is_symlink():
-        old.unlink()  # what it points to is somebody else's
-    else:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def drop_partial_files(folder: Path) -> None:

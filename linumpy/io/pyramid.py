@@ -1,14 +1,16 @@
-"""Halve an image: the mean of 2 × 2 × … voxels, or the first of them.
+"""Halve an image: the mean of 2 × 2 × … voxels, the most frequent or the first of them.
 
 In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along each axis, rounded up. The same
 bits on the host and on a device. Errors: none of its own.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
-float64 (float16 in float32) and rounded once. An odd last voxel stands alone: it is the mean of itself.
+float64 (float16 in float32) and rounded once. An odd last voxel stands alone: it is the mean of itself. Of values that
+are equally frequent, the one that comes first counts, the last axis fastest.
 """
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,11 +28,11 @@ def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
 
     Parameters
     ----------
-    finer : zarr.Array or numpy.ndarray
+    finer : numpy.ndarray
         The finer resolution.
     box : tuple of slice
         In the voxels of the coarser one.
-    downsampling : {"mean", "nearest"}
+    downsampling : {"mean", "label", "nearest"}
         As for :func:`halve`.
     """
     source = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, finer.shape, strict=True))
@@ -44,8 +46,8 @@ def halve(block: Any, downsampling: str = "mean") -> Any:
     ----------
     block : numpy.ndarray or cupy.ndarray
         Of bools, integers or floats.
-    downsampling : {"mean", "nearest"}
-        The mean of 2 × 2 × … voxels; or the first of them, for labels, which have no mean.
+    downsampling : {"mean", "label", "nearest"}
+        The mean of 2 × 2 × … voxels; or, for labels, which have no mean, the most frequent of them; or the first.
 
     Returns
     -------
@@ -56,6 +58,8 @@ def halve(block: Any, downsampling: str = "mean") -> Any:
     if downsampling == "nearest":
         return xp.ascontiguousarray(block[(slice(None, None, 2),) * block.ndim], dtype)
     block = block.astype(dtype, copy=False)
+    if downsampling == "label":
+        return _most_frequent(xp, block)
     axes = [axis for axis, n in enumerate(block.shape) if n > 1]
     with np.errstate(over="ignore", invalid="ignore"):
         mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
@@ -74,6 +78,27 @@ def halve_by_threads(block: np.ndarray, downsampling: str, pool: ThreadPoolExecu
 
     for future in [pool.submit(make, boxes[k::threads]) for k in range(threads)]:
         future.result()
+    return result
+
+
+def _most_frequent(xp: Any, block: Any) -> Any:
+    """Take the value that most of 2 × 2 × … voxels have, of equally frequent ones the first."""
+    for axis, n in enumerate(block.shape):
+        if n % 2:  # all voxels count twice along this axis, so that none gains
+            last = block[(slice(None),) * axis + (slice(n - 1, None),)]
+            block = xp.concatenate([block, last], axis=axis)
+    voxels = [
+        block[tuple(slice(k, None, 2) for k in corner)] for corner in itertools.product((0, 1), repeat=block.ndim)
+    ]
+    result = xp.ascontiguousarray(voxels[0])
+    most = xp.zeros(result.shape, np.int8)
+    for number, value in enumerate(voxels):
+        count = xp.ones(result.shape, np.int8)
+        for other in voxels[:number] + voxels[number + 1 :]:
+            count += value == other
+        if number:
+            result = xp.where(count > most, value, result)
+        xp.maximum(most, count, out=most)
     return result
 
 

@@ -18,7 +18,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ from zarr.buffer import cpu
 
 from linumpy.device import is_device_array, to_host
 from linumpy.io.layout import read_layout
-from linumpy.io.zarr_mode import host_zarr_context
+from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
 
@@ -89,7 +88,7 @@ class ZarrChunks:
         knows when it is over.
         """
         block = to_host(block)
-        with _in_host_memory(self.array):
+        with host_codecs(self.array):
             self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
 
     def read(self, box: Box, *, on_device: bool) -> Any:
@@ -103,14 +102,7 @@ def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Any:
         from linumpy.gpu.chunk_files import read_to_device
 
         return read_to_device(array, box)
-    with _in_host_memory(array):
-        return np.asarray(array.get_basic_selection(box, prototype=cpu.buffer_prototype))
-
-
-def _in_host_memory(array: zarr.Array) -> AbstractContextManager[None]:
-    """The codecs of shards and of zarr v2 ask zarr's process-wide configuration; others do as they are told."""
-    asks = array.shards is not None or array.metadata.zarr_format == 2
-    return host_zarr_context() if asks else nullcontext()
+    return read_on_host(array, box)
 
 
 class RawChunks:

@@ -1,23 +1,22 @@
 """A folder that is filled over several runs, part by part, and takes its place when it is complete.
 
 In: where it shall stand, and what was asked for (:class:`Request`). Out: a :class:`Resumable` that knows which parts
-are there. All lies in ``.NAME.unfinished`` beside the place: the folder itself, a journal with the request and one line
-for each box of parts that is complete, and a lock. Parts count only when their line is whole, and it is written after
-them; so a run that is killed leaves nothing that looks finished, and the next one goes on from there. (A power cut is
-another matter: the disk may then hold the line and not the parts.) Errors: :class:`~linumpy.errors.ResumeError` where
-another run, or another request, has the place; ``FileExistsError`` where something finished has it.
+are there. All lies in ``.NAME.unfinished`` beside the place: the folder itself, whose name tells the request; a journal
+(``linumpy.io.journal``) with the request and one line for each box of parts that is complete; and a lock. The line is
+written after the parts, so a run that is killed leaves nothing that looks finished, and the next one goes on from
+there. Errors: :class:`~linumpy.errors.ResumeError` where another run, or another request, has the place;
+``FileExistsError`` where something finished has it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import hashlib
 import json
 import logging
 import os
-import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,24 @@ from typing import Any
 import numpy as np
 
 from linumpy.errors import ResumeError
-from linumpy.io.place import check_place, take_place
+from linumpy.io.journal import Journal, begin_journal, read_boxes, read_head
+from linumpy.io.place import (
+    check_place,
+    clear_work,
+    full_disk,
+    hold,
+    remove_work,
+    settle,
+    take_place,
+    unfinished_beside,
+)
+from linumpy.io.syscalls import sync_file_system, unlock
 
 log = logging.getLogger(__name__)
 
-#: Of file systems that were mounted without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_JOURNAL, _LOCK, _FOLDER = "journal.jsonl", "lock", "image"
+_JOURNAL, _FOLDER = "journal", "image"
+#: What was written is brought to the disk at least so often: after a power cut, so much is made again.
+_SYNC_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,16 @@ class Request:
     grid : tuple of int
         How many parts there are along each axis.
     settings : tuple of (str, str)
-        Everything that the bytes of the parts depend on, by name.
+        What the caller asked for that the bytes of the parts depend on, by name.
+    origin : tuple of (str, str)
+        What else they depend on and nobody can have again once it is another: the data that they are made from. Parts
+        of another origin are of no use, and are removed.
     """
 
     kind: str
     grid: tuple[int, ...]
     settings: tuple[tuple[str, str], ...]
+    origin: tuple[tuple[str, str], ...] = ()
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Name what differs in a request that a journal holds."""
@@ -59,7 +73,12 @@ class Request:
 
     def as_json(self) -> dict[str, Any]:
         """Spell it for the journal."""
-        return {"kind": self.kind, "grid": list(self.grid), **dict(self.settings)}
+        return {"kind": self.kind, "grid": list(self.grid), **dict(self.settings), **dict(self.origin)}
+
+    @property
+    def digest(self) -> str:
+        """Tell it from others in the name of a folder, which a late worker of another request does not find then."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
 
 class Resumable:
@@ -73,15 +92,21 @@ class Resumable:
         Which parts are there.
     """
 
-    def __init__(self, folder: Path, complete: np.ndarray, journal: int) -> None:
+    def __init__(self, folder: Path, complete: np.ndarray, journal: Journal, descriptor: int | None) -> None:
         self.folder = folder
         self.complete = complete
         self._journal = journal
+        self._descriptor = descriptor
+        self._synced = time.monotonic()
 
     def add(self, start: Sequence[int], stop: Sequence[int]) -> None:
         """Note that a box of parts is there. They must have been written to the last byte."""
-        os.write(self._journal, (" ".join(map(str, (*start, *stop))) + "\n").encode())
+        self._journal.add_box(start, stop)
         self.complete[tuple(map(slice, start, stop))] = True
+        if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
+            sync_file_system(self._descriptor)
+            self._journal.add_sync()
+            self._synced = time.monotonic()
 
     def holds(self, start: Sequence[int], stop: Sequence[int]) -> bool:
         """Say whether all parts of a box are there."""
@@ -90,7 +115,12 @@ class Resumable:
 
 @contextmanager
 def resumable_folder(
-    path: Path, request: Request, create: Callable[[Path], object], *, overwrite: bool = False
+    path: Path,
+    request: Request,
+    create: Callable[[Path], object],
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
 ) -> Iterator[Resumable]:
     """Fill a folder; it takes its place if the block ends well with all parts complete, and waits there otherwise.
 
@@ -104,6 +134,9 @@ def resumable_folder(
         Makes the empty folder at the path that it is given.
     overwrite : bool
         Whether to replace a finished Zarr folder that is there.
+    durable : bool
+        Whether all of it is on the disk before it takes its place, and parts every 30 s. Without it, parts that a run
+        has left count only until the machine is started again, and on no other machine.
 
     Raises
     ------
@@ -111,79 +144,77 @@ def resumable_folder(
         The place is taken.
     ResumeError
         Another run is filling it, or one with another request has begun to.
+    OSError
+        The disk is full. What is complete stays, and the next run goes on from there.
     """
+    settle(path)
     check_place(path, overwrite=overwrite)
-    work = path.parent / f".{path.name}.unfinished"
-    work.mkdir(parents=True, exist_ok=True)
-    with _locked(work, path):
+    work = unfinished_beside(path)
+    with full_disk(path, f"what is complete waits in {work} for the next run of"), _locked(work, path):
         check_place(path, overwrite=overwrite)  # another run may have ended just now
-        folder, journal = work / _FOLDER, work / _JOURNAL
-        complete = _read_journal(journal, request, work) if folder.exists() else None
-        if complete is None:
-            _begin(folder, journal, request, create)
-        descriptor = os.open(journal, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        _drop_torn_line(journal, descriptor)
+        folder = _folder(path, work, request, create)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            state = Resumable(folder, np.zeros(request.grid, bool) if complete is None else complete, descriptor)
-            yield state
+            with closing(Journal(work / _JOURNAL)) as journal:
+                complete = read_boxes(work / _JOURNAL, request.grid)
+                state = Resumable(folder, complete, journal, descriptor if durable else None)
+                yield state
+            if state.complete.all():
+                if durable:
+                    sync_file_system(descriptor)
+                take_place(folder, path, overwrite=overwrite, durable=durable)
+                remove_work(work)
         finally:
             os.close(descriptor)
-        if state.complete.all():
-            check_place(path, overwrite=overwrite)  # someone else may have come first
-            take_place(folder, path)
-            shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager
 def _locked(work: Path, path: Path) -> Iterator[None]:
     """Keep other runs away. The lock goes with the process that holds it, however that ends."""
-    descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise ResumeError(f"{path} is being written by another run: wait for it, or choose another place") from None
+        descriptor, locked = hold(work)
+    except BlockingIOError:
+        raise ResumeError(f"{path} is being written by another run: wait for it, or choose another place") from None
+    if not locked:
         log.warning("%s: this file system has no locks; take care that only one run writes there", path)
     try:
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
-def _begin(folder: Path, journal: Path, request: Request, create: Callable[[Path], object]) -> None:
-    """Make the empty folder and its journal. The folder is renamed last: without it the journal does not count."""
-    empty = folder.with_name(f"{_FOLDER}.empty")
-    for old in (folder, empty):
-        shutil.rmtree(old, ignore_errors=True)
-    create(empty)
-    journal.write_text(json.dumps(request.as_json()) + "\n")
-    empty.rename(folder)
+def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], object]) -> Path:
+    """Find the folder of a request with parts that count, or make it, empty, with its journal.
 
-
-def _drop_torn_line(journal: Path, descriptor: int) -> None:
-    """Take off the end of a line that a killed run did not finish: the next one must not be joined to it."""
-    os.ftruncate(descriptor, journal.read_bytes().rfind(b"\n") + 1)
-
-
-def _read_journal(journal: Path, request: Request, work: Path) -> np.ndarray | None:
-    """Read which parts are complete; None where the journal says nothing of use.
-
-    The last line has no end where a killed run did not finish it, and does not count.
+    The folder is renamed last: without it the journal does not count.
     """
-    try:
-        head, *lines = journal.read_bytes().split(b"\n")[:-1]
-        asked = json.loads(head)
-    except (FileNotFoundError, ValueError):
-        return None
-    different = request.differences(asked)
+    folder = work / f"{_FOLDER}-{request.digest}"
+    if _goes_on(path, work, request):
+        return folder
+    clear_work(work)
+    empty = folder.with_name(f"{folder.name}.empty")
+    create(empty)
+    begin_journal(work / _JOURNAL, {"request": request.as_json(), "inode": empty.stat().st_ino})
+    empty.rename(folder)
+    return folder
+
+
+def _goes_on(path: Path, work: Path, request: Request) -> bool:
+    """Say whether parts of this request are there; refuse to remove those of another one that can be finished."""
+    head = read_head(work / _JOURNAL)
+    if head is None or not isinstance(head.get("request"), dict):
+        return False
+    # A finished folder may have been exchanged with the one that had the place before, which holds none of the parts.
+    if head.get("inode") not in [one.stat().st_ino for one in work.glob(f"{_FOLDER}-????????")]:
+        return False
+    different = request.differences(head["request"])
+    lost = [name for name in different if name in dict(request.origin)]
+    if lost:
+        log.warning("%s: removed what a stopped run had left: it was made from another %s", path, ", ".join(lost))
+        return False
     if different:
         raise ResumeError(
             f"{work} holds the beginning of another request, which differs in {', '.join(different)}: "
             f"finish that one, choose another place, or delete that folder"
         )
-    complete = np.zeros(request.grid, bool)
-    for line in lines:
-        corners = [int(word) for word in line.split()]
-        complete[tuple(map(slice, corners[: complete.ndim], corners[complete.ndim :]))] = True
-    return complete
+    return True

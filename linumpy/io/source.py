@@ -7,7 +7,11 @@ array and no OME-Zarr image, ``ValueError`` for a level where there are no level
 
 from __future__ import annotations
 
+import hashlib
 import operator
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -15,9 +19,12 @@ from urllib.parse import unquote
 import zarr
 import zarr.errors
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, StorePath
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
+from linumpy.io.metadata import REFUSALS, checked_array, open_refused
+from linumpy.io.place import absolute
 
 Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
@@ -36,7 +43,7 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     Returns
     -------
     zarr.Array
-        The array; one that is passed in comes back as it is.
+        The array; one that is passed in comes back as it is, unless :mod:`linumpy.io.metadata` reads it differently.
 
     Raises
     ------
@@ -62,36 +69,90 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
 
 def open_node(source: Source) -> zarr.Array | zarr.Group:
     """Open an array or a group by whatever names it; see :func:`open_source`."""
-    if isinstance(source, (zarr.Array, zarr.Group)):
+    if isinstance(source, zarr.Array):
+        return checked_array(source)
+    if isinstance(source, zarr.Group):
         return source
     if isinstance(source, (str, Path)):
         return _open_path(source)
     if isinstance(source, StorePath):
-        return _open_store(source.store, source.path)
+        return open_at(source)
     if isinstance(source, Store):
-        return _open_store(source, "")
+        return open_at(StorePath(source))
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Store):
-        return _open_store(source[0], str(source[1]))
+        return open_at(_store_path(source[0], str(source[1])))
     raise TypeError(f"source is a {type(source).__name__}: pass a path, a zarr array or group, or a (store, path) pair")
 
 
+def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:
+    """Make the store of a local folder.
+
+    Every local path that linumpy gives to zarr goes through here: text would be taken for a URL where it holds ``#``,
+    ``?``, ``;`` or ``::``, and a relative folder be another one when the process changes its working folder.
+    """
+    return LocalStore(absolute(folder), read_only=read_only)
+
+
 def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
-    text = _without_scheme(str(source))
-    local = "://" not in text
-    if local and not Path(text).exists():
-        raise FileNotFoundError(f"there is no file or folder {text!r}")
+    text = str(source)
+    if "://" in text and not text.startswith("file://"):
+        return _open_url(text)
+    folder = _without_scheme(text)
+    if not Path(folder).exists():
+        raise FileNotFoundError(f"there is no file or folder {folder!r}")
     # Said where it is known, since zarr otherwise looks for the files of both formats: half a millisecond a read.
-    known: Literal[3] | None = 3 if local and (Path(text) / "zarr.json").is_file() else None
+    known: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
+    return open_at(StorePath(local_store(folder)), known, name=folder)
+
+
+def _open_url(url: str) -> zarr.Array | zarr.Group:
     try:
-        return zarr.open(LocalStore(text, read_only=True) if known else text, mode="r", zarr_format=known)
+        node = zarr.open(url, mode="r")
     except zarr.errors.NodeNotFoundError as error:
-        raise SourceError(f"{text!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"the Zarr metadata of {text!r} cannot be read: {type(error).__name__}: {error}") from error
-    except Exception as error:  # of a remote store: no connection, no credentials, whatever its package raises
-        if local:
-            raise
-        raise SourceError(f"{text!r} cannot be opened: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{url!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
+    except Exception as error:  # no connection, no credentials, whatever the store's package raises
+        raise SourceError(f"{url!r} cannot be opened: {type(error).__name__}: {error}") from error
+    return checked_array(node) if isinstance(node, zarr.Array) else node
+
+
+def open_at(
+    where: StorePath, zarr_format: Literal[2, 3] | None = None, *, name: str | None = None
+) -> zarr.Array | zarr.Group:
+    """Open the array or group at a place in a store, read-only.
+
+    Parameters
+    ----------
+    where : StorePath
+        The place.
+    zarr_format : {2, 3}, optional
+        Where it is known.
+    name : str, optional
+        What messages call the place.
+
+    Raises
+    ------
+    SourceError
+        There is neither an array nor a group, or its metadata cannot be read.
+    """
+    named = repr(name) if name else f"{where.path!r} in {where.store}"
+    missing = f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
+    node: zarr.Array | zarr.Group | None
+    try:
+        node = zarr.open(where.store, path=where.path, mode="r", zarr_format=zarr_format)
+    except (zarr.errors.NodeNotFoundError, FileNotFoundError) as error:
+        raise SourceError(missing) from error
+    except REFUSALS as error:
+        node = open_refused(where, error, name)
+    if node is None:
+        raise SourceError(missing)
+    return checked_array(node) if isinstance(node, zarr.Array) else node
+
+
+def _store_path(store: Store, path: str) -> StorePath:
+    try:
+        return StorePath(store, path)
+    except ValueError as error:  # `.` or `..` in it
+        raise SourceError(f"{path!r} is no path in {store}: {error}") from error
 
 
 def _without_scheme(text: str) -> str:
@@ -100,13 +161,6 @@ def _without_scheme(text: str) -> str:
         return text
     path = text.removeprefix("file://")
     return path if Path(path).exists() else unquote(path)
-
-
-def _open_store(store: Store, path: str) -> zarr.Array | zarr.Group:
-    try:
-        return zarr.open(store, path=path, mode="r")
-    except (zarr.errors.NodeNotFoundError, FileNotFoundError) as error:
-        raise SourceError(f"there is neither a Zarr array nor a Zarr group at {path!r} in {store}") from error
 
 
 def describe_source(source: Source) -> str:
@@ -120,7 +174,7 @@ def describe_source(source: Source) -> str:
 
 def folder_of(array: zarr.Array) -> Path | None:
     """Return the folder of an array; None where it is not in a local one."""
-    return (Path(array.store.root) / array.path).absolute() if isinstance(array.store, LocalStore) else None
+    return absolute(Path(array.store.root) / array.path) if isinstance(array.store, LocalStore) else None
 
 
 def local_path(array: zarr.Array) -> str:
@@ -135,6 +189,60 @@ def local_path(array: zarr.Array) -> str:
     if folder is None:
         raise SourceError(f"{array.store_path} is not in a local folder, so that other processes cannot open it")
     return str(folder)
+
+
+def identify_data(array: zarr.Array) -> str | None:
+    """Tell the stored data of an array from what is there after any of it was written anew.
+
+    A digest over names, sizes, times of writing and inodes of all files of a local array (of a ZIP file, over its own),
+    without reading them: some seconds for a million chunks. For a remote one the server's entity tags or times are
+    asked. None for other stores, of whose data nothing is known.
+    """
+    folder, store = folder_of(array), array.store
+    if folder is not None:
+        lines: Iterable[str] | None = _local_files(str(folder), "")
+    elif isinstance(store, ZipStore):
+        lines = [_file_line(str(store.path), os.stat(store.path))]
+    elif isinstance(store, FsspecStore):
+        lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
+    else:
+        lines = None
+    if lines is None:
+        return None
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _local_files(folder: str, prefix: str) -> Iterator[str]:
+    """Walk the files of an array, in the order of their names, but for what NFS keeps of files that are open."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda one: one.name)
+    for entry in found:
+        if entry.is_dir():
+            yield from _local_files(entry.path, f"{prefix}{entry.name}/")
+        elif not entry.name.startswith(".nfs"):
+            with suppress(FileNotFoundError):  # removed just now, so that the next digest is another one
+                yield _file_line(prefix + entry.name, entry.stat())
+
+
+def _file_line(name: str, found: os.stat_result) -> str:
+    return f"{name}\0{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
+
+
+def _remote_files(files: Any, path: str) -> list[str] | None:
+    """Ask a file system of fsspec; None where it does not tell when files were written."""
+    find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
+    lines = []
+    for name, info in sorted(find.items()):
+        marks = [
+            info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
+        ]
+        if not marks:
+            return None
+        lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
+    return lines or None
 
 
 def written(array: zarr.Array) -> str:

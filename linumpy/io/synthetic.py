@@ -22,6 +22,7 @@ import numpy as np
 
 from linumpy.errors import RegionError
 from linumpy.io.writer import OmeZarrWriter, Progress
+from linumpy.io.zarr_mode import in_mode_of_caller
 
 #: Speckle is drawn in cells of this shape, each from a generator of its own.
 _CELL = (32, 64, 64)
@@ -279,7 +280,8 @@ def write_mosaic(
             writer[box] = voxels
             return voxels.nbytes
 
-        pool = ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))))
+        threads = min(8, len(os.sched_getaffinity(0)))
+        pool = ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller())
         try:
             for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each
                 if progress is not None:

@@ -94,6 +94,11 @@ class WriteState:
         """Say whether a chunk or shard of the finest resolution is in its file."""
         return bool(self._there[0][self._pyramid.units(0, unit)].all())
 
+    def missing(self) -> tuple[int, int]:
+        """Count the chunks or shards of the finest resolution that were not written, and all of them."""
+        with self.lock:
+            return int((~self._there[0]).sum()), self._there[0].size
+
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
         """Walk what was touched and is not there, in boxes of as many stored objects as may be made at once."""
         step = self._pyramid.step(level - 1, nbytes, first=1)

@@ -1,14 +1,15 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
-is written under a temporary name beside its place and renamed when complete, so that a run that is killed leaves
-nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are copied
-to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for sizes and
-regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+is written in a work folder beside its place and renamed when complete and on the disk, so that a run that is killed
+leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
+copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
+sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import is_device_array, synchronize
 from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
-from linumpy.io.place import check_place, new_folder
+from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.write_state import WriteState
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
+
+log = logging.getLogger(__name__)
 
 #: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
 STEP_BYTES = 256 * 2**20
@@ -61,9 +64,10 @@ class OmeZarrWriter:
         Where the centre of the first voxel lies, in µm.
     n_levels : int
         Resolutions. Each has half the voxels of the one before along each axis that has more than one.
-    downsampling : {"mean", "nearest"}
-        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; or
-        the first of them, for labels. An odd last voxel stands alone. The metadata gives the centre of all eight.
+    downsampling : {"mean", "label", "nearest"}
+        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; for
+        labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
+        stands alone. The metadata gives the centre of all eight, and the way as the ``type`` of the multiscales.
     ngff_version : {"0.5", "0.4"}
         Of the metadata, and with it the zarr format, 3 or 2.
     fill_value : number
@@ -72,7 +76,11 @@ class OmeZarrWriter:
         How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
         are whole chunks (or shards).
     overwrite : bool
-        Whether to replace a Zarr folder that is there. Nothing else is ever replaced.
+        Whether to replace a Zarr folder that is there, in one step where the file system can exchange two names.
+        Nothing else is ever replaced.
+    durable : bool
+        Whether the image is on the disk before it takes its place, so that not even a power cut leaves half of one.
+        The end of the ``with`` block waits for the disk then.
     progress : callable, optional
         Called with the number of bytes of the finest resolution written since the last call, in the thread that
         writes.
@@ -85,6 +93,8 @@ class OmeZarrWriter:
         Something does not fit the shape.
     TypeError
         Voxels that are no numbers.
+    OSError
+        The disk has less free than the image takes.
 
     Notes
     -----
@@ -95,6 +105,8 @@ class OmeZarrWriter:
 
     **Pyramid.** Coarser chunks that lie in a region are made from it, where it is, before :meth:`write` returns. Those
     that several regions share are made at the end, from what was written; regions of :meth:`regions` leave few.
+
+    **What is left out** has the fill value; a log line (warning) says how many chunks that are.
 
     **Threads.** Several may write at the same time, if their regions share no chunk: a second one there is an error.
     With `buffer_bytes` they may cut the same chunks.
@@ -131,9 +143,11 @@ class OmeZarrWriter:
         fill_value: Any = 0,
         buffer_bytes: int = 0,
         overwrite: bool = False,
+        durable: bool = True,
         progress: Progress | None = None,
     ) -> None:
         self.path = Path(path)
+        self._place = absolute(path)
         self._image = image = plan_image(
             shape,
             dtype,
@@ -142,7 +156,7 @@ class OmeZarrWriter:
             chunks=chunks,
             shards=shards,
             compressors=compressors,
-            name=name if name is not None else self.path.name,
+            name=name if name is not None else self._place.name,
             origin=origin,
             levels=n_levels,
             downsampling=downsampling,
@@ -150,7 +164,9 @@ class OmeZarrWriter:
             fill_value=fill_value,
         )
         check_place(self.path, overwrite=overwrite)
-        self._downsampling, self._overwrite, self._progress = downsampling, overwrite, progress
+        image.check_fits(self.path)
+        self._downsampling, self._progress = downsampling, progress
+        self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         if not isinstance(buffer_bytes, (int, float, np.integer)) or not buffer_bytes >= 0:
             raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
@@ -191,7 +207,8 @@ class OmeZarrWriter:
         # Nothing of an earlier block that failed counts.
         self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
-            folder = scope.enter_context(new_folder(self.path.absolute(), overwrite=self._overwrite))
+            place = new_folder(self._place, overwrite=self._overwrite, durable=self._durable)
+            folder = scope.enter_context(place)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
             self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]
@@ -299,6 +316,8 @@ class OmeZarrWriter:
                 if every is not None:
                     self._state.begin(unit)
                     complete.append((unit, every))
+            if is_device_array(block):
+                synchronize()  # the next part of these chunks may come on another stream
         for unit, voxels in complete:
             try:
                 self._store(0, unit, voxels)
@@ -337,6 +356,13 @@ class OmeZarrWriter:
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():
             self._store(0, unit, voxels)
+        missing, all_chunks = self._state.missing()
+        if missing:
+            kind = "chunks" if self._image.shards is None else "shards"
+            log.warning(
+                "%s: %d of %d %s were not written and hold the fill value %s",
+                self.path, missing, all_chunks, kind, self._image.fill_value,
+            )  # fmt: skip
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, STEP_BYTES):
                 finer = self._chunks[level - 1].read(self._pyramid.finer(level, box), on_device=self._on_device)
@@ -358,6 +384,7 @@ def write_omezarr(
     downsampling: str = "mean",
     ngff_version: str = "0.5",
     overwrite: bool = False,
+    durable: bool = True,
     progress: Progress | None = None,
 ) -> Path:
     """Write an array as an OME-Zarr image.
@@ -368,7 +395,8 @@ def write_omezarr(
         The finest resolution.
     levels : int
         Resolutions, as `n_levels` of :class:`OmeZarrWriter`.
-    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, progress
+    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, durable,
+    progress
         As for :class:`OmeZarrWriter`, and so are the errors.
 
     Returns
@@ -380,7 +408,7 @@ def write_omezarr(
         array = np.asarray(array)
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options |= {"axes": axes, "name": name, "origin": origin, "n_levels": levels, "downsampling": downsampling}
-    options |= {"ngff_version": ngff_version, "progress": progress}
+    options |= {"ngff_version": ngff_version, "durable": durable, "progress": progress}
     with OmeZarrWriter(path, array.shape, array.dtype, spacing, **options) as writer:
         writer[...] = array
     return Path(path)

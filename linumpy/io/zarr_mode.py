@@ -1,24 +1,195 @@
-"""zarr's process-wide configuration: one thread at a time may count on it. And its event loop: waiting for it."""
+"""zarr-python's process-wide configuration: host memory or device memory; and its event loop: waiting for it.
+
+zarr keeps one configuration for the process, so ``zarr.config.enable_gpu()`` in one thread makes the reads of all
+others give CuPy arrays. :func:`read_on_host` and :func:`write_from_host` are the only functions by which linumpy reads
+and writes voxels with zarr-python in host memory: they name the kind of buffer in each call, which zarr follows for
+arrays of format 3 without shards, and for the codecs that look at the configuration instead (shards, and all of
+format 2) they hold *host mode*. Any number of threads hold host mode at the same time; GPU mode belongs to one thread,
+and starts when no thread is in host mode any more.
+
+Metadata is read without a guard: it comes out right in either mode.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import zarr
+from zarr.buffer import cpu
+from zarr.codecs import ShardingCodec
 from zarr.core.sync import sync
 
-# zarr keeps one configuration for the whole process: two threads must not put back each other's.
-config_lock = threading.RLock()
+log = logging.getLogger(__name__)
+
+_HOST_BUFFERS = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
+#: After so many seconds of waiting for the other mode, a warning tells what is waited for.
+_WARN_SECONDS = 10.0
+
+
+def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
+    """Read into host memory by zarr-python, whatever zarr's process-wide mode is.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Of zarr format 2 or 3.
+    selection : slice, int, Ellipsis, or a tuple of these
+        As zarr's basic indexing takes it; by default all of the array.
+
+    Returns
+    -------
+    numpy.ndarray
+        In the stored byte order and, with format 2, the stored order of axes; of shape ``()`` where ints name every
+        axis.
+
+    Raises
+    ------
+    Exception
+        Whatever the store or a codec raises.
+    """
+    with host_codecs(array):
+        return np.asarray(array.get_basic_selection(selection, prototype=cpu.buffer_prototype))
+
+
+def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
+    """Write from host memory by zarr-python, whatever zarr's process-wide mode is; otherwise ``array[selection] =``."""
+    with host_codecs(array):
+        array.set_basic_selection(selection, values, prototype=cpu.buffer_prototype)
+
+
+def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
+    """Hold host mode if a codec of the array looks at zarr's configuration; others do as each call tells them."""
+    document = array.metadata
+    asks = document.zarr_format == 2 or any(isinstance(one, ShardingCodec) for one in document.codecs)
+    return host_zarr_context() if asks else nullcontext()
+
+
+class _OfThread(threading.local):
+    """What a thread holds."""
+
+    host = 0  # nested entries into host mode
+    owner: object | None = None  # the entry into GPU mode that it made, or that it works for
+
+
+class _Mode:
+    """A lock that many threads share in host mode, and that one thread holds in GPU mode.
+
+    Both may be nested in one thread, and host mode within GPU mode. A thread that waits for GPU mode is served before
+    threads that come later for host mode.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._mine = _OfThread()
+        self._hosts = 0
+        self._owner: object | None = None
+        self._owner_name = ""
+        self._entries = 0
+        self._waiting = 0
+        self._settings = ExitStack()  # puts back the configuration that was found on entering host mode
+
+    @contextmanager
+    def host(self) -> Iterator[None]:
+        """Have zarr's configuration name host memory."""
+        with self._changed:
+            if not self._mine.host and not self._is_owner():
+                self._wait(lambda: self._owner is None and not self._waiting, "host memory")
+            # Set only where it is another: nothing is put back over what somebody sets meanwhile.
+            if any(zarr.config.get(key) != value for key, value in _HOST_BUFFERS.items()):
+                self._settings.enter_context(zarr.config.set(_HOST_BUFFERS))
+            self._hosts += 1
+            self._mine.host += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._hosts -= 1
+                self._mine.host -= 1
+                if not self._hosts:
+                    self._settings.close()
+                    self._changed.notify_all()
+
+    @contextmanager
+    def gpu(self) -> Iterator[None]:
+        """Keep other threads out of host mode."""
+        if self._mine.host:
+            raise RuntimeError("zarr's GPU mode cannot begin within a read or write of host memory in the same thread")
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._wait(lambda: (self._owner is None or self._is_owner()) and not self._hosts, "GPU memory")
+            finally:
+                self._waiting -= 1
+                self._changed.notify_all()
+            if self._owner is None:
+                self._owner = self._mine.owner = object()
+                self._owner_name = threading.current_thread().name
+            self._entries += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._entries -= 1
+                if not self._entries:
+                    self._owner = None
+                    self._changed.notify_all()
+
+    def for_thread(self) -> Callable[[], None]:
+        """Make what a thread calls that works for this one, so that it need not wait for this one's GPU mode."""
+        owner = self._mine.owner
+
+        def adopt() -> None:
+            self._mine.owner = owner
+
+        return adopt
+
+    def _is_owner(self) -> bool:
+        return self._owner is not None and self._mine.owner is self._owner
+
+    def _wait(self, ready: Callable[[], bool], kind: str) -> None:
+        if self._changed.wait_for(ready, _WARN_SECONDS):
+            return
+        who = f"thread {self._owner_name!r} in gpu_zarr_context()" if self._owner is not None else "other threads"
+        log.warning("zarr is to work in %s, and waits for %s. If they wait for this thread, it never ends", kind, who)
+        self._changed.wait_for(ready)
+
+
+_mode = _Mode()
+
+
+def host_zarr_context() -> AbstractContextManager[None]:
+    """Make zarr work in host memory, and keep other threads from switching on its GPU mode meanwhile.
+
+    For the time of a call of zarr; nothing within may wait for another thread that needs it too.
+    """
+    return _mode.host()
 
 
 @contextmanager
-def host_zarr_context() -> Iterator[None]:
-    """Make zarr work in host memory, and keep other threads from switching on its GPU mode meanwhile."""
-    with config_lock, zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+def gpu_mode() -> Iterator[None]:
+    """Switch on zarr's GPU mode, once no other thread of linumpy relies on host mode.
+
+    Raises
+    ------
+    RuntimeError
+        Within :func:`host_zarr_context` in the same thread.
+    """
+    with _mode.gpu(), zarr.config.enable_gpu():
         yield
+
+
+def in_mode_of_caller() -> Callable[[], None]:
+    """Make the initializer of a pool of threads for which the caller waits.
+
+    If the caller is in GPU mode, its threads may read on the host; they would wait for it for ever otherwise.
+    """
+    return _mode.for_thread()
 
 
 def wait_for_zarr(seconds: float = 30.0) -> None:

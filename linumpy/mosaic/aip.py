@@ -14,12 +14,12 @@ import numpy as np
 
 from linumpy.device import require_cuda, to_host
 from linumpy.gpu.projection import project
-from linumpy.io.files import check_file, replacing
+from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import Write, new_image
-from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
@@ -53,7 +53,7 @@ def project_mosaic(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> MosaicProjection:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
 
@@ -72,7 +72,8 @@ def project_mosaic(
     progress : callable, optional
         Called with the number of bytes done since the last call.
     tile_bytes : int
-        About how many bytes of voxels a tile has; three are in memory.
+        About how many bytes of voxels a tile has, of which three are in memory; by default 256 MiB on a GPU and 32 MiB
+        on the CPU.
 
     Raises
     ------
@@ -85,7 +86,7 @@ def project_mosaic(
     check_place(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     first, second = image.lateral_axes
-    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     with new_image(
         output, _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.axes.replace("z", ""),
@@ -103,7 +104,7 @@ def project_mosaic_to_png(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> MosaicProjection:
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
@@ -113,7 +114,7 @@ def project_mosaic_to_png(
     from PIL import Image
 
     image = open_mosaic(source, level)
-    check_file(output, overwrite=overwrite)
+    check_picture(output, overwrite=overwrite)
     check_apart([output], [source])
     xp = require_cuda() if use_gpu else np
     pixels = xp.empty(_shape(image), np.float32)
@@ -121,7 +122,7 @@ def project_mosaic_to_png(
     def keep(place: Box, part: Any) -> None:
         pixels[place] = part
 
-    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     _project(image, size, keep, use_gpu, progress)
     picture, window = stretch(xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:

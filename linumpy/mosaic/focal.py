@@ -19,13 +19,13 @@ import numpy as np
 from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
-from linumpy.io.files import check_file, replacing
+from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
-from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def correct_mosaic(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> FocalCurvature:
     """Find the focal curvature of an OME-Zarr mosaic, and write the mosaic without it.
 
@@ -92,7 +92,7 @@ def correct_mosaic(
         Called with the number of bytes read since the last call; all of the mosaic's twice, unless it is so large that
         the surface of its middle does.
     tile_bytes : int
-        About how many bytes of voxels to have at once.
+        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
@@ -105,10 +105,12 @@ def correct_mosaic(
     method, correction, image = method or SurfaceMethod(), correction or FocalCorrection(), open_mosaic(source)
     check_place(Path(output), overwrite=overwrite)
     reports = () if report is None else report_places(report)
-    for place in reports:
-        check_file(place, overwrite=overwrite)
+    if reports:
+        check_picture(reports[0], overwrite=overwrite)
+        check_file(reports[1], overwrite=overwrite)
     check_apart([output, *reports], [source])
     _check_tiles(image, tile_shape)
+    tile_bytes = tile_nbytes(tile_bytes, use_gpu)
     surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
     curvature = detect_focal_curvature(surface, tile_shape)
     log.info("%s: %s", image.name, curvature)
@@ -141,16 +143,8 @@ def correct_mosaic(
 
 
 def report_places(report: str | Path) -> tuple[Path, Path]:
-    """Where the picture and the JSON of a report go.
-
-    Raises
-    ------
-    ValueError
-        The picture's name does not end in ``.png``.
-    """
+    """Where the picture and the JSON of a report go."""
     picture = Path(report)
-    if picture.suffix.lower() != ".png":
-        raise ValueError(f"the report {picture} is a picture: give it a name that ends in .png")
     return picture, picture.with_suffix(".json")
 
 
@@ -254,12 +248,26 @@ def _report(
         "um": _numbers(curvature, unit),
         "method": asdict(method),
         "correction": asdict(correction),
+        "keys": _KEYS,
     }
     with replacing(places[0], overwrite=overwrite) as picture, replacing(places[1], overwrite=overwrite) as text:
         focal, tissue = curvature.depth() * unit, curvature.tissue_depth() * unit
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
         draw_focal_curvature(picture, mean * unit, focal, tissue, spacing, title, (names[0].upper(), names[1].upper()))
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+#: What the numbers of the report are; it is read by people who do not have this source.
+_KEYS = {
+    "vv, vu, uu": "coefficients of the focal curvature, see formula: how much deeper at the edge of a tile",
+    "rms": "root mean square of what the fit leaves of the mean tile's surface",
+    "deepest, shallowest": "largest and smallest value of the focal curvature over a tile",
+    "tissue": "coefficients of the curvature that belongs to the tissue and is left in",
+    "voxels, um": "the same numbers in voxels along depth and in µm",
+    "tiles": "tiles whose surface was averaged",
+    "method": "how the surface was found: the options of linum-detect-focal-curvature",
+    "correction": "how A-lines were shifted",
+}
 
 
 def _numbers(curvature: FocalCurvature, unit: float) -> dict[str, Any]:

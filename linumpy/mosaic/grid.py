@@ -20,7 +20,7 @@ from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, read_box, tile_shape, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape, work_through
 from linumpy.plan.tile_grid import TileGrid, plan_tile_grid
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def resample_mosaic_grid(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> ResampledGrid:
     """Resample an OME-Zarr mosaic grid to another voxel spacing, tile by tile.
 
@@ -78,7 +78,7 @@ def resample_mosaic_grid(
         Called with the number of bytes resampled since the last call.
     tile_bytes : int
         About how many bytes of voxels a batch of tiles has, before or after, whichever is more, but one tile at least;
-        about three are in memory.
+        about three are in memory. By default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
@@ -110,8 +110,9 @@ def resample_mosaic_grid(
 
         # Where tiles get finer it is the result that takes the memory.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
+        batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
         work_through(
-            boxes(array.shape, tile_shape(array.shape, grid.tile, array.dtype.itemsize, int(tile_bytes / growth))),
+            boxes(array.shape, tile_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
             lambda box: read_box(array, box, use_gpu),
             resample,
             lambda box, tiles: write(grid.new_box(box), tiles),

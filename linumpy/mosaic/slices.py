@@ -35,7 +35,7 @@ from linumpy.mosaic.stacking import (
     parts,
     plan_stack,
 )
-from linumpy.mosaic.tiles import TILE_BYTES, Box, boxes, read_box, tile_shape, work_through
+from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape, work_through
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def stack_mosaics(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> Stack:
     """Stack OME-Zarr slices into one volume.
 
@@ -169,7 +169,7 @@ def stack_mosaics(
     progress : callable, optional
         Called with the number of bytes of the slices that were read since the last call.
     tile_bytes : int
-        About how many bytes of voxels to have at once.
+        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
@@ -212,7 +212,8 @@ def stack_mosaics(
             row.fixed_id, row.moving_id, row.overlap, row.expected_overlap, row.found_overlap, row.correlation,
             ", mended" if row.mended else "",
         )  # fmt: skip
-    _write_stack(output, images, plan, n_levels, use_gpu, overwrite, progress, tile_bytes, rows, decisions)
+    batch = tile_nbytes(tile_bytes, use_gpu)
+    _write_stack(output, images, plan, n_levels, use_gpu, overwrite, progress, batch, rows, decisions)
     return Stack(plan, rows, sum(one.nbytes for one in images))
 
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.io.files import check_file, replacing
+from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import TILE_BYTES, Box, box_nbytes, boxes, column_shape, read_box, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def find_mosaic_surface(
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tile_bytes: int = TILE_BYTES,
+    tile_bytes: int | None = None,
 ) -> MosaicSurface:
     """Find the tissue surface of an OME-Zarr mosaic and write it as a map.
 
@@ -111,7 +111,7 @@ def find_mosaic_surface(
     progress : callable, optional
         Called with the number of bytes done since the last call.
     tile_bytes : int
-        About how many bytes of voxels to have at once.
+        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
@@ -123,13 +123,13 @@ def find_mosaic_surface(
     method, image = method or SurfaceMethod(), open_mosaic(source, level)
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
-        check_file(overlay, overwrite=overwrite)
+        check_picture(overlay, overwrite=overwrite)
     check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np
     sketch = _Sketch(xp, image, shape, method) if overlay is not None else None
-    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]

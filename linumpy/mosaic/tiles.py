@@ -16,14 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import numpy as np
 import zarr
 
 from linumpy.device import require_cuda
 from linumpy.errors import ChunkError, LinumpyError
+from linumpy.io.zarr_mode import in_mode_of_caller, read_on_host
 
-#: Voxels of a column take about so many bytes, unless one column of chunks takes more.
+#: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
 TILE_BYTES = 256 * 2**20
+#: On the CPU SciPy's filters hold several float copies of a tile, and smaller ones cost no launches.
+HOST_TILE_BYTES = 32 * 2**20
 
 Box = tuple[slice, ...]
 Place = TypeVar("Place")
@@ -37,7 +39,12 @@ def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 
 
-def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int = TILE_BYTES) -> tuple[int, ...]:
+def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
+    """Return the bytes that a tile may have: as the caller wants it, or what suits the device."""
+    return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
+
+
+def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
     """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
     step = [n if k == depth_axis else s for k, (s, n) in enumerate(zip(stored(array), array.shape, strict=True))]
     return tile_shape(array.shape, step, array.dtype.itemsize, tile_bytes)
@@ -69,7 +76,7 @@ def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
     """Read a box to the device or the host."""
     if not use_gpu:
         try:
-            return np.asarray(array[box])
+            return read_on_host(array, box)
         except (MemoryError, LinumpyError):
             raise
         except Exception as error:  # codecs raise errors of many kinds, which name nothing
@@ -84,7 +91,7 @@ def _broken_chunk(array: zarr.Array, box: Box) -> str:
     size = stored(array)
     for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
         try:
-            array[tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True))]
+            read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
         except Exception:  # the same as the caller's
             return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
     return str(array.store_path)
@@ -129,8 +136,8 @@ def work_through(
 
     with (
         closing(side),
-        ThreadPoolExecutor(1, "linumpy-read") as reader,
-        ThreadPoolExecutor(1, "linumpy-write") as writer,
+        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
+        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
     ):
         reads: deque[tuple[Place, Future[tuple[Tile, Any]]]] = deque()
         writes: deque[Future[None]] = deque()

@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 #: Compressors that the device decodes. numcodecs' own names stand for those of zarr v2 and, with "numcodecs.", v3.
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 #: Compressors inside Blosc that the device decodes, with what decodes them.
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
 #: Filters of numcodecs before a compressor that the host undoes: they are rare.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
+#: Longest element whose bytes the device puts in order: blosc.cu holds eight of them, and more, in shared memory.
+MOST_SHUFFLE = 2048
 #: Bytes of a CRC-32C.
 CHECKSUM_NBYTES = 4
 
@@ -73,7 +77,7 @@ class DecodeChain:
         return " → ".join(steps)
 
 
-def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None, str | None]:
+def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
     """Read the codecs that come after the bytes of a chunk.
 
     Parameters
@@ -81,6 +85,8 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
     codecs : sequence of mapping
         In the order of encoding; each with ``"name"`` and its settings. Names are those of zarr v3, of numcodecs, or
         numcodecs' with ``"numcodecs."`` before them.
+    chunk_nbytes : int
+        Bytes that the codecs encode.
 
     Returns
     -------
@@ -100,7 +106,9 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
         elif name in HOST_FILTERS and not (compressor or before or shuffle or host_filter):
             host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
         elif name == "shuffle" and not (compressor or before or shuffle or host_filter):
-            shuffle = int(codec.get("elementsize", 4))
+            shuffle, reason = _shuffle(codec.get("elementsize", 4), chunk_nbytes)
+            if reason:
+                return None, reason
         elif name in COMPRESSORS and not compressor:
             compressor = name
             inner, reason = _blosc_inner(codec) if name == "blosc" else ("", None)
@@ -118,6 +126,64 @@ def read_chain(codecs: Sequence[Mapping[str, Any]]) -> tuple[DecodeChain | None,
         return None, "several checksums, one after another"
     chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0, host_filter)
     return (None if chain == DecodeChain("") else chain), None
+
+
+def read_array_filter(
+    codec: Mapping[str, Any], dtype: np.dtype, endian: str | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Read a filter that zarr v3 has before the bytes of a chunk, where numcodecs does the same in zarr v2.
+
+    Parameters
+    ----------
+    codec : mapping
+        ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
+    dtype : numpy.dtype
+        Of the array, in this machine's byte order.
+    endian : str or None
+        Byte order that the codec 'bytes' writes.
+
+    Returns
+    -------
+    settings : dict or None
+        Name and settings, as :func:`read_chain` takes them.
+    reason : str or None
+        Why the stored bytes cannot be given to numcodecs as they are.
+    """
+    name = str(codec["name"]).removeprefix("numcodecs.")
+    settings = {key: value for key, value in (codec.get("configuration") or {}).items() if key != "id"}
+    decoded = settings.get("dtype")
+    if decoded is None and name == "fixedscaleoffset":  # zarr puts in that of the array
+        decoded = dtype.str
+    encoded = decoded if settings.get("astype") is None else settings["astype"]
+    try:
+        to, stored = (np.dtype(_text(one)) for one in (decoded, encoded))
+    except (TypeError, ValueError):
+        return None, f"filter {name!r} from {encoded!r} to {decoded!r}"
+    if to != dtype or stored.kind not in "biufc":
+        return None, f"filter {name!r} from {stored} to {to}, in an array of {dtype}"
+    if stored.itemsize > 1 and endian is None:
+        return None, f"filter {name!r} to {stored}, of which codec 'bytes' does not name the byte order"
+    if stored.itemsize > 1 and (endian != "little" or stored != stored.newbyteorder("<")):
+        return None, f"filter {name!r} to big-endian numbers"
+    return {**settings, "name": name, "dtype": to.str, "astype": stored.str}, None
+
+
+def _text(dtype: Any) -> str:
+    """Take the name of a dtype; NumPy reads None as float64."""
+    if not isinstance(dtype, str):
+        raise TypeError(dtype)
+    return dtype
+
+
+def _shuffle(size: Any, chunk_nbytes: int) -> tuple[int, str | None]:
+    """Read the bytes of an element; zarr raises on those that do not divide a chunk, and leaves up to 1 as they are."""
+    if not isinstance(size, int):
+        return 0, f"filter 'shuffle' with elements of {size!r} bytes"
+    if size > 1 and chunk_nbytes % size:
+        return 0, f"filter 'shuffle' with elements of {size} bytes, which do not divide the {chunk_nbytes} of a chunk"
+    if size > MOST_SHUFFLE:
+        return 0, f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MOST_SHUFFLE}"
+    return max(size, 0), None
 
 
 def _blosc_inner(codec: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -98,6 +98,8 @@ class ArrayLayout:
         Why the kvikio reader cannot read this array; None if it can.
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
+    grid : str
+        Name of the chunk grid; other shapes and sizes here hold for ``"regular"`` ones only.
     """
 
     name: str
@@ -114,6 +116,7 @@ class ArrayLayout:
     codecs: tuple[str, ...]
     unsupported: str | None
     chain: DecodeChain | None = None
+    grid: str = "regular"
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,9 @@
-"""Broken stored bytes: what an encoder wrote, with bits flipped, bytes changed, cut off, doubled or put in."""
+"""Broken stored bytes: what an encoder wrote, with bits flipped, bytes changed, cut off, doubled or put in.
+
+And zstd frames that numcodecs does not write, but others do.
+"""
+
+import struct
 
 import numcodecs
 import numpy as np
@@ -94,3 +99,53 @@ def disagreements(decoder, rng, name, nbytes, count):
     decoded, status = decoder(chain, nbytes).decode(stored, skew=int(rng.integers(4)))
     taken = [(one, got) for one, got, code in zip(stored, decoded, status.tolist(), strict=True) if code == 0]
     return count - len(taken), [one for one, got in taken if by_numcodecs(chain, one, nbytes) != got]
+
+
+HELLO = (0, 5, b"hello")
+SKIPPABLE = b"\x50\x2a\x4d\x18\x02\0\0\0ab"
+
+
+def frame(*blocks, window=20, mantissa=0, content=None, single=False):
+    """A zstd frame of blocks (type, size, bytes), by RFC 8878: type 0 is stored as it is, 1 repeats a byte."""
+    flags = (0 if content is None else 3 << 6) | (32 if single else 0)
+    out = struct.pack("<IB", 0xFD2FB528, flags)
+    out += b"" if single else bytes([window - 10 << 3 | mantissa])
+    out += b"" if content is None else struct.pack("<Q", content)
+    for number, (kind, size, stored) in enumerate(blocks, 1):
+        out += (size << 3 | kind << 1 | (number == len(blocks))).to_bytes(3, "little") + stored
+    return out
+
+
+#: Frames as other libraries than numcodecs write them, of 5 bytes or 10.
+FRAMES = {
+    "unknown size": frame(HELLO),
+    "window of 128 MiB": frame(HELLO, window=27),
+    "window of 128 MiB less 8": frame(HELLO, window=26, mantissa=7),
+    "window of 144 MiB": frame(HELLO, window=27, mantissa=1),
+    "window of 256 MiB": frame(HELLO, window=28),
+    "window of 2 GiB": frame(HELLO, window=31),
+    "window of 4 GiB": frame(HELLO, window=32),
+    "window of 256 MiB, known size": frame(HELLO, window=28, content=5),
+    "window of 4 GiB, known size": frame(HELLO, window=32, content=5),
+    "single segment": frame(HELLO, content=5, single=True),
+    "two of known size": frame(HELLO, content=5) * 2,
+    "two of unknown size": frame(HELLO) * 2,
+    "unknown, then known": frame(HELLO) + frame(HELLO, content=5),
+    "unknown, then known of 256 MiB": frame(HELLO) + frame(HELLO, window=28, content=5),
+    "known, then unknown of 256 MiB": frame(HELLO, content=5) + frame(HELLO, window=28),
+    "skippable first": SKIPPABLE + frame(HELLO, content=5),
+    "skippable last": frame(HELLO) + SKIPPABLE,
+    "skippable alone": SKIPPABLE,
+    "bytes behind": frame(HELLO, content=5) + b"x",
+    "bytes behind, unknown": frame(HELLO) + b"x",
+    "too long": frame(HELLO, HELLO, HELLO),
+    "too short": frame((0, 4, b"hell")),
+    "tells too little": frame(HELLO, HELLO, content=5),
+    "tells too much": frame(HELLO, content=10),
+    "cut off in a block": frame(HELLO)[:-1],
+    "cut off in a header": frame(HELLO)[:7],
+    "reserved block": frame((3, 5, b"hello")),
+    "repeated byte": frame((1, 5, b"h")),
+    "empty": b"",
+    "four bytes": frame(HELLO)[:4],
+}

@@ -202,7 +202,7 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
 @pytest.mark.parametrize("shape", [(1, 1, 1), (7, 9, 11), (8, 12, 6), (1, 30, 17), (33, 18), (5,)])
 def test_halves_are_those_of_the_host(cupy, shape, dtype):
     data = values(shape, dtype)
-    for how in ("mean", "nearest"):
+    for how in ("mean", "label", "nearest"):
         got = halve(cupy.asarray(data), how)
         assert isinstance(got, cupy.ndarray)
         assert got.dtype == data.dtype

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.device import why_no_cuda
+import linumpy
+from linumpy.device import DEVICE_VARIABLE, why_no_cuda
 from linumpy.errors import GpuUnavailableError, RegionError, SourceError
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu
 from linumpy.gpu.output import result_dtype
@@ -71,7 +72,7 @@ def test_too_little_scratch(folder):
 def test_without_a_gpu_it_says_what_is_missing(folder, backend):
     with pytest.raises(GpuUnavailableError) as caught:
         read_zarr_to_gpu(folder / "g/a", backend=backend)
-    assert "pip install" in str(caught.value) or "nvidia-smi" in str(caught.value)
+    assert any(advice in str(caught.value) for advice in ("pip install", "nvidia-smi", "no NVIDIA driver"))
 
 
 def test_dtypes_of_the_result(folder, tmp_path):
@@ -121,5 +122,47 @@ def test_broken_metadata_names_the_array(folder):
 
 def test_strings_are_left_to_zarr(tmp_path):
     zarr.create_array(tmp_path / "s", shape=(4,), chunks=(2,), dtype=str, compressors=None)
-    assert plan_zarr_read(tmp_path / "s").backend == "zarr-gpu"
+    assert plan_zarr_read(tmp_path / "s").backend == "zarr-host"
     assert plan_zarr_read(tmp_path / "s", level=np.int64(0)).layout.unsupported.startswith("dtype")
+
+
+@pytest.mark.parametrize("region", [None, (slice(1, 3), -1), (2, 4), (slice(2, 2), ...), (..., slice(1, 4))])
+def test_read_zarr_reads_into_host_memory_without_a_gpu(folder, region, monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    array = zarr.open_array(folder / "g/a", mode="r")
+    expected = np.asarray(array[...] if region is None else array[region])
+    found, report = linumpy.read_zarr(folder / "g/a", region=region, dtype=">f4", return_report=True)
+    assert isinstance(found, np.ndarray)
+    assert found.flags.c_contiguous
+    assert (found.dtype, found.shape) == (np.dtype("=f4"), expected.shape)
+    np.testing.assert_array_equal(found, expected)
+    assert (report.backend, report.shape, report.bytes_decoded) == ("zarr-python", expected.shape, found.nbytes)
+    assert "not counted" not in str(report)
+    assert "host memory: asked for" in str(report)
+
+
+def test_read_zarr_keeps_the_bits_of_foreign_byte_order(tmp_path):
+    stored = np.array([[-0.0, np.nan], [1.5, -np.inf]], ">f8")
+    array = zarr.create_array(tmp_path / "a", shape=(2, 2), chunks=(1, 2), dtype=">f8")
+    array[...] = stored
+    found = linumpy.read_zarr(array, device="cpu")
+    assert found.dtype == np.dtype("=f8")
+    assert found.tobytes() == stored.astype("=f8").tobytes()
+
+
+@pytest.mark.gpu
+def test_read_zarr_reads_to_the_gpu_where_there_is_one(folder, cupy):
+    found, report = linumpy.read_zarr(folder / "g/a", region=(slice(1, 3), -1), return_report=True)
+    assert isinstance(found, cupy.ndarray)
+    assert found.get().tolist() == [9, 14]
+    assert report.backend == "kvikio"
+    assert isinstance(linumpy.read_zarr(folder / "g/a", device="cpu"), np.ndarray)
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")
+def test_read_zarr_to_gpu_names_the_call_that_needs_none(folder):
+    with pytest.raises(GpuUnavailableError, match=r"read_zarr_to_gpu needs a CUDA device: .*linumpy\.read_zarr"):
+        read_zarr_to_gpu(folder / "g/a")
+    with pytest.raises(GpuUnavailableError):
+        linumpy.read_zarr(folder / "g/a", device="cuda")
+    assert linumpy.read_zarr(folder / "g/a", device="auto").shape == (4, 5)

@@ -15,11 +15,14 @@ from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tens
 from reference import PreadEngine
 from stores import encoded_cases, plain_values, random_values, same, write
 from twin import Decoder, launch, needs_compiler
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import reader, stored
 from linumpy.gpu.engines import PosixEngine
 from linumpy.io.layout import read_layout
+from linumpy.plan.codecs import read_array_filter
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 values_of = {"random": random_values, "plain": plain_values}
@@ -186,3 +189,109 @@ def test_filters_that_the_host_undoes(tmp_path, name, compressor):
     file.write_bytes(compressor.encode(numcodecs.Zstd().encode(b"odd")[:7]))
     with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1\.1 cannot be decoded"):
         reference.execute(reference.make_job(tmp_path / "a"))
+
+
+def with_filter(folder, dtype, chain, *, sharded=False):
+    """An array of zarr v3 whose first codecs are filters of numcodecs."""
+    chain = [ShardingCodec(chunk_shape=(8, 16), codecs=chain)] if sharded else chain
+    options = {"codecs": chain, "chunks": (16, 32) if sharded else (8, 16), "zarr_format": 3, "fill_value": 3}
+    array = zarr.create(store=folder, shape=(23, 40), dtype=dtype, **options)
+    array[:, :30] = np.random.default_rng(1).integers(0, 100, (23, 30)).astype(dtype)  # the last chunks are missing
+    return zarr.open_array(folder, mode="r")
+
+
+def delta(**settings):
+    return numcodecs_v3.Delta(**settings)
+
+
+def scale(offset=20, scale=0.5, **settings):
+    return numcodecs_v3.FixedScaleOffset(offset=offset, scale=scale, **settings)
+
+
+NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
+BEHIND = {
+    "zstd": [BytesCodec(), ZstdCodec()],
+    "blosc": [BytesCodec(), numcodecs_v3.Blosc(cname="lz4")],
+    "zlib": [BytesCodec(), numcodecs_v3.Zlib()],
+    "checksums": [BytesCodec(), Crc32cCodec(), ZstdCodec(), Crc32cCodec()],
+}
+
+
+def check_filter(array):
+    for region in ((), (slice(3, 20), slice(5, None)), (-1, slice(2, 9))):
+        job = reference.make_job(array, region)
+        assert same(reference.execute(job), array[region])
+        assert job.counts.by_host > 0
+
+
+slow = [one for one in NUMBERS if one not in ("i2", "f4")]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("stored", [None, "i2", "f4", *(pytest.param(one, marks=pytest.mark.slow) for one in slow)])
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
+    """Also where differences do not fit their dtype: what comes of that is numcodecs' own."""
+    settings = {"dtype": f"<{dtype}"} | ({} if stored is None else {"astype": f"<{stored}"})
+    for number, made in enumerate((delta(**settings), scale(**settings))):
+        array = with_filter(tmp_path / str(number), dtype, [made, *BEHIND["zstd"]])
+        if stored and np.dtype(stored).itemsize > 1 and array.metadata.codecs[1].endian is None:
+            # zarr 3.1 forgets the byte order of arrays of bytes, though a filter makes something else of them.
+            assert "does not name the byte order" in read_layout(array).unsupported
+            with pytest.raises(ValueError, match="endian"):
+                array[...]
+        else:
+            check_filter(array)
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("behind", sorted(BEHIND))
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("made", [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()])
+def test_filters_of_zarr_v3_before_codecs(tmp_path, made, sharded, behind):
+    check_filter(with_filter(tmp_path / "a", "i4", [made, *BEHIND[behind]], sharded=sharded))
+    chain = [TransposeCodec(order=(1, 0)), made, *BEHIND[behind]]
+    check_filter(with_filter(tmp_path / "b", "i4", chain, sharded=sharded))
+
+
+# zarr reads these otherwise than numcodecs would read their bytes, or they have no compressor, or two filters.
+LEFT = {
+    "big-endian": ("i4", [delta(dtype="<i4"), BytesCodec(endian="big"), ZstdCodec()], "big-endian"),
+    "stored-big-endian": ("i4", [delta(dtype="<i4", astype=">i2"), *BEHIND["zstd"]], "big-endian"),
+    "other-dtype": ("f4", [delta(dtype="<i4"), *BEHIND["zstd"]], "from int32 to int32, in an array of float32"),
+    "raw": ("i4", [delta(dtype="<i4"), BytesCodec()], "without a compressor"),
+    "two": ("i4", [delta(dtype="<i4"), scale(), *BEHIND["zstd"]], "not decoded"),
+    "shuffle": ("i4", [scale(), BytesCodec(), numcodecs_v3.Shuffle(elementsize=4), ZstdCodec()], "'numcodecs.shuffle'"),
+    "quantize": ("f4", [numcodecs_v3.Quantize(digits=2, dtype="<f4"), *BEHIND["zstd"]], "'numcodecs.quantize'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("name", sorted(LEFT))
+def test_filters_of_zarr_v3_that_are_left_to_zarr(tmp_path, name):
+    dtype, chain, reason = LEFT[name]
+    assert reason in read_layout(with_filter(tmp_path / "a", dtype, chain)).unsupported
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"name": "numcodecs.delta"}, "filter 'delta' from None to None"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": None}}, "filter 'delta' from None to None"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "nonsense"}}, "from 'nonsense' to 'nonsense'"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4", "astype": "<M8[s]"}}, "datetime64"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, "does not name the byte order"),
+    ],
+)
+def test_settings_that_make_no_filter(made, reason):
+    settings, why = read_array_filter(made, np.dtype("i4"), None if "order" in reason else "little")
+    assert settings is None
+    assert reason in why
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+def test_a_broken_chunk_behind_a_filter_of_zarr_v3_is_named(tmp_path):
+    array = with_filter(tmp_path / "a", "i4", [delta(dtype="<i4", astype="<i2"), *BEHIND["zstd"]])
+    (tmp_path / "a/c/1/1").write_bytes(numcodecs.Zstd().encode(b"odd"))
+    with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1/1 cannot be decoded \(zstd → delta\)"):
+        reference.execute(reference.make_job(array))

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -12,15 +13,18 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutants import CHAINS, disagreements, plain
+from mutants import CHAINS, FRAMES, by_numcodecs, disagreements, plain
 from other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write
 from twin import DeviceDecoder
+from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
+from zarr.codecs import numcodecs as v3
 
 from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu
-from linumpy.gpu.job import make_job
+from linumpy.gpu.job import plan_transfer
+from linumpy.plan.codecs import DecodeChain
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +38,7 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options
 
 
 def decode(patch, **options):
-    patch.setattr(kvikio_zarr, "make_job", functools.partial(make_job, **options))
+    patch.setattr(kvikio_zarr, "plan_transfer", functools.partial(plan_transfer, **options))
 
 
 @settings(inside_a_test, max_examples=400)
@@ -192,7 +196,7 @@ def test_stores_that_zarr_2_18_wrote(tmp_path):
     for name, folder, expected in old_stores(tmp_path):
         got, report = read_zarr_to_gpu(folder, return_report=True)
         assert same(to_host(got), expected), name
-        assert (report.backend == "zarr-gpu") == (name in LEFT_TO_ZARR)
+        assert (report.backend == "zarr-host") == (name in LEFT_TO_ZARR)
 
 
 @pytest.mark.parametrize("name", sorted(TENSORSTORE))
@@ -201,3 +205,61 @@ def test_stores_that_tensorstore_wrote(tmp_path, monkeypatch, name):
     for decode_on in ("device", "host"):
         decode(monkeypatch, decode_on=decode_on)
         assert same(to_host(read_zarr_to_gpu(tmp_path / "a", strict=True)), expected)
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("made", ["delta", "scale"])
+def test_filters_of_zarr_v3(tmp_path, made, sharded):
+    delta, scale = v3.Delta(dtype="<i4", astype="<i2"), v3.FixedScaleOffset(offset=20, scale=0.5, astype="<i2")
+    chain = [delta if made == "delta" else scale, BytesCodec(), ZstdCodec()]
+    chain = [ShardingCodec(chunk_shape=(8, 16), codecs=chain)] if sharded else chain
+    chunks = (16, 32) if sharded else (8, 16)
+    array = zarr.create(
+        store=tmp_path / "a", shape=(23, 40), chunks=chunks, dtype="i4", codecs=chain, zarr_format=3, fill_value=3
+    )
+    array[:, :30] = np.random.default_rng(1).integers(0, 100, (23, 30))
+    got, report = read_zarr_to_gpu(array, region=(slice(3, 20), slice(5, None)), strict=True, return_report=True)
+    assert same(to_host(got), array[3:20, 5:])
+    assert report.chunks_decoded_by_host > 0
+
+
+@pytest.mark.parametrize("nbytes", [5, 10])
+def test_unusual_zstd_frames_as_numcodecs(nbytes):
+    """Frames of unknown size, of wide windows, several of them: taken as numcodecs takes them, or left to the host."""
+    chain, stored = DecodeChain("zstd"), [one or b"\0" for one in FRAMES.values()]
+    got, status = DeviceDecoder(chain, nbytes).decode(stored)
+    codes = dict(zip(FRAMES, status.tolist(), strict=True))
+    for name, one, decoded in zip(FRAMES, stored, got, strict=True):
+        if codes[name] == 0:
+            assert bytes(decoded) == by_numcodecs(chain, one, nbytes), name
+    if nbytes == 5:
+        assert codes["window of 128 MiB"] == 0
+        assert codes["window of 256 MiB"] != 0
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(2, 48), (255, 2550), (2048, 6144), (2056, 6168), (4096, 8192), (7, 48)])
+def test_shuffled_elements_of_any_size(tmp_path, size, chunk):
+    values = np.random.default_rng(0).integers(0, 256, 3 * chunk).astype("u1")
+    filters = [numcodecs.Shuffle(size if chunk % size == 0 else 1)]
+    options = {"shape": values.shape, "chunks": (chunk,), "dtype": "u1", "zarr_format": 2}
+    zarr.create_array(tmp_path / "a", filters=filters, compressors=numcodecs.LZ4(), **options)[...] = values
+    document = json.loads((tmp_path / "a/.zarray").read_text())
+    (tmp_path / "a/.zarray").write_text(json.dumps(document | {"filters": [{"id": "shuffle", "elementsize": size}]}))
+    if chunk % size:
+        with pytest.raises(ValueError, match="multiple of elementsize"):
+            read_zarr_to_gpu(tmp_path / "a")
+        return
+    got, report = read_zarr_to_gpu(tmp_path / "a", return_report=True)
+    assert same(to_host(got), values)
+    assert (report.backend == "zarr-host") == (size > 2048)
+
+
+def test_the_shuffle_of_nczarr_is_undone(tmp_path):
+    """Its elementsize 0 is the size of an item."""
+    make(tmp_path / "a", zarr_format=2, filters=[numcodecs.Shuffle(2)], compressors=numcodecs.Zlib(1))
+    document = json.loads((tmp_path / "a/.zarray").read_text())
+    (tmp_path / "a/.zarray").write_text(json.dumps(document | {"filters": [{"id": "shuffle", "elementsize": 0}]}))
+    for options in ({"strict": True}, {"backend": "zarr-gpu"}):
+        got = to_host(read_zarr_to_gpu(tmp_path / "a", **options))
+        assert same(got, plain_values("u2", (70, 90, 110), 5))

@@ -1,6 +1,7 @@
 """``read_zarr_to_gpu`` on a device, against zarr-python."""
 
 import gc
+import json
 import os
 import tempfile
 import threading
@@ -239,19 +240,19 @@ def test_out_and_dtype(tmp_path, cupy):
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "reason", "backend"),
     [
-        ({"compressors": zarr.codecs.BloscCodec(cname="blosclz")}, "blosclz"),
-        ({"zarr_format": 2, "compressors": numcodecs.BZ2()}, "bz2"),
-        ({"shape": (), "chunks": ()}, "rank 0"),
-        ({"shape": (2,) * 7, "chunks": (1,) * 7}, "rank 7"),
+        ({"compressors": zarr.codecs.BloscCodec(cname="blosclz")}, "blosclz", "zarr-host"),
+        ({"zarr_format": 2, "compressors": numcodecs.BZ2()}, "bz2", "zarr-host"),
+        ({"shape": (), "chunks": ()}, "rank 0", "zarr-host"),
+        ({"shape": (2,) * 7, "chunks": (1,) * 7}, "rank 7", "zarr-gpu"),
     ],
 )
-def test_what_is_not_decoded_here_falls_back_loudly(tmp_path, caplog, options, reason):
+def test_what_is_not_decoded_here_falls_back_loudly(tmp_path, caplog, options, reason, backend):
     array = make(tmp_path / "a", **({"shape": (30, 40), "chunks": (16, 16)} | options))
     got, report = read_zarr_to_gpu(array, return_report=True)
     assert same(to_host(got), np.asarray(array[...]))
-    assert report.backend == "zarr-gpu"
+    assert report.backend == backend
     assert reason in report.fallback
     assert [reason in record.message for record in caplog.records if record.name.startswith("linumpy")] == [True]
     for refuse in (
@@ -308,3 +309,28 @@ def test_empty_regions(tmp_path, cupy):
     assert got.shape == (0, 110)
     assert isinstance(got, cupy.ndarray)
     assert (report.bytes_read, report.chunks_read, report.scratch_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("backend", ["kvikio", "zarr-gpu"])
+def test_documents_of_other_writers(tmp_path, backend):
+    """Bare names, and null for the fill value, which zarr-python refuses."""
+    values = random_values("u1", (20, 30), 5)
+    make(tmp_path / "a#1", shape=(20, 30), chunks=(10, 10), dtype="u1", fill_value=0)
+    (tmp_path / "a#1/c/1/2").unlink()
+    values[10:, 20:] = 0
+    document = json.loads((tmp_path / "a#1/zarr.json").read_text())
+    spelled = {"codecs": ["bytes"], "chunk_key_encoding": "default", "fill_value": None}
+    (tmp_path / "a#1/zarr.json").write_text(json.dumps(document | spelled))
+    got, report = read_zarr_to_gpu(str(tmp_path / "a#1"), backend=backend, return_report=True)
+    assert same(to_host(got), values)
+    assert report.backend == backend
+
+
+@pytest.mark.parametrize("backend", ["kvikio", "zarr-gpu"])
+def test_dots_behind_a_link_are_those_of_the_file_system(tmp_path, backend):
+    (tmp_path / "near").mkdir()
+    (tmp_path / "far/inside").mkdir(parents=True)
+    (tmp_path / "near/here").symlink_to(tmp_path / "far/inside")
+    expected = make(tmp_path / "far/a")[...]
+    make(tmp_path / "near/a", fill_value=1, shape=(7, 9, 11))
+    assert same(to_host(read_zarr_to_gpu(tmp_path / "near/here/../a", backend=backend)), expected)

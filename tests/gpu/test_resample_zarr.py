@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from linumpy.gpu import resample_zarr as room
 from linumpy.gpu.resample_zarr import resample_zarr
 from linumpy.io.ome import open_image
 from linumpy.io.pyramid import halved
+from linumpy.io.source import identify_data
 from linumpy.io.writer import write_omezarr
 from linumpy.plan.resample import MODES
 
@@ -312,13 +314,15 @@ def test_a_killed_run_goes_on_from_its_complete_blocks(tmp_path):
     assert not (tmp_path / "b").exists()
     assert run_until_killed(tmp_path, 25, 100_000).returncode == -signal.SIGKILL
     assert sorted(one.name for one in tmp_path.iterdir()) == [".b.unfinished", "a"]
-    head, *lines = (tmp_path / ".b.unfinished" / "journal.jsonl").read_text().splitlines()
-    there = np.zeros(json.loads(head)["grid"], bool)
+    head, *lines = (tmp_path / ".b.unfinished" / "journal").read_text().splitlines()
+    there = np.zeros(json.loads(head.split(" ", 1)[1])["request"]["grid"], bool)
     for line in lines:
-        corners = [int(word) for word in line.split()]
-        there[tuple(map(slice, corners[:3], corners[3:]))] = True
+        if line.split()[1] == "box":
+            corners = [int(word) for word in line.split()[2:]]
+            there[tuple(map(slice, corners[:3], corners[3:]))] = True
     assert 0.2 < there.mean() < 0.9
-    (tmp_path / ".b.unfinished" / "image" / "0" / "c" / "0" / "0" / "0.1.partial").touch()
+    (image_of,) = (tmp_path / ".b.unfinished").glob("image-*")
+    (image_of / "0" / "c" / "0" / "0" / "0.1.partial").touch()
     last = run_until_killed(tmp_path, -1)
     assert last.returncode == 0, last.stderr
     resample_zarr(tmp_path / "a", tmp_path / "whole", 4.0, chunks=(8, 8, 8), **HERE)
@@ -382,11 +386,99 @@ def test_an_unfinished_run_of_another_request_is_in_the_way(tmp_path, change, me
     resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
 
 
-def test_a_source_that_was_written_anew_is_another(tmp_path):
+def rewrite_all(folder):
+    write(folder, volume(seed=1), overwrite=True)
+
+
+def rewrite_in_place(folder):
+    zarr.open_array(folder / "0", mode="r+")[...] = volume(seed=1)
+
+
+def rewrite_last_chunk(folder):
+    """By another tool, which keeps the size of the file and the times of all folders."""
+    last = folder / "0" / "c" / "2" / "3" / "4"
+    data = np.fromfile(last, "u2")
+    with last.open("r+b") as file:
+        file.write((data[::-1]).tobytes())
+
+
+@pytest.mark.parametrize("rewrite", [rewrite_all, rewrite_in_place, rewrite_last_chunk])
+def test_a_source_that_was_written_anew_is_another(tmp_path, rewrite, caplog):
     options = begin(tmp_path)
-    write(tmp_path / "a", volume(seed=1), overwrite=True)
-    with pytest.raises(ResumeError, match="differs in source written"):
+    rewrite(tmp_path / "a")
+    resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    assert "b: removed what a stopped run had left: it was made from another source data" in caplog.text
+    image, got = open_image(tmp_path / "a").levels[0][...], result(tmp_path / "b")
+    assert same(got, by_spacing(image, got.shape))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_source_that_is_written_meanwhile_gives_no_result(tmp_path):
+    write(tmp_path / "a", volume())
+    seen = itertools.count()
+
+    def change(_):
+        if next(seen) == 6:
+            rewrite_last_chunk(tmp_path / "a")
+
+    options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
+    with pytest.raises(SourceError, match="was written to while it was resampled"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, progress=change, **options)
+    assert not (tmp_path / "b").exists()
+    resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+    image, got = open_image(tmp_path / "a").levels[0][...], result(tmp_path / "b")
+    assert same(got, by_spacing(image, got.shape))
+
+
+def test_a_source_of_which_nothing_is_known_is_read_anew(tmp_path):
+    """An array in memory is another one in each process, whatever its name."""
+    for number in range(2):
+        source = zarr.create_array(zarr.storage.MemoryStore(), shape=(30, 31), chunks=(8, 8), dtype="u2")
+        source[...] = image = volume((30, 31), seed=number)
+        seen = itertools.count()
+
+        def stop(_, number=number, seen=seen):
+            if next(seen) == 6 and number == 0:
+                raise StopError
+
+        options = {"source_spacing": (2.0, 2.0), "chunks": (8, 8), "device_memory": 3_000, "progress": stop, **HERE}
+        with pytest.raises(StopError) if number == 0 else nullcontext():
+            resample_zarr(source, tmp_path / "b", 1.5, **options)
+    assert same(result(tmp_path / "b"), by_spacing(image, result(tmp_path / "b").shape))
+
+
+def test_a_remote_source_is_known_by_its_servers_marks(tmp_path):
+    store = zarr.storage.FsspecStore.from_url("memory://linumpy-remote")
+    array = zarr.create_array(store, shape=(8, 8), chunks=(4, 4), dtype="u2")
+    array[...] = 1
+    before = identify_data(array)
+    assert before == identify_data(zarr.open_array(store, mode="r"))
+    array[4:, 4:] = 2
+    assert identify_data(array) not in (before, None)
+
+
+def test_another_version_of_linumpy_does_not_go_on(tmp_path, monkeypatch):
+    options = begin(tmp_path)
+    monkeypatch.setattr(room, "__version__", "0.0.9")
+    with pytest.raises(ResumeError, match="differs in linumpy:"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_coarser_levels_of_labels_are_labels(tmp_path, device):
+    """A mean of two labels would be a third one; the most frequent of eight voxels counts, and the metadata says so."""
+    labels = np.random.default_rng(3).choice(np.array([1, 5, 9], "u2"), (21, 22, 23))
+    write(tmp_path / "a", labels)
+    options = {"order": 0, "levels": 3, "chunks": (8, 8, 8), "device": device}
+    for name, downsampling in (("label", None), ("nearest", "nearest"), ("mean", "mean")):
+        resample_zarr(tmp_path / "a", tmp_path / name, (10.0, 6.0, 5.0), downsampling=downsampling, **options)
+        for level in (1, 2):
+            finer, coarser = result(tmp_path / name, level - 1), result(tmp_path / name, level)
+            assert same(coarser, halved(finer, tuple(slice(0, n) for n in coarser.shape), name))
+            assert (set(np.unique(coarser)) <= {1, 5, 9}) == (name != "mean")
+        assert zarr.open_group(tmp_path / name).attrs["ome"]["multiscales"][0]["type"] == name
+    resample_zarr(tmp_path / "a", tmp_path / "means", (20.0, 12.0, 10.0), levels=2, chunks=(8, 8, 8), device=device)
+    assert zarr.open_group(tmp_path / "means").attrs["ome"]["multiscales"][0]["type"] == "mean"
 
 
 def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ from linumpy.io.new_image import plan_image
 from linumpy.io.ome import open_image
 from linumpy.io.pyramid import halve
 from linumpy.io.writer import OmeZarrWriter
-from linumpy.io.zarr_mode import config_lock
+from linumpy.io.zarr_mode import gpu_mode
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 V3_CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(), "gzip": [GzipCodec()]}
@@ -80,7 +80,7 @@ def requests(draw):
         "compressors": codecs[draw(st.sampled_from(["raw", "raw", "zstd", "blosc", "gzip"]))],
         "ngff_version": version,
         "n_levels": draw(st.integers(1, (max(shape) - 1).bit_length() + 1)),
-        "downsampling": draw(st.sampled_from(["mean", "nearest"])),
+        "downsampling": draw(st.sampled_from(["mean", "label", "nearest"])),
         "fill_value": draw(st.sampled_from([0, 1])),
     }
     return shape, draw(st.sampled_from(DTYPES)), options, draw(st.integers(0, 2**32 - 1))
@@ -212,8 +212,7 @@ def test_where_zarr_is_in_its_gpu_mode(tmp_path, options):
     """Whoever switched it on, and in whichever thread: the writer's arrays are in host memory. Needs no GPU to fail."""
     data = values((20, 20))
     with (
-        config_lock,
-        zarr.config.enable_gpu(),
+        gpu_mode(),
         OmeZarrWriter(tmp_path / "i", (20, 20), "u2", (1, 1), chunks=(4, 4), n_levels=3, **options) as target,
     ):
         for region in boxes_of((20, 20), (8, 8)):
@@ -340,7 +339,7 @@ def test_a_block_of_another_dtype(tmp_path):
         ({"n_levels": 0}, ValueError, "levels=0"),
         ({"n_levels": 7}, ValueError, r"levels=7: an array of shape \(10, 20\) has 1 to 6"),
         ({"ngff_version": "0.3"}, ValueError, "ngff_version='0.3': one of 0.5, 0.4"),
-        ({"downsampling": "max"}, ValueError, "downsampling='max': one of mean, nearest"),
+        ({"downsampling": "max"}, ValueError, "downsampling='max': one of mean, label, nearest"),
         ({"fill_value": -1}, ValueError, "fill_value=-1 is no value of uint16"),
         ({"fill_value": 0.5}, ValueError, "fill_value=0.5 is no value of uint16"),
         ({"fill_value": np.nan}, ValueError, "fill_value=nan is no value of uint16"),
@@ -691,6 +690,9 @@ def test_interrupted_at_any_moment(tmp_path, codec):
         assert [one.name for one in path.parent.iterdir()] in ([], ["i"])
 
 
+UNCHECKED = "from linumpy.io import new_image\nnew_image.check_free_space = lambda *words, **options: None\n"
+
+
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_a_disk_that_is_full(tmp_path, codec):
     """The real thing, where this system lets a user mount one: 1 MiB of disk for 1 MiB of voxels and a pyramid."""
@@ -699,7 +701,11 @@ def test_a_disk_that_is_full(tmp_path, codec):
         f'"$0" -c "$1" "{tmp_path}/i" {codec} 2>&1 | tail -n 1\nls -A "{tmp_path}"'
     )
     result = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, WRITE], capture_output=True, text=True, check=False
+        # That it cannot fit is said before the work; here another program takes the space meanwhile.
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, f"{UNCHECKED}{WRITE}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode == 99 or "unshare" in result.stderr:
         pytest.skip(f"no disk of one's own here: {result.stderr.strip()}")
@@ -716,3 +722,14 @@ def test_pieces_of_a_chunk_are_contiguous_in_its_file(monkeypatch):
             assert np.array_equal(np.concatenate(found), numbers.ravel())
             assert [2 * int(one[0]) for one in found] == offsets
             assert all(one.nbytes <= limit or one.size == 1 for one in found) or limit == 1 or len(shape) == 1
+
+
+@pytest.mark.parametrize(("regions", "said"), [([], "4 of 4 chunks"), ([0], "3 of 4 chunks"), ([0, 1, 2, 3], "")])
+def test_chunks_that_were_not_written_are_told(tmp_path, caplog, regions, said):
+    with OmeZarrWriter(tmp_path / "a.zarr", (8, 8), "u2", (1, 1), chunks=(4, 4), fill_value=7) as writer:
+        boxes = list(writer.regions(1))
+        for number in regions:
+            writer[boxes[number]] = np.ones((4, 4), "u2")
+    told = [record.getMessage() for record in caplog.records if record.name == "linumpy.io.writer"]
+    assert told == ([f"{tmp_path}/a.zarr: {said} were not written and hold the fill value 7"] if said else [])
+    assert (zarr.open_group(tmp_path / "a.zarr", mode="r")["0"][...] == 7).sum() == 16 * (4 - len(regions))

@@ -1,6 +1,7 @@
 """The halves of an image: against exact fractions, one voxel after another, and scikit-image."""
 
 import math
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -22,6 +23,8 @@ def slow_half(data, downsampling="mean"):
         voxels = data[tuple(slice(2 * i, 2 * i + 2) for i in index)].ravel().tolist()
         if downsampling == "nearest":
             out[index] = voxels[0]
+        elif downsampling == "label":  # of equally frequent ones a Counter gives the one that came first
+            out[index] = Counter(voxels).most_common(1)[0][0]
         elif data.dtype.kind == "f":
             out[index] = math.fsum(voxels) / len(voxels)
         else:
@@ -47,6 +50,18 @@ def test_means_of_integers_are_exact(shape, dtype, seed):
     got = halve(data)
     assert got.dtype == data.dtype
     assert np.array_equal(got, slow_half(data))
+
+
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2**32 - 1)
+)
+def test_labels_are_the_most_frequent_of_their_voxels(shape, dtype, seed):
+    data = np.random.default_rng(seed).integers(0, 3, shape).astype(dtype)
+    before = data.copy()
+    got = halve(data, "label")
+    assert got.dtype == data.dtype
+    assert np.array_equal(got, slow_half(data, "label"))
+    assert np.array_equal(data, before)
 
 
 def test_half_goes_to_even():
@@ -91,7 +106,7 @@ def test_labels_are_taken_not_averaged(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [">u2", ">i8", ">f4"])
-@pytest.mark.parametrize("downsampling", ["mean", "nearest"])
+@pytest.mark.parametrize("downsampling", ["mean", "label", "nearest"])
 def test_foreign_bytes_and_strides(dtype, downsampling):
     data = np.random.default_rng(1).integers(0, 1000, (9, 12, 7)).astype(dtype)
     native = data.astype(data.dtype.newbyteorder("="))

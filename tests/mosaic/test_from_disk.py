@@ -13,7 +13,7 @@ from linumpy.io.files import replacing
 from linumpy.io.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.io.writer import write_omezarr
 from linumpy.mosaic.aip import project_mosaic
-from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, report_places, surface_bounds
+from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.slice_table import find_slices, read_shifts
@@ -190,8 +190,6 @@ def test_what_is_no_mosaic_is_refused(tmp_path):
     with pytest.raises(SourceError, match="no resolution level -1"):
         open_mosaic(source, -1)
     assert open_mosaic(source).lateral_axes == (1, 2)
-    with pytest.raises(ValueError, match=r"ends in \.png"):
-        report_places("report.jpg")
 
 
 @pytest.mark.parametrize("planes", [0, 5, 9])

@@ -81,18 +81,20 @@ def test_refusals(name, mosaic, tmp_path, capsys):
     main, program, out = load(name).main, SCRIPTS[name], tmp_path / "out"
     out.mkdir()
     (out / "kept").touch()
-    taken = out if name == "linum_aip" else out / "kept"
+    taken = out if name == "linum_aip" else tmp_path / "kept.png"
+    (tmp_path / "kept.png").touch()
+    free = tmp_path / ("x" if name == "linum_aip" else "x.png")
     check_refused(capsys, main, [mosaic, taken, "--no-use_gpu"], program, str(taken))
-    check_refused(capsys, main, [tmp_path / "none", tmp_path / "x"], program, "none")
-    check_refused(capsys, main, [mosaic, tmp_path / "x", "--level", 7, "--no-use_gpu"], program, "7")
+    check_refused(capsys, main, [tmp_path / "none", free], program, "none")
+    check_refused(capsys, main, [mosaic, free, "--level", 7, "--no-use_gpu"], program, "7")
     assert (out / "kept").exists()
-    assert not (tmp_path / "x").exists()
+    assert not free.exists()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_half_way_nothing_looks_finished(name, sent, mosaic, tmp_path):
-    out = tmp_path / "out"
+    out = tmp_path / ("out" if name == "linum_aip" else "out.png")
     assert kill_half_way(name, [mosaic, out, "--no-use_gpu"], after=2, sent=sent) != 0
     assert not out.exists()
     assert load(name).main([str(mosaic), str(out), "--no-use_gpu"]) == 0

@@ -1,6 +1,8 @@
 """What all scripts refuse in one line: outputs in each other's place or their source's, sources that cannot be read."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from script_runs import ROOT, environment, load, run_script
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
+from linumpy.io import place
 from linumpy.io.place import check_apart
 from linumpy.io.source import open_source
 from linumpy.io.writer import write_omezarr
@@ -23,6 +26,10 @@ SCRIPTS = {
     "linum_find_tissue_interface": [],
     "linum_detect_focal_curvature": ["--tile_shape", "16", "16"],
 }
+
+
+def out_name(script):
+    return "out.png" if script == "linum_aip_png" else "out"
 
 
 def voxels():
@@ -54,21 +61,21 @@ def whole(path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("place", ["itself", "link", "above", "part"])
-def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, place):
+@pytest.mark.parametrize("where", ["itself", "link", "above", "part"])
+def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, where):
     zarr.open_group(tmp_path, mode="a")  # a group like that of a plate, which may be overwritten
     os.symlink(mosaic, tmp_path / "link.zarr")
-    output = {"itself": mosaic, "link": tmp_path / "link.zarr", "above": tmp_path, "part": mosaic / "0"}[place]
+    output = {"itself": mosaic, "link": tmp_path / "link.zarr", "above": tmp_path, "part": mosaic / "0"}[where]
     if name == "linum_aip_png":
-        if place != "part":
+        if where != "part":
             pytest.skip("a picture takes the place of no folder")
-        output = mosaic / "0/zarr.json"
+        output = mosaic / "0/zarr.png"
     said = refused(name, mosaic, output, *SCRIPTS[name], "--overwrite")
-    assert "part of the source" in said if place == "part" else "would take the place of the source" in said
+    assert "inside the source" in said if where == "part" else "would take the place of the source" in said
     assert whole(mosaic)
 
 
-@pytest.mark.parametrize(("output", "second"), [("a.png", "a.png"), ("a.zarr", "a.zarr/a.png"), ("a.png/a", "a.png")])
+@pytest.mark.parametrize(("output", "second"), [("a.zarr", "a.zarr/a.png"), ("a.png/a", "a.png")])
 def test_outputs_do_not_lie_in_each_other(tmp_path, mosaic, refused, output, second):
     before = sorted(tmp_path.iterdir())
     said = refused("linum_find_tissue_interface", mosaic, tmp_path / output, "--overlay", tmp_path / second)
@@ -78,8 +85,45 @@ def test_outputs_do_not_lie_in_each_other(tmp_path, mosaic, refused, output, sec
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_new_place_within_the_source_is_free(mosaic):
-    check_apart([mosaic / "labels/surface"], [mosaic, "s3://elsewhere/m.zarr"])
+def test_a_new_place_within_the_source_is_refused(tmp_path, mosaic, refused):
+    for name, words in SCRIPTS.items():
+        output = mosaic / ("new.png" if name == "linum_aip_png" else "new.zarr")
+        assert f"{output} would lie inside the source" in refused(name, mosaic, output, *words)
+    check_apart([tmp_path / "m.ome.zarr.new"], [mosaic, "s3://elsewhere/m.zarr"])
+
+
+def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
+    """Neither a folder called .png nor PNG bytes called .jpg."""
+    before = sorted(tmp_path.iterdir())
+    for name, words in SCRIPTS.items():
+        if name != "linum_aip_png":
+            assert "y.png" in refused(name, mosaic, tmp_path / "y.png", *words)
+            assert "y.csv" in refused(name, mosaic, tmp_path / "y.csv", *words)
+    assert "linum-aip-png draws one" in refused("linum_aip", mosaic, tmp_path / "y.png")
+    assert "ends in .png" in refused("linum_aip_png", mosaic, tmp_path / "y.jpg")
+    assert "ends in .png" in refused("linum_aip_png", mosaic, tmp_path / "y")
+    map_of = [mosaic, tmp_path / "y.zarr", "--overlay", tmp_path / "y.jpeg"]
+    assert "ends in .png" in refused("linum_find_tissue_interface", *map_of)
+    flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16, "--report", tmp_path / "y.jpeg"]
+    assert "ends in .png" in refused("linum_detect_focal_curvature", *flat)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
+    assert "GiB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
+    flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]
+    assert "GiB are free" in refused("linum_detect_focal_curvature", *flat)
+    assert sorted(tmp_path.iterdir()) == [mosaic]
+    with pytest.raises(OSError, match="GiB are free") as caught:
+        write_omezarr(tmp_path / "y.zarr", voxels(), (5, 10, 10))
+    assert caught.value.errno == errno.ENOSPC
+    write_omezarr(tmp_path / "y.zarr", voxels(), (5, 10, 10), compressors=ZstdCodec())  # nobody knows how small
+
+
+def test_a_folder_that_is_not_there_has_no_gds(refused, tmp_path):
+    assert f"--path {tmp_path}/nope" in refused("linum_gpu_info", "--path", tmp_path / "nope")
 
 
 def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refused):
@@ -106,7 +150,7 @@ def test_a_broken_chunk_is_named(tmp_path, refused, codec, length):
     stored = chunk.read_bytes()
     chunk.write_bytes(stored[: int(len(stored) * length)])
     for name, words in SCRIPTS.items():
-        assert f"{chunk} cannot be read" in refused(name, path, tmp_path / "out", *words)
+        assert f"{chunk} cannot be read" in refused(name, path, tmp_path / out_name(name), *words)
     assert list(tmp_path.iterdir()) == [path]
     array = open_source(path)
     with pytest.raises(ChunkError, match="c/0/1/2 cannot be read"):
@@ -124,7 +168,7 @@ def test_a_url_of_a_file_is_read(tmp_path, mosaic, monkeypatch):
 def test_a_url_is_no_place_for_an_output(tmp_path, mosaic, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, words in SCRIPTS.items():
-        assert "is a URL" in refused(name, mosaic, "s3://bucket/out", *words)
+        assert "is a URL" in refused(name, mosaic, f"s3://bucket/{out_name(name)}", *words)
     assert sorted(tmp_path.iterdir()) == [mosaic]
 
 

@@ -95,7 +95,8 @@ struct Steepest {
         const float bend = before - 2.0f * rise + after;
         // The parabola through three profiles; at an end one of them is a mirrored voxel's.
         if (at_rise > 0 && at_rise < depth - 1 && bend < 0.0f) at += 0.5f * (before - after) / bend;
-        if (!(contrast(rule, depth) >= rule.min_contrast) || !(rise > 0.0f)) return __int_as_float(0x7fc00000);
+        const float clear = contrast(rule, depth);
+        if (!(clear > 0.0f && clear >= rule.min_contrast)) return __int_as_float(0x7fc00000);
 #else
         const double below = ceil(at_rise + rule.half_s_z);
         int at = below < depth - 1 ? static_cast<int>(below) : depth - 1;

@@ -51,6 +51,8 @@ __device__ inline bool has_met(u64 *counters, i64 pool_nbytes) {
 }
 
 constexpr int MOST_WINDOW_BITS = 31;  // as of the reference decoder
+// Of a frame of unknown size: numcodecs decodes it as a stream, for which the reference decoder has this limit.
+constexpr u64 MOST_STREAM_WINDOW = (1ull << 27) + 1;
 
 // A sequence in 64 bits: 18 of literals, 18 of match, 28 of offset.
 constexpr u32 NOT_YET = 0x0f000000;  // from here on: NOT_YET + (k << 20) + n, the k-th last offset minus n
@@ -85,6 +87,7 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     for (int k = 0; k < size; ++k) content |= static_cast<u64>(p[head + k]) << (8 * k);
     if (size == 2) content += 256;
     head += size;
+    if (!size && (8ull + (p[5] & 7)) << ((p[5] >> 3) + 7) > MOST_STREAM_WINDOW) return UNSUPPORTED;
     if (size && content != static_cast<u64>(expected)) return WRONG_SIZE;
     frame.check.kind = flags & 4 ? XXH64 : NO_CHECK;
     return FINE;

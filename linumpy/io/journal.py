@@ -1,0 +1,129 @@
+"""The journal of a folder that is filled over several runs: which parts are there.
+
+In: what was asked for, boxes of parts that were written. Out: a file of lines, and from it the parts that count. Each
+line begins with a checksum over itself and the first line; one that is torn, joined to another, made of zeros or out of
+the grid does not count, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is then as
+it was before.
+
+Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners; and ``sync``, when all
+that was written until then is on the disk. Parts that are not followed by ``sync`` count only in the same boot: what a
+killed process has written is in the kernel's memory, which a power cut empties.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.io.syscalls import write_fully
+
+
+def boot_id() -> str:
+    """Name the time since this machine was started; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def begin_journal(path: Path, head: Mapping[str, Any]) -> None:
+    """Write the first line of a new journal."""
+    line = _line(0, json.dumps(head))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_fully(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+class Journal:
+    """An open journal, to which lines are added."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            lines = path.read_bytes()
+            # The end that a killed run did not finish: the next line must not be joined to it.
+            os.ftruncate(self._descriptor, lines.rfind(b"\n") + 1)
+            self._seed = _seed(lines.split(b"\n", 1)[0])
+            self._add(f"boot {boot_id()}")
+        except BaseException:
+            self.close()
+            raise
+
+    def add_box(self, start: Sequence[int], stop: Sequence[int]) -> None:
+        """Note that a box of parts is written."""
+        self._add(" ".join(map(str, ("box", *start, *stop))))
+
+    def add_sync(self) -> None:
+        """Note that all boxes so far are on the disk."""
+        self._add("sync")
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+    def _add(self, text: str) -> None:
+        write_fully(self._descriptor, _line(self._seed, text))
+
+
+def read_head(path: Path) -> dict[str, Any] | None:
+    """Read what the first line tells; None where there is no journal, or a broken one."""
+    try:
+        text = _text(path.read_bytes().split(b"\n", 1)[0], 0)
+        head = None if text is None else json.loads(text)
+    except (FileNotFoundError, ValueError):
+        return None
+    return head if isinstance(head, dict) else None
+
+
+def read_boxes(path: Path, grid: tuple[int, ...]) -> np.ndarray:
+    """Read which parts of a grid are there."""
+    head, *lines = path.read_bytes().split(b"\n")
+    seed, boot, here = _seed(head), "", boot_id()
+    complete, unsynced = np.zeros(grid, bool), np.zeros(grid, bool)
+    for line in lines[:-1]:  # what follows the last end of a line is torn
+        word, _, rest = (_text(line, seed) or "").partition(" ")
+        if word == "boot":
+            boot = rest
+        elif word == "sync":
+            complete |= unsynced
+        elif word == "box":
+            box = _box(rest, grid)
+            unsynced[box] = True
+            if boot and boot == here:
+                complete[box] = True
+    return complete
+
+
+def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
+    """Take corners as slices; an empty box where they are not numbers within the grid."""
+    corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
+    start, stop = corners[: len(grid)], corners[len(grid) :]
+    if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):
+        return (slice(0, 0),) * len(grid)
+    return tuple(map(slice, start, stop))
+
+
+def _seed(head: bytes) -> int:
+    return zlib.crc32(head)
+
+
+def _line(seed: int, text: str) -> bytes:
+    data = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(data, seed), data)
+
+
+def _text(line: bytes, seed: int) -> str | None:
+    """Return what a line tells; None where its checksum is another."""
+    if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
+        return None
+    return line[9:].decode(errors="replace")

@@ -1,0 +1,242 @@
+"""Metadata documents of other writers that zarr-python refuses or misreads, although what they mean is plain.
+
+In: where a node lies, or an open ``zarr.Array``. Out: a ``zarr.Array`` whose metadata says the same in zarr-python's
+form; stored documents are not changed. Errors: :class:`~linumpy.errors.SourceError` for documents that stay unreadable.
+
+Read here: in zarr v3 codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
+write them), an empty ``configuration``, and ``"fill_value": null`` (GDAL, zarrita.js); in zarr v2 (NCZarr) a shuffle
+filter whose ``elementsize`` is 0, for the item size, or a string, and a fill value that is missing or a list of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numcodecs
+import zarr
+from zarr.buffer import cpu
+from zarr.core.sync import sync
+from zarr.storage import StorePath
+
+from linumpy.errors import MetadataError, SourceError
+
+log = logging.getLogger(__name__)
+
+#: What zarr-python raises on a metadata document that it does not read.
+REFUSALS = (ValueError, KeyError, TypeError, ArithmeticError)
+
+#: Largest offset, size and index: what the C library's ``off_t`` and NumPy's ``intp`` hold.
+_MOST = 2**63 - 1
+#: Data types of zarr v3 that have no byte order; so have raw bits, ``r8`` and so on.
+_SINGLE_BYTES = ("bool", "int8", "uint8")
+
+_Document = Mapping[str, Any]
+
+
+def open_refused(where: StorePath, error: Exception, name: str | None = None) -> zarr.Array | zarr.Group | None:
+    """Open a node that zarr-python refused.
+
+    Parameters
+    ----------
+    where : StorePath
+        The node.
+    error : Exception
+        What zarr-python raised, one of :data:`REFUSALS`.
+    name : str, optional
+        What messages call the node; by default its place in the store.
+
+    Returns
+    -------
+    zarr.Array, zarr.Group or None
+        None where there is no metadata document.
+
+    Raises
+    ------
+    SourceError
+        The document means nothing that linumpy could tell; naming the node and what is wrong.
+    """
+    name = name or str(where)
+    document: _Document | None = {}
+    try:
+        document = _read_document(where)
+        if document is None:
+            return None
+        if document.get("node_type") == "group":
+            # The documents of members, consolidated in that of the group, may be what was refused.
+            return zarr.open_group(where.store, path=where.path, mode="r", zarr_format=3, use_consolidated=False)
+        repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
+        if repaired != document:
+            metadata: Any = repaired
+            array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
+            _warn_of_null(document, name)
+            return array
+    except REFUSALS as still:
+        raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document or {}, still)}") from still
+    raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document, error)}") from error
+
+
+def checked_array(array: zarr.Array) -> zarr.Array:
+    """Check the sizes of an array that zarr-python opened, and read the filters of NCZarr as it means them.
+
+    Returns
+    -------
+    zarr.Array
+        The same one, unless zarr-python reads a filter of it differently.
+
+    Raises
+    ------
+    MetadataError
+        As :func:`chunk_nbytes`.
+    """
+    metadata = array.metadata
+    if metadata.zarr_format == 3:
+        chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
+        return array
+    chunk_nbytes(array, metadata.chunks)
+    filters = tuple(_sized(one, array.dtype.itemsize) for one in metadata.filters or ())
+    if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
+        return array
+    metadata = dataclasses.replace(metadata, filters=filters)
+    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path, config=array.config))
+
+
+def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
+    """Count the bytes of a decoded chunk.
+
+    Raises
+    ------
+    MetadataError
+        A shape or chunks that no array can have: an empty chunk, or one of more bytes than 64 bits count.
+    """
+    if any(n > _MOST for n in array.shape):
+        raise MetadataError(f"{array.store_path}: the shape {array.shape} is beyond 64-bit numbers")
+    # Where an axis has no elements, some writers let chunks have none either.
+    if any(c < 1 and n > 0 for c, n in zip(chunk_shape, array.shape, strict=False)):
+        raise MetadataError(f"{array.store_path}: chunks of {tuple(chunk_shape)} hold no elements")
+    nbytes = math.prod(max(1, c) for c in chunk_shape) * array.dtype.itemsize
+    if nbytes > _MOST:
+        what = f"chunks of {tuple(chunk_shape)} {array.dtype}"
+        raise MetadataError(f"{array.store_path}: {what} have more bytes than 64-bit numbers count")
+    return nbytes
+
+
+def _sized(codec: Any, itemsize: int) -> Any:
+    if getattr(codec, "codec_id", None) != "shuffle":
+        return codec
+    size = element_size(codec.elementsize, itemsize)
+    return codec if size is codec.elementsize else numcodecs.Shuffle(size)
+
+
+def element_size(value: Any, itemsize: int) -> Any:
+    """Return the element size that a shuffle filter of zarr v2 means: NCZarr writes 0 for the item size, or a string.
+
+    What is no number comes back as it is.
+    """
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    return itemsize if value == 0 and not isinstance(value, bool) else value
+
+
+def _read_document(where: StorePath) -> dict[str, Any] | None:
+    """Read the metadata document of a node, that of zarr v3 if there are two."""
+
+    async def read(key: str) -> bytes | None:
+        found = await (where / key).get(prototype=cpu.buffer_prototype)
+        return None if found is None else found.to_bytes()
+
+    stored = sync(read("zarr.json"))
+    if stored is not None:
+        return _object(stored)
+    stored = sync(read(".zarray"))
+    if stored is None:
+        return None
+    attributes = sync(read(".zattrs"))
+    return {**_object(stored), "attributes": {} if attributes is None else _object(attributes)}
+
+
+def _object(stored: bytes) -> dict[str, Any]:
+    document = json.loads(stored)
+    if not isinstance(document, dict):
+        raise TypeError(f"the metadata document holds {type(document).__name__}, not an object")
+    return document
+
+
+def _repair_v3(document: _Document) -> dict[str, Any]:
+    repaired = dict(document)
+    data_type = document.get("data_type")
+    if isinstance(data_type, Mapping) and not data_type.get("configuration") and "name" in data_type:
+        data_type = repaired["data_type"] = data_type["name"]
+    if isinstance(document.get("codecs"), list):
+        repaired["codecs"] = _codecs(document["codecs"], data_type)
+    if "chunk_key_encoding" in document:
+        repaired["chunk_key_encoding"] = _named(document["chunk_key_encoding"])
+    if document.get("fill_value", ...) is None:
+        repaired["fill_value"] = _zero(data_type)
+    return repaired
+
+
+def _codecs(codecs: Sequence[Any], data_type: Any) -> list[Any]:
+    named = [_named(codec) for codec in codecs]
+    for position, (codec, written) in enumerate(zip(named, codecs, strict=True)):
+        if written == "bytes" and not (data_type in _SINGLE_BYTES or str(data_type).startswith("r")):
+            raise SourceError(f"codec 'bytes' does not say which endian the elements of {data_type!r} have")
+        if isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed" and codec.get("configuration"):
+            inner = dict(codec["configuration"])
+            inner |= {"codecs": _codecs(inner["codecs"], data_type)} if "codecs" in inner else {}
+            inner |= {"index_codecs": _codecs(inner["index_codecs"], "uint64")} if "index_codecs" in inner else {}
+            named[position] = {**codec, "configuration": inner}
+    return named
+
+
+def _named(extension: Any) -> Any:
+    """Spell a bare name as an object, and leave out a configuration that is null."""
+    if isinstance(extension, str):
+        return {"name": extension}
+    if isinstance(extension, Mapping) and extension.get("configuration", ...) is None:
+        return {key: value for key, value in extension.items() if key != "configuration"}
+    return extension
+
+
+def _zero(data_type: Any) -> Any:
+    """Return the fill value of zarr v3 that its own writers take null for; null where there is none."""
+    name = str(data_type)
+    if name.startswith("complex"):
+        return [0.0, 0.0]
+    if name.startswith(("int", "uint", "float")):
+        return 0
+    return {"bool": False, "string": ""}.get(name)
+
+
+def _warn_of_null(document: _Document, name: str) -> None:
+    """Warn where null may have been NaN: JavaScript spells both alike, and zarrita.js too reads it as zero."""
+    kind = str(document.get("data_type"))
+    if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
+        log.warning("%s: the fill value is null; chunks that are missing are read as 0", name)
+
+
+def _repair_v2(document: _Document) -> dict[str, Any]:
+    fill = document.get("fill_value")
+    if isinstance(fill, list) and len(fill) == 1 and isinstance(document.get("dtype"), str):
+        fill = fill[0]
+    return {**document, "fill_value": fill}
+
+
+def _reason(document: _Document, error: Exception) -> str:
+    """Say what a document has that zarr-python refuses."""
+    if isinstance(error, SourceError):
+        return str(error)
+    dtype = document.get("data_type", document.get("dtype"))
+    if isinstance(error, OverflowError):
+        return f"fill_value {document.get('fill_value')!r} is no value of {dtype}"
+    if isinstance(error, ZeroDivisionError):
+        return f"a chunk of 0 elements in the codecs {json.dumps(document.get('codecs'))}"
+    if isinstance(document.get("chunk_grid"), str):
+        return f"chunk_grid {document['chunk_grid']!r} does not say which chunk_shape"
+    if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and _zero(dtype) is None:
+        return f"fill_value null, which has no meaning for data type {dtype!r}"
+    return f"{type(error).__name__}: {error}"

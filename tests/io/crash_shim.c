@@ -1,0 +1,131 @@
+/* Counts the system calls of a process that write to a file system, and lets the n-th one kill it, fail or interrupt it.
+ *
+ * Loaded by LD_PRELOAD before the C library, which it replaces the wrappers of; each is a plain system call here.
+ * crash_arm() sets what happens; crash_trace() tells which calls there were, a letter for each.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { OFF, KILL, FULL, INTERRUPT, TERMINATE, SHORT };
+#define LONGEST 65536
+
+static atomic_long count;
+static long nth;
+static int mode, no_exchange, armed;
+static char trace[LONGEST + 1];
+
+void crash_arm(int new_mode, long new_nth, int without_exchange) {
+    mode = new_mode, nth = new_nth, no_exchange = without_exchange;
+    atomic_store(&count, 0);
+    armed = 1;
+}
+
+const char *crash_trace(void) {
+    armed = 0;
+    return trace;
+}
+
+static void die(void) {
+    syscall(SYS_kill, getpid(), SIGKILL);
+    for (;;) pause();
+}
+
+/* Notes a call; returns whether it fails for want of space. A disk that is full stays so, but names can be removed. */
+static int full(char letter, int takes_space) {
+    if (!armed) return 0;
+    long number = atomic_fetch_add(&count, 1) + 1;
+    if (number <= LONGEST) trace[number - 1] = letter;
+    if (mode == KILL && number == nth && letter != 'w') die();
+    if (number == nth && mode == INTERRUPT) syscall(SYS_kill, getpid(), SIGINT);
+    if (number == nth && mode == TERMINATE) syscall(SYS_kill, getpid(), SIGTERM);
+    return mode == FULL && number >= nth && nth && takes_space;
+}
+
+static int is_file(int fd) {
+    struct stat found;
+    return fd > 2 && !fstat(fd, &found) && S_ISREG(found.st_mode);
+}
+
+/* How many bytes of a write go out: all of them, or half of them where the process is killed in the middle. */
+static size_t allowed(int fd, size_t size, int *dies, int *fails) {
+    *dies = *fails = 0;
+    if (!armed || !is_file(fd)) return size;
+    *fails = full('w', 1);
+    if (mode == SHORT) return size > 7 ? 7 : size;
+    *dies = mode == KILL && nth && atomic_load(&count) == nth;
+    return *dies ? size / 2 : size;
+}
+
+#define WRITE(call, fd, size) \
+    int dies, fails; \
+    size_t part = allowed(fd, size, &dies, &fails); \
+    if (fails) { errno = ENOSPC; return -1; } \
+    ssize_t done = call; \
+    if (dies) die(); \
+    return done;
+
+#define CHANGE(letter, takes_space, call) \
+    if (full(letter, takes_space)) { errno = ENOSPC; return -1; } \
+    return call;
+
+ssize_t write(int fd, const void *data, size_t size) { WRITE(syscall(SYS_write, fd, data, part), fd, size) }
+
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
+    WRITE(syscall(SYS_pwrite64, fd, data, part, at), fd, size)
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
+
+ssize_t writev(int fd, const struct iovec *parts, int n) {
+    if (is_file(fd) && full('W', 1)) { errno = ENOSPC; return -1; }
+    return syscall(SYS_writev, fd, parts, n);
+}
+
+static int opened(int folder, const char *path, int flags, int permissions) {
+    if ((flags & (O_CREAT | O_TRUNC)) && full('o', flags & O_CREAT)) { errno = ENOSPC; return -1; }
+    return syscall(SYS_openat, folder, path, flags, permissions);
+}
+
+#define OPENED(folder) \
+    va_list rest; \
+    va_start(rest, flags); \
+    int permissions = flags & O_CREAT ? va_arg(rest, int) : 0; \
+    va_end(rest); \
+    return opened(folder, path, flags, permissions);
+
+int open(const char *path, int flags, ...) { OPENED(AT_FDCWD) }
+int open64(const char *path, int flags, ...) { OPENED(AT_FDCWD) }
+int openat(int folder, const char *path, int flags, ...) { OPENED(folder) }
+int openat64(int folder, const char *path, int flags, ...) { OPENED(folder) }
+
+int rename(const char *a, const char *b) { CHANGE('r', 0, syscall(SYS_rename, a, b)) }
+int renameat(int x, const char *a, int y, const char *b) { CHANGE('r', 0, syscall(SYS_renameat, x, a, y, b)) }
+int renameat2(int x, const char *a, int y, const char *b, unsigned flags) {
+    if (no_exchange) { errno = EINVAL; return -1; }
+    CHANGE('x', 0, syscall(SYS_renameat2, x, a, y, b, flags))
+}
+int link(const char *a, const char *b) { CHANGE('l', 1, syscall(SYS_link, a, b)) }
+int linkat(int x, const char *a, int y, const char *b, int flags) { CHANGE('l', 1, syscall(SYS_linkat, x, a, y, b, flags)) }
+int symlink(const char *a, const char *b) { CHANGE('l', 1, syscall(SYS_symlink, a, b)) }
+int unlink(const char *path) { CHANGE('u', 0, syscall(SYS_unlink, path)) }
+int unlinkat(int folder, const char *path, int flags) { CHANGE('u', 0, syscall(SYS_unlinkat, folder, path, flags)) }
+int rmdir(const char *path) { CHANGE('d', 0, syscall(SYS_rmdir, path)) }
+int mkdir(const char *path, mode_t permissions) { CHANGE('m', 1, syscall(SYS_mkdir, path, permissions)) }
+int mkdirat(int folder, const char *path, mode_t permissions) {
+    CHANGE('m', 1, syscall(SYS_mkdirat, folder, path, permissions))
+}
+int fsync(int fd) { CHANGE('s', 1, syscall(SYS_fsync, fd)) }
+int fdatasync(int fd) { CHANGE('s', 1, syscall(SYS_fdatasync, fd)) }
+int syncfs(int fd) { CHANGE('s', 1, syscall(SYS_syncfs, fd)) }
+int ftruncate64(int fd, off_t size) { CHANGE('t', 0, syscall(SYS_ftruncate, fd, size)) }
+int ftruncate(int fd, off_t size) { CHANGE('t', 0, syscall(SYS_ftruncate, fd, size)) }
+int truncate64(const char *path, off_t size) { CHANGE('t', 0, syscall(SYS_truncate, path, size)) }
+int truncate(const char *path, off_t size) { CHANGE('t', 0, syscall(SYS_truncate, path, size)) }
