@@ -30,6 +30,8 @@ _SHARED_BYTES = 48 * 1024
 _THREADS, _LINE_THREADS = 256, 128
 #: Derivatives of a Gaussian this wide are taken of volumes of any depth.
 _WIDEST_S_Z = 16
+#: Wider ones do not fit shared memory, and are left to a chain of filters.
+_WIDEST_ON_DEVICE = 1024
 #: What decides on the surface besides the profile: ``Rule`` of interface.cuh.
 RULE = np.dtype([("half_s_z", "f8"), ("width", "f4"), ("min_contrast", "f4")], align=True)
 #: Whether the kernels that march are taken where they fit.
@@ -116,7 +118,7 @@ def find_tissue_interface(
         s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), edge, min_contrast
     )
     check_arguments(vol, options)
-    if mask is None and is_device_array(vol):
+    if mask is None and is_device_array(vol) and s_z <= _WIDEST_ON_DEVICE:
         surface, contrast = interface_by_kernels(vol, options)
     else:
         surface, contrast = interface_by_filters(vol, options, mask)
@@ -387,7 +389,7 @@ class _Run:
                 *(mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.how),
                 *(*int64(*strides), *int32(count, size_b, depth), *int64(*self.out_stride)),
             ),
-            shared_mem=8 * (self.radius + 1),
+            shared_mem=4 * (self.radius + 1) * (1 + int(self.kind[0])),
         )
 
     def _from_row(self, first: int) -> tuple[Any, Any]:
