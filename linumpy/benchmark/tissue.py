@@ -74,7 +74,7 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> KernelCase:
     vol, axis = oct_volume(xp, scale), 0
     if layout == "last":
         vol, axis = xp.ascontiguousarray(xp.moveaxis(vol, 0, -1)), -1
-    side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis, edge=True)
+    side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis, edge=True, min_contrast=0)
 
     def check(surface: Any) -> str:
         corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
@@ -88,7 +88,7 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> KernelCase:
         f"interface-edge-{layout}",
         tuple(vol.shape),
         "float32",
-        lambda: find_tissue_interface(vol, depth_axis=axis, definition="edge"),
+        lambda: find_tissue_interface(vol, depth_axis=axis, definition="edge", min_contrast=0),
         lambda: find_tissue_interface(vol, depth_axis=axis),
         check,
         int(vol.nbytes),

@@ -313,6 +313,21 @@ def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_map_of_edges(tmp_path):
+    """The same places as in memory, however the mosaic is cut, with NaN where there is none; and the picture of it."""
+    vol = volume().copy()
+    vol[:, :30] = np.random.default_rng(0).gamma(4, 10, vol[:, :30].shape)  # noise
+    write_omezarr(tmp_path / "m.zarr", vol, SPEC.spacing_um, chunks=(16, 20, 34))
+    expected = find_tissue_interface(vol, 9, depth_axis=0, definition="edge")
+    assert 0.1 < np.isnan(expected).mean() < 0.5
+    for tile_bytes in TILE_BYTES:
+        method, out = SurfaceMethod(s_xy=9, definition="edge"), tmp_path / f"{tile_bytes}.zarr"
+        picture = tmp_path / f"{tile_bytes}.png"
+        find_mosaic_surface(tmp_path / "m.zarr", out, method, overlay=picture, tile_bytes=tile_bytes)
+        np.testing.assert_allclose(values(out) / SPEC.spacing_um[0], expected, atol=1e-4)
+        assert picture.stat().st_size > 10_000
+
+
 def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("linumpy.mosaic.surface._PICTURE_VOXELS", 20)
     drawn = []
