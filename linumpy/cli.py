@@ -75,7 +75,21 @@ def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--detect_cutting_errors",
         action="store_true",
-        help="Where intensity changes most, up or down, above the surface, take that for it.",
+        help="Where the smoothed intensity is largest above the surface, take that for it.",
+    )
+    group.add_argument(
+        "--definition",
+        choices=("linumpy", "edge"),
+        default="linumpy",
+        help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
+        "edge: the edge itself, to fractions of a voxel, unknown where none stands out. [%(default)s]",
+    )
+    group.add_argument(
+        "--min_contrast",
+        type=float,
+        default=5.0,
+        metavar="C",
+        help="Of an edge: its rise over the noise along its A-line. [%(default)s]",
     )
 
 

@@ -53,7 +53,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _detect(parsed: argparse.Namespace) -> None:
     use_gpu, begin, nbytes = cli.choose_device(parsed), time.perf_counter(), open_mosaic(parsed.input).nbytes
-    method = SurfaceMethod(parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors)
+    method = SurfaceMethod(
+        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
+    )
     correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
     with cli.bytes_progress("surface, correction", 2 * nbytes) as progress:
         curvature = correct_mosaic(

@@ -5,8 +5,13 @@ Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each 
 z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divided by the spacing
 along z it is the voxel), and with --overlay a picture: a section with the surface on it, and the map.
 
+--definition linumpy takes the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, and finds one in
+every A-line, also in noise. --definition edge gives the edge itself, to fractions of a voxel, and NaN where none stands
+out of the noise. The picture shows the edge beside the surface where they differ.
+
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr
+  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --definition edge
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s_xy 9 --use_gpu
 """
 
@@ -39,7 +44,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _find(parsed: argparse.Namespace) -> None:
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
-    method = SurfaceMethod(parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors)
+    method = SurfaceMethod(
+        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
+    )
     with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
         found = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,

@@ -178,16 +178,17 @@ def _surface_of_tiles(
     progress: Progress | None,
     tile_bytes: int,
 ) -> Any:
-    """Find the surface of whole tiles: int32 voxels, on the device if the work is done there; -1 where unknown.
+    """Find the surface of whole tiles in voxels, on the device if the work is done there; -1 where unknown.
 
     An A-line that rises nowhere more than at its first voxel, such as one of a tile that is missing, has no surface; in
     the fit it would be a flat tile.
     """
-    top = math.ceil(method.s_z / 2)
+    top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     first, second = image.lateral_axes
     bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
     xp = require_cuda() if use_gpu else np
-    surface = xp.empty([one.stop - one.start for one in bounds], np.int32)
+    dtype = np.int32 if method.definition == "linumpy" else np.float32
+    surface = xp.empty([one.stop - one.start for one in bounds], dtype)
     size = column_shape(image.array, image.depth_axis, tile_bytes)
 
     def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:

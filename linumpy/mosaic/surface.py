@@ -6,13 +6,13 @@ read while one is worked on and the map of the last is written.
 
 The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and place in µm, is written column by column,
 and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
-of the mosaic. Divided by the spacing along depth and rounded they are the voxels that were found, exactly.
+of the mosaic. Divided by the spacing along depth they are voxels, whole ones unless ``definition="edge"``.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,13 +47,19 @@ class SurfaceMethod:
     use_log : bool
         Whether to take the logarithm first.
     detect_cutting_errors : bool
-        Whether the strongest change above the surface is taken instead.
+        Whether the brightest voxel above the surface takes its place.
+    definition : {"linumpy", "edge"}
+        What the surface is; of an edge the map is NaN where none stands out.
+    min_contrast : float
+        Of an edge.
     """
 
     s_xy: int = 15
     s_z: float = 2.0
     use_log: bool = True
     detect_cutting_errors: bool = False
+    definition: str = "linumpy"
+    min_contrast: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def find_mosaic_surface(
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np
-    sketch = _Sketch(xp, image, shape) if overlay is not None else None
+    sketch = _Sketch(xp, image, shape, method) if overlay is not None else None
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
@@ -164,22 +170,25 @@ def read_column(image: MosaicImage, box: Box, rim: int, use_gpu: bool) -> tuple[
 
 
 def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
-    """Find the surface of a column, int32 voxels, where the column is."""
+    """Find the surface of a column in voxels, where the column is: int32, of an edge float32."""
     return find_tissue_interface(
-        column, method.s_xy, method.s_z, method.use_log, 1, method.detect_cutting_errors, depth_axis
-    )
+        column, method.s_xy, method.s_z, method.use_log, detect_cutting_errors=method.detect_cutting_errors,
+        depth_axis=depth_axis, definition=method.definition, min_contrast=method.min_contrast,
+    )  # fmt: skip
 
 
 class _Sketch:
     """What the picture shows, gathered where the work is done, thinned out to what a picture can show."""
 
-    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int]) -> None:
+    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int], method: SurfaceMethod) -> None:
         self.image = image
         self.steps = [-(-n // _PICTURE_VOXELS) for n in shape]
         self.row = shape[0] // 2
         rows, columns = (-(-n // step) for n, step in zip(shape, self.steps, strict=True))
-        self.surface = xp.zeros((rows, columns), np.int32)
-        self.line = xp.zeros(columns, np.int32)
+        self.surface = xp.zeros((rows, columns), np.float32)
+        self.line = xp.zeros(columns, np.float32)
+        self.edge = xp.zeros(columns, np.float32)
+        self.method = method
         self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
 
     def add(self, place: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
@@ -194,9 +203,19 @@ class _Sketch:
             row = self.row - place[0].start
             self.line[shown[1]] = surface[row, begin[1] :: self.steps[1]]
             line = inside[0].start + row
+            edges = self._edges(column, line)[inside[1]]
+            self.edge[shown[1]] = edges[begin[1] :: self.steps[1]]
             voxels = column[tuple(line if k == self.image.lateral_axes[0] else slice(None) for k in range(3))]
             voxels = voxels if self.image.depth_axis < self.image.lateral_axes[1] else voxels.T
             self.section[:, shown[1]] = voxels[:, inside[1]][:, begin[1] :: self.steps[1]]
+
+    def _edges(self, column: Any, row: int) -> Any:
+        """Find the edges along a row of a column, from the rows that its mean covers."""
+        first, half = self.image.lateral_axes[0], self.method.s_xy
+        rows = slice(max(0, row - half), min(column.shape[first], row + half + 1))
+        slab = column[tuple(rows if axis == first else slice(None) for axis in range(3))]
+        found = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
+        return found[row - rows.start]
 
     def draw(self, path: str | Path, overwrite: bool) -> None:
         """Draw the picture."""
@@ -209,6 +228,7 @@ class _Sketch:
                 temporary,
                 to_host(self.section),
                 to_host(self.line),
+                to_host(self.edge),
                 to_host(self.surface) * spacing[depth],
                 (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
                 self.row * spacing[first],

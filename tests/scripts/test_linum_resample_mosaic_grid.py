@@ -62,7 +62,7 @@ def test_a_run(mosaic, tmp_path):
     done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--n_levels", 2, "--no-use_gpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
-    assert "GiB/s" in done.stdout
+    assert "iB/s" in done.stdout
     array, spacing = read_omezarr(out)
     # 20 voxels of 5 µm are 10 of 10 µm; 16 of 10 are 7 of 22.86; 15 of 12 are 7 of 25.71.
     assert array.chunks == (10, 7, 7)

@@ -217,7 +217,7 @@ def test_no_gpu_where_one_is_asked_for(tmp_path):
     done = run_script(NAME, tmp_path, tmp_path / "s.csv", tmp_path / "o", *MOTOR, "--use_gpu", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert "CUDA finds no device" in done.stderr or "CuPy is not installed" in done.stderr
+    assert any(why in done.stderr for why in ("CUDA finds no device", "CuPy is not installed", "no NVIDIA driver"))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
