@@ -290,7 +290,7 @@ def test_report_counts(tmp_path):
     assert report.bytes_decoded == got.nbytes
     assert report.scatter_seconds > 0
     assert "not GDS" in report.gds or "says gds_doctor.sh" in report.gds
-    assert "GiB/s" in str(report)
+    assert "iB/s" in str(report)
     assert "<table>" in report._repr_html_()
 
 

@@ -398,7 +398,8 @@ def test_reads_on_streams_that_are_late(tmp_path, cupy, late, monkeypatch, name)
     array = missing_last(tmp_path / "a", *case, **options)
     expected = np.asarray(array[...]).astype(dtype or case[2])
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
-    monkeypatch.setattr(kvikio_zarr, "make_job", functools.partial(kvikio_zarr.make_job, decode_on=decode_on))
+    plan = functools.partial(kvikio_zarr.plan_transfer, decode_on=decode_on)
+    monkeypatch.setattr(kvikio_zarr, "plan_transfer", plan)
     for number in range(20):
         with cupy.cuda.Stream(non_blocking=True) as stream:
             out = cupy.full(expected.shape, 1, expected.dtype)
