@@ -24,6 +24,7 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load, uint
 SCRATCH_BYTES = 512 * 2**20
 #: Shared memory that a block has on every device.
 _SHARED_BYTES = 48 * 1024
+_WIDEST_RADIUS = _SHARED_BYTES // 4 - 1  # whose weights lie there
 _THREADS, _LINE_THREADS = 256, 128
 #: Whether the kernels that march are taken where they fit.
 MARCH = True
@@ -52,7 +53,8 @@ def find_tissue_interface(
     s_xy : int
         Voxels along each lateral axis over which the mean is taken.
     s_z : float
-        Standard deviation of the Gaussian along depth, in voxels. It is cut off at 4 standard deviations.
+        Standard deviation of the Gaussian along depth, in voxels; at most 3071 on a GPU. It is cut off at 4 standard
+        deviations.
     use_log : bool
         Whether to take the natural logarithm of positive voxels; the others become 0. In float32 for every dtype.
     order : int
@@ -176,6 +178,8 @@ def interface_by_kernels(
     vol: Any, s_xy: int, s_z: float, use_log: bool, order: int, cutting_errors: bool, depth_axis: int
 ) -> Any:
     """Find the surface of a checked volume on the device; see :func:`find_tissue_interface`."""
+    if int(4.0 * s_z + 0.5) > _WIDEST_RADIUS:
+        raise ValueError(f"s_z={s_z}: on a GPU at most {_WIDEST_RADIUS // 4} voxels, for more pass a NumPy array")
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
         vol = xp.ascontiguousarray(vol)

@@ -116,6 +116,20 @@ def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_
     assert len(np.unique(got)) > 10
 
 
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+def test_the_widest_derivative(monkeypatch, depth_axis):
+    """Its weights fill the shared memory that a block has without asking for more."""
+    monkeypatch.setattr(interface, "load", emulated)
+    vol = np.random.default_rng(0).gamma(2.0, 40.0, (9, 6, 7)).astype("f4")
+    options = (1, 3071, False, 1, False, depth_axis)
+    got, expected = interface.interface_by_kernels(vol, *options), interface_by_filters(vol, *options)
+    assert np.array_equal(got, expected)
+    for s_z in (3072, 1e300):
+        with pytest.raises(ValueError, match=r"s_z=.*at most 3071"):
+            interface.interface_by_kernels(vol, 1, s_z, False, 1, False, depth_axis)
+
+
 @pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
 def test_weights(s_z, order):
     half = interface.gaussian_weights(s_z, order)
