@@ -13,7 +13,7 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
-from linumpy.plan.launches import plan_launches
+from linumpy.plan.launches import DeviceLimits, plan_launches
 from linumpy.plan.read import plan_read
 from linumpy.plan.workspace import decode_words, decoded_room
 
@@ -132,6 +132,8 @@ class NumpySlots:
 class NumpyEncodedSlots(NumpySlots):
     """Slots whose chunks are decoded before they are placed: by numcodecs, or by the device's own kernels."""
 
+    limits = DeviceLimits(processors=4, shared_nbytes=227 * 1024)
+
     def __init__(self, out, job, *, direct, kernels=None):
         super().__init__(out, job, direct=direct)
         self._kernels = kernels
@@ -172,8 +174,7 @@ class NumpyEncodedSlots(NumpySlots):
         words = decode_words(chain, slab.piece_place, slab.piece_nbytes, place, chunk_nbytes)
         memory[space.words :][: len(words)] = words
         status = np.zeros(n, np.int32)
-        for one in plan_launches(chain, space, memory.ctypes.data, status.ctypes.data, n, chunk_nbytes, 4):
-            self._kernels(one)
+        self._kernels(plan_launches(chain, space, memory.ctypes.data, status.ctypes.data, n, chunk_nbytes, self.limits))
         assert (memory[self._job.way.slot.nbytes :] == 0xA5).all(), "a kernel wrote behind its slot"
         self._failed += slab.pieces[status != 0].tolist()
         return memory[space.decoded :]

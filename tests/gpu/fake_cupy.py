@@ -344,7 +344,7 @@ class Device:
         cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
         for module in (cupy, cupyx):
             module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        here = _Here(id=0, attributes={"MultiProcessorCount": 4})
+        here = _Here(id=0, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
         cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
         cupy.asnumpy = lambda array: array.get()

@@ -141,6 +141,20 @@ def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_
     assert np.isclose(edge, known, atol=0.02, equal_nan=True).mean() > 0.99
 
 
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+def test_the_widest_derivative(monkeypatch, depth_axis):
+    """Its weights, and those of the Gaussian, fit the shared memory that a block has without asking for more."""
+    monkeypatch.setattr(interface, "load", emulated)
+    vol = np.random.default_rng(0).gamma(2.0, 40.0, (9, 6, 7)).astype("f4")
+    options = SurfaceOptions(1, interface._WIDEST_ON_DEVICE, False, 1, True, depth_axis)
+    (got, _), (expected, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert got.shape == expected.shape
+    options = replace(options, cutting_errors=False)
+    got, expected = (one(vol, options)[0] for one in (interface.interface_by_kernels, interface_by_filters))
+    assert np.array_equal(got, expected)
+
+
 @pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
 def test_weights(s_z, order):
     half = interface.gaussian_weights(s_z, order)

@@ -1,11 +1,13 @@
 """The sampling kernels on the CPU, thread after thread, against SciPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
+from nvrtc import compile_kernel, declared_shared
 from scipy import ndimage
 
 from linumpy.gpu import kernels, sampling
@@ -186,6 +188,36 @@ def specs():
             yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places)
             copy = {"UNIT": sampling._UNITS[image.itemsize], **index, **cells}
             yield KernelSpec("cells", "to_cells", tuple(copy.items()))
+
+
+class Recorder:
+    """Takes the place of a kernel and notes what shared memory each launch asks for."""
+
+    max_dynamic_shared_size_bytes = 48 * 1024
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        self.asked, self.shared = self.max_dynamic_shared_size_bytes, shared_mem
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_a_brick_leaves_what_the_kernel_declares(monkeypatch, order):
+    """48 KiB and the corner that the kernel declares are more than a block has without asking."""
+    recorder, specs = Recorder(), []
+    monkeypatch.setattr(sampling, "load", lambda spec: specs.append(spec) or recorder)
+    scale = [(n - 1.5 - order) / (tile - 1) for n, tile in zip((16, 32, 20), launch.BRICKS[order].tile, strict=True)]
+    affine = AffineMap(tuple(map(tuple, np.diag(scale).tolist())), (0.0, 0.0, 0.0))
+    image = np.zeros((60,) * 3, "f4")
+    sampling.sample_affine(image, affine, Sampler(order, "nearest", 0.0), np.zeros((30, 30, 30), "f4"))
+    assert recorder.shared == 48 * 1024
+    (spec,) = specs
+    declared = declared_shared(compile_kernel(spec, "sm_75"), spec.name)
+    assert 0 < declared <= sampling._DECLARED
+    assert recorder.asked >= recorder.shared, "the launch would fail"
+    device = SimpleNamespace(device=SimpleNamespace(id=0))
+    for kib in (64, 99, 227):
+        monkeypatch.setattr(sampling, "is_device_array", lambda _: True)
+        monkeypatch.setattr(sampling, "_shared_nbytes", lambda _, kib=kib: kib * 1024)
+        assert sampling._shared_limit(device) + declared <= kib * 1024
 
 
 @pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import reference
 import zarr
+from decoders import needs_compiler, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import cases, random_values, same, write
-from twin import launch, needs_compiler
 
 from linumpy import device as devices
 from linumpy.errors import ChunkError
@@ -63,7 +63,7 @@ def fake_device(seed):
 
 
 def queue(device, one):
-    device.stream.add(lambda: launch(one))
+    device.stream.add(lambda: start([one]))
 
 
 def _engine(device, *, direct):
