@@ -142,19 +142,20 @@ code_of() {
 }
 
 # ---------------------------------------------------------------- the mends
-# Each takes the lines of a file in LINES and leaves the mended ones in NEW. STATE is
+# mend_file FILE [PATH] looks at one file; where its text lies elsewhere, PATH says where.
+# Each mend takes the lines of a file in LINES and leaves the mended ones in NEW. STATE is
 # then mend, done or unknown, and DETAIL says it in words.
 
 mend_file() {
-    local file=$1
+    local file=$1 path=${2:-$SRC/$1}
     STATE=unknown DETAIL='' LINES=() NEW=()
-    if [[ -L $SRC/$file || ! -f $SRC/$file || ! -r $SRC/$file ]]; then
+    if [[ -L $path || ! -f $path || ! -r $path ]]; then
         DETAIL="no readable plain file"
         return 0
     fi
-    mapfile LINES <"$SRC/$file" 2>/dev/null
+    mapfile LINES <"$path" 2>/dev/null
     # A file that does not survive the reading (NUL bytes) is none that we know.
-    if ! printf '%s' ${LINES[@]+"${LINES[@]}"} | cmp -s - "$SRC/$file"; then
+    if ! printf '%s' ${LINES[@]+"${LINES[@]}"} | cmp -s - "$path"; then
         DETAIL="holds bytes that no source has"
         return 0
     fi
@@ -606,19 +607,13 @@ revert() {
 
 # Prints same when the file is its original, or that original mended. Runs in a subshell.
 mend_text_of_original() {
-    local file=$1 dir
+    local file=$1
     if cmp -s -- "$SRC/$file" "$SRC/$file$KEPT"; then
         printf same
         return 0
     fi
-    dir=$(mktemp -d)
-    # shellcheck disable=SC2064 # expand now: dir is local
-    trap "rm -rf -- '$dir'" EXIT
-    cp -- "$SRC/$file$KEPT" "$dir/$file"
-    local now=$SRC/$file
-    SRC=$dir
-    mend_file "$file"
-    if [[ $STATE == mend ]] && printf '%s' "${NEW[@]}" | cmp -s - "$now"; then printf same; fi
+    mend_file "$file" "$SRC/$file$KEPT"
+    if [[ $STATE == mend ]] && printf '%s' "${NEW[@]}" | cmp -s - "$SRC/$file"; then printf same; fi
     return 0
 }
 

@@ -98,6 +98,15 @@ builds_on() {
     [ "$(stat -c %Y "$SRC/nvfs-dma.c")" = "$(date -d '2001-02-03 04:05:06' +%s)" ]
 }
 
+@test "revert needs no temporary folder, and writes nowhere else without one" {
+    printf '#!/bin/sh\necho "$*" >>"$TRAP_LOG"\nexit 1\n' >"$BOX/trap/mktemp"
+    "$PATCH" --apply --src "$SRC"
+    chmod +x "$BOX/trap/mktemp"
+    run "$PATCH" --revert --src "$SRC"
+    exits 0
+    unchanged
+}
+
 @test "revert without apply: nothing to do" {
     run "$PATCH" --revert --src "$SRC"
     exits 0
