@@ -5,15 +5,13 @@ It shows that a kernel computes the right thing, not that it is fast, nor that i
 
 import ctypes
 import functools
-import hashlib
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from compiled import shared_library
 
 from linumpy.gpu.kernels import source_text
 
@@ -30,6 +28,7 @@ def _find_compiler():
 
 COMPILER = _find_compiler()
 _HERE = Path(__file__).parent
+_OPTIONS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
 
@@ -95,27 +94,7 @@ class Kernel:
 def emulated(spec):
     """Compile a kernel for the CPU; in place of :func:`linumpy.gpu.kernels.load`."""
     text = source_text(spec.source)
-    program = '#include "emulator.h"\n' + _without_static_shared(text) + _wrapper(text, spec.name)
+    program = _without_static_shared(text) + _wrapper(text, spec.name)
     defines = [f"-D{key}={value}" for key, value in spec.defines]
-    key = hashlib.sha256("\0".join([program, (_HERE / "emulator.h").read_text(), *defines]).encode()).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"linumpy-emulated-kernels-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    library = folder / f"{key}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            source, made = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
-            source.write_text(program)
-            options = [
-                "-std=c++17",
-                "-O1",
-                "-fPIC",
-                "-shared",
-                "-ffp-contract=off",
-                f"-I{_HERE}",
-                "-fno-strict-aliasing",
-            ]
-            command = [COMPILER, *options, *defines, "-o", made, source]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            made.rename(library)
+    library = shared_library(program, _HERE / "emulator.h", [COMPILER, *_OPTIONS], defines)
     return Kernel(ctypes.CDLL(library).emulate)

@@ -1,9 +1,12 @@
 """The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
 
+import itertools
+
 import numpy as np
 import pytest
+from budget import matrix, some
 from emulator import COMPILER, emulated
-from nvrtc import compile_kernel
+from nvrtc import ARCHITECTURES, compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu import interface, interface_march
@@ -31,8 +34,11 @@ def arguments(rng):
 
 
 @needs_compiler
-@pytest.mark.parametrize("march", [False, True])
-@pytest.mark.parametrize("seed", range(24))
+# The short run takes a volume of each dtype with marches, and one without.
+@pytest.mark.parametrize(
+    ("seed", "march"),
+    some(itertools.product(range(24), [False, True]), lambda seed, march: seed // len(DTYPES) == march),
+)
 def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(interface, "load", emulated)
@@ -155,30 +161,27 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", CUDA_TYPES)
-def test_marches_compile(dtype):
+@pytest.mark.parametrize(("dtype", "s"), matrix(CUDA_TYPES, (1, 15, 32)))
+def test_marches_compile(dtype, s):
     for name in ("march_rows", "march_strip"):
-        for s in (1, 15, 32):
-            spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
-            assert name.encode() in compile_kernel(spec, "sm_90")
+        spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+        assert name.encode() in compile_kernel(spec, "sm_90")
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("s", "radius"), [(1, 1), (15, 8), (32, 16)])
-def test_marches_along_depth_compile(s, radius, architecture):
+@pytest.mark.parametrize(("size", "architecture", "cutting"), matrix([(1, 1), (15, 8), (32, 16)], ARCHITECTURES, "01"))
+def test_marches_along_depth_compile(size, architecture, cutting):
+    s, radius = size
     for name in ("march_columns", "march_lines"):
-        for cutting in "01":
-            options = {"cutting": cutting, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
-            spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
-            assert name.encode() in compile_kernel(spec, architecture)
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", CUDA_TYPES)
-def test_interface_compiles(dtype, architecture):
-    for name, log, cutting in KERNELS:
-        spec = interface.kernel_spec(name, np.dtype(dtype), log, cutting)
+        options = {"cutting": cutting, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
+        spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
         assert name.encode() in compile_kernel(spec, architecture)
+
+
+@pytest.mark.parametrize(("dtype", "kernel", "architecture"), matrix(CUDA_TYPES, KERNELS, ARCHITECTURES))
+def test_interface_compiles(dtype, kernel, architecture):
+    name, log, cutting = kernel
+    spec = interface.kernel_spec(name, np.dtype(dtype), log, cutting)
+    assert name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.mark.gpu
