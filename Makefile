@@ -1,5 +1,6 @@
 # make demo   read, resample and analyse a synthetic OCT mosaic
 # make test   run the tests (those for the GPU too, where there is one)
+# make test-slow   the same with the long matrices
 # make lint   check style, types, import directions and shell scripts
 #
 # Each makes .venv with this machine's python3 if it is not there, and installs what it needs.
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-slow lint clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.has-base
@@ -23,8 +24,12 @@ test: $(VENV)/.has-test
 		$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu && \
 		$(BIN)/python -m pytest -m gpu_alone --require-gpu; \
 	else \
-		$(BIN)/python -m pytest -n auto; \
+		$(BIN)/python -m pytest -n auto --dist worksteal; \
 	fi
+
+test-slow: $(VENV)/.has-test
+	$(BIN)/python -m pytest -n auto --dist worksteal --slow -m "not gpu"
+	@if shell_scripts/gpu_extra.sh >/dev/null; then $(BIN)/python -m pytest --slow -m gpu --require-gpu; fi
 
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .

@@ -5,17 +5,14 @@ for threads that never come; with ``checked``, that shared memory is free of rac
 """
 
 import ctypes
-import fcntl
 import functools
-import hashlib
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from compiled import shared_library
 
 from linumpy.gpu.kernels import source_text
 
@@ -112,32 +109,14 @@ def emulated(spec):
     return Kernel(getattr(library(source_text(spec.source), spec.defines, (spec.name,)), f"emulate_{spec.name}"))
 
 
-def _compile(program, options, checked, folder, made):
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        Path(scratch, "kernel.cpp").write_text(program)
-        # -fsanitize=thread only where it is compiled: its own library must not be linked.
-        link = ["-fsanitize=undefined", "-static-libubsan"] if checked else []
-        for command in (
-            [COMPILER, *options, f"-I{_HERE}", "-c", "kernel.cpp", "-o", "kernel.o"],
-            [COMPILER, "-shared", *link, "kernel.o", "-o", "kernel.so"],
-        ):
-            done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-        Path(scratch, "kernel.so").rename(made)
-
-
 @functools.cache
 def library(text, defines, names, checked=False):
     """Compile kernels of a source into a library, which stays in a folder for the next process."""
-    program = '#include "emulator.h"\n' + _translated(text) + "".join(_wrapper(text, name) for name in names)
+    program = _translated(text) + "".join(_wrapper(text, name) for name in names)
     options = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
-    options += [*(_CHECKED if checked else ()), *(f"-D{key}={value}" for key, value in defines)]
-    key = hashlib.sha256("\0".join([program, (_HERE / "emulator.h").read_text(), *options]).encode()).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"linumpy-emulated-kernels-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    made = folder / f"{key}.so"
-    with open(folder / f"{key}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several workers compiles
-        if not made.exists():
-            _compile(program, options, checked, folder, made)
+    options += _CHECKED if checked else ()
+    # -fsanitize=thread only where it is compiled: its own library must not be linked.
+    link = ["-fsanitize=undefined", "-static-libubsan"] if checked else []
+    defined = [f"-D{key}={value}" for key, value in defines]
+    made = shared_library(program, _HERE / "emulator.h", [COMPILER, *options], defined, link)
     return ctypes.CDLL(made)

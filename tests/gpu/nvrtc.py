@@ -2,29 +2,56 @@
 
 import re
 import struct
+import zlib
 
+import pytest
+from compiled import kept
 from cuda.bindings import nvrtc
 
 from linumpy.gpu.kernels import source_text
 
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def compilations(specs, shown=None):
+    """Kernels and architectures, for ``parametrize``.
+
+    The short run compiles those of `shown` (all where it is None), each for one architecture: the same one for all
+    kernels of a source and its options, because they share a compilation.
+    """
+    return [_compilation(spec, one, shown is None or spec in shown) for spec in specs for one in ARCHITECTURES]
+
+
+def _compilation(spec, architecture, shown):
+    chosen = ARCHITECTURES[zlib.crc32(repr((spec.source, spec.options)).encode()) % len(ARCHITECTURES)]
+    marks = [] if shown and architecture == chosen else pytest.mark.slow
+    name = "-".join([spec.name, *(value for _, value in spec.defines), architecture])
+    return pytest.param(spec, architecture, id=name, marks=marks)
+
 
 def compile_kernel(spec, architecture):
     """Compile to machine code; raise with the compiler's log where that fails. Returns the code."""
-    return compile_with_ptx(spec, architecture)[0]
+    text = source_text(spec.source)
+    options = (*spec.options, f"--gpu-architecture={architecture}")
+    version = ".".join(map(str, nvrtc.nvrtcVersion()))
+    made = kept([version, text, *options], ".cubin", lambda path: path.write_bytes(_compile(spec, text, options)[0]))
+    return made.read_bytes()
 
 
 def compile_with_ptx(spec, architecture):
     """Return machine code, and PTX as text."""
-    text = source_text(spec.source).encode()
-    error, program = nvrtc.nvrtcCreateProgram(text, f"{spec.source}.cu".encode(), 0, [], [])
+    return _compile(spec, source_text(spec.source), (*spec.options, f"--gpu-architecture={architecture}"))
+
+
+def _compile(spec, text, options):
+    error, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{spec.source}.cu".encode(), 0, [], [])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
-    options = [option.encode() for option in (*spec.options, f"--gpu-architecture={architecture}")]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)
         log = b" " * size
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise AssertionError(f"{spec} for {architecture}:\n{log.decode()}")
+        raise AssertionError(f"{spec}, {options[-1]}:\n{log.decode()}")
     _, size = nvrtc.nvrtcGetCUBINSize(program)
     code = b" " * size
     nvrtc.nvrtcGetCUBIN(program, code)

@@ -1,12 +1,14 @@
 """The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
 
+import itertools
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from budget import matrix, some
 from emulator import COMPILER, emulated
-from nvrtc import compile_kernel
+from nvrtc import ARCHITECTURES, compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu import interface, interface_march
@@ -37,8 +39,11 @@ def draw_options(rng, shape):
 
 
 @needs_compiler
-@pytest.mark.parametrize("march", [False, True])
-@pytest.mark.parametrize("seed", range(24))
+# The short run takes a volume of each dtype with marches, and one without.
+@pytest.mark.parametrize(
+    ("seed", "march"),
+    some(itertools.product(range(24), [False, True]), lambda seed, march: seed // len(DTYPES) == march),
+)
 def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(interface, "load", emulated)
@@ -202,30 +207,30 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", CUDA_TYPES)
-def test_marches_compile(dtype):
+@pytest.mark.parametrize(("dtype", "s"), matrix(CUDA_TYPES, (1, 15, 32)))
+def test_marches_compile(dtype, s):
     for name in ("march_rows", "march_strip"):
-        for s in (1, 15, 32):
-            spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
-            assert name.encode() in compile_kernel(spec, "sm_90")
+        spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+        assert name.encode() in compile_kernel(spec, "sm_90")
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("s", "radius"), [(1, 1), (15, 8), (32, 16)])
-def test_marches_along_depth_compile(s, radius, architecture):
+KINDS = [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")]
+
+
+@pytest.mark.parametrize(("size", "architecture", "kind"), matrix([(1, 1), (15, 8), (32, 16)], ARCHITECTURES, KINDS))
+def test_marches_along_depth_compile(size, architecture, kind):
+    s, radius = size
     for name in ("march_columns", "march_lines"):
-        for kind in (("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")):
-            options = {"kind": kind, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
-            spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
-            assert name.encode() in compile_kernel(spec, architecture)
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", CUDA_TYPES)
-def test_interface_compiles(dtype, architecture):
-    for name, log, kind in KERNELS:
-        spec = interface.kernel_spec(name, np.dtype(dtype), log, kind)
+        options = {"kind": kind, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
+        spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
         assert name.encode() in compile_kernel(spec, architecture)
+
+
+@pytest.mark.parametrize(("dtype", "kernel", "architecture"), matrix(CUDA_TYPES, KERNELS, ARCHITECTURES))
+def test_interface_compiles(dtype, kernel, architecture):
+    name, log, cutting = kernel
+    spec = interface.kernel_spec(name, np.dtype(dtype), log, cutting)
+    assert name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.mark.gpu

@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from budget import examples, matrix
 from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel, declared_shared
+from nvrtc import compilations, compile_kernel, declared_shared
 from scipy import ndimage
 
 from linumpy.gpu import kernels, sampling
@@ -51,7 +52,7 @@ def close(got, expected, image, order):
 
 
 @needs_compiler
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
@@ -75,7 +76,7 @@ def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
 
 
 @needs_compiler
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
@@ -113,8 +114,7 @@ def check_affine(shape, dtype, order, mode, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", [0, 1, 3])
+@pytest.mark.parametrize(("mode", "order"), matrix(MODES, [0, 1, 3]))
 def test_places_that_are_no_numbers(mode, order):
     image = image_of("f4", (5, 6, 7), 1)
     bad = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 2.0**40])
@@ -220,10 +220,9 @@ def test_a_brick_leaves_what_the_kernel_declares(monkeypatch, order):
         assert sampling._shared_limit(device) + declared <= kib * 1024
 
 
-@pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))
-def test_the_kernels_compile(spec):
-    for architecture in ("sm_80", "sm_90"):
-        assert spec.name.encode() in compile_kernel(spec, architecture)
+@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
+def test_the_kernels_compile(spec, architecture):
+    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @needs_compiler

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from budget import examples
 from emulator import COMPILER, emulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
+from nvrtc import compilations, compile_kernel
 from scipy import ndimage
 
 from linumpy.device import to_host
@@ -113,7 +114,7 @@ def check_grids(image, rng, options, send=lambda a: a):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from([(), (0,), (1,), (2000,), (3, 4, 5)]))
 def test_points_as_scipy(case, kind, shape):
     check_points(*case, kind, shape)
@@ -121,7 +122,7 @@ def test_points_as_scipy(case, kind, shape):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_grids_as_scipy(case):
     check_grids(*case)
@@ -262,10 +263,9 @@ def specs():
     yield KernelSpec(spec.source, spec.name, tuple(large.items()))
 
 
-@pytest.mark.parametrize("spec", list(specs()), ids=lambda s: "-".join(v for _, v in s.defines))
-def test_the_kernels_compile(spec):
-    for architecture in ("sm_80", "sm_90"):
-        assert spec.name.encode() in compile_kernel(spec, architecture)
+@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
+def test_the_kernels_compile(spec, architecture):
+    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @pytest.fixture

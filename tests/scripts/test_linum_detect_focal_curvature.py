@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 import zarr
+from budget import matrix
 from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
@@ -148,8 +149,7 @@ def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("after", [3, 22])  # of 18 columns, each read twice
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGKILL, signal.SIGTERM]))  # of 18 columns, twice
 def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, after, sent):
     out, picture = tmp_path / "flat.zarr", tmp_path / "report.png"
     words = [mosaic, out, *TILE, "--report", picture, "--no-use_gpu"]
