@@ -228,8 +228,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     SourceError
         bioformats2raw wrote several images, or none.
     """
-    attributes = group.attrs.asdict()
-    holder = attributes["ome"] if isinstance(attributes.get("ome"), Mapping) else attributes
+    holder = _ome_attributes(group)
     if "bioformats2raw.layout" not in holder or "multiscales" in holder:
         return group
     names = _series(group)
@@ -245,19 +244,25 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     return image
 
 
+def _ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+    """The attributes in which NGFF keeps its own: below ``ome`` since 0.5, at the top before."""
+    attributes: Mapping[str, Any] = group.attrs.asdict()
+    ome = attributes.get("ome")
+    return ome if isinstance(ome, Mapping) else attributes
+
+
 def _series(group: zarr.Group) -> list[str]:
     """Name the images of a group that bioformats2raw wrote: as its OME group lists them, or those with a number."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
-        attributes = described.attrs.asdict()
-        holder = attributes["ome"] if isinstance(attributes.get("ome"), Mapping) else attributes
-        series = holder.get("series")
+        series = _ome_attributes(described).get("series")
         if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
-            return series
+            return [str(name) for name in series]
     return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
 
 
 def check_level(level: int, count: int, name: str) -> None:
+    """Refuse a resolution level that an image does not have."""
     if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < count:
         raise SourceError(f"{name} has no resolution level {level!r}: it has {count}, numbered from 0 for the finest")
 

@@ -2,8 +2,8 @@
 
 In: shapes of all resolutions and what is whole in storage in each (chunks, or shards). Out: boxes, as tuples of slices
 in the voxels of a resolution. Each resolution has half the voxels of the one before along each axis, rounded up, or as
-many (an axis of time or channel); of an axis that is halved, voxel ``i`` comes from those at ``2 i`` and, where there is
-one, ``2 i + 1``. Pure: nothing is opened.
+many (an axis of time or channel); of an axis that is halved, voxel ``i`` comes from those at ``2 i`` and, where there
+is one, ``2 i + 1``. Pure: nothing is opened.
 """
 
 from __future__ import annotations
