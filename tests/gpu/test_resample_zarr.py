@@ -103,7 +103,7 @@ def test_a_chosen_time_and_channel(tmp_path):
         resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), overwrite=True, **chosen, **HERE)
         assert "".join(axis.name for axis in open_image(tmp_path / "b").axes) == axes
         assert same(result(tmp_path / "b"), data)
-    with pytest.raises(ValueError, match="channel=3: .* has 3 channels"):
+    with pytest.raises(ValueError, match=r"channel=3: .* has 3 channels"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, channel=3, **HERE)
     with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): 3 sizes are needed, along the axes of space"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, chunks=(1, 1, 4, 4, 4), **HERE)
