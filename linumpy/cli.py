@@ -98,7 +98,7 @@ def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) 
     group.add_argument("--time", type=int, metavar="T", help=f"Time to take, counted from 0. [{default}]")
     group.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
-        help="Voxel spacing of the finest resolution in µm, where the metadata lacks it. [as the metadata says]",
+        help="Voxel spacing of the finest resolution in µm, instead of the metadata's. [as the metadata says]",
     )  # fmt: skip
 
 

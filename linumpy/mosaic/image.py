@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -126,8 +127,8 @@ def open_mosaic(
         As :func:`linumpy.io.volume.open_volumes`; axes of space that are not z, y and x; voxels that are not real
         numbers, or none at all.
     """
-    if spacing is not None and len(spacing) != 3:
-        raise ValueError(f"spacing={tuple(spacing)}: three numbers in µm are needed, along z, y and x")
+    if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
+        raise ValueError(f"spacing={tuple(spacing)}: three positive numbers in µm are needed, along z, y and x")
     image = open_image(path, spacing=None if spacing is None else dict(zip("zyx", spacing, strict=True)))
     chosen = select_volumes(image, level, channel=channel, time=time)
     if sorted(chosen.axes) != ["x", "y", "z"]:

@@ -174,7 +174,7 @@ def test_no_units(command, capsys):
         assert open_image(command.place(out)).spacing == open_image(command.folder / "known").spacing
     capsys.readouterr()
     words = command.words("y", "--spacing", "5", "0", "10")
-    check_refused(capsys, main, words, command.program, "--spacing {'z': 5.0, 'y': 0.0, 'x': 10.0}: ")
+    check_refused(capsys, main, words, command.program, "--spacing (5.0, 0.0, 10.0): three positive numbers")
 
 
 @pytest.mark.parametrize("axes", ["zyx", "xzy"])
