@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         options = {action.dest: action for action in self._actions if action.option_strings}
 
         def spelled(found: re.Match[str]) -> str:
-            action = options.get(found[1])
+            action = options.get(found[1], options.get(f"n_{found[1]}"))  # levels= of the writer is --n_levels
             if action is None:
                 return found[0]
             if found[2] and found[2] not in ",;.)":

@@ -174,9 +174,9 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", "nan", cpu], "nan"),
         ([mosaic, new, "--resolution", 10, 10, cpu], "2 numbers"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
-        ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "levels=0"),
+        ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "--n_levels 0"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),
-        ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 along x"),
+        ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 voxels along x"),
         ([sharded, new, "--resolution", 10, cpu], "shards"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
     ]:
