@@ -115,7 +115,6 @@ def made(folder):
 T = ["--tile_shape", "8", "8"]
 BAD = {
     "no arguments": ([], "required: MOSAIC, OUTPUT"),
-    "no tile shape": (["{}/mosaic.zarr", "{}/o"], "does not say how large a tile is; give --tile_shape A B"),
     "half a tile shape": (["{}/mosaic.zarr", "{}/o", "--tile_shape", "8"], "expected 2 arguments"),
     "tiles too small": (["{}/mosaic.zarr", "{}/o", "--tile_shape", "8", "2"], "has 16 voxels along x, so a tile has 3"),
     "tiles too large": (["{}/mosaic.zarr", "{}/o", "--tile_shape", "17", "8"], "has 16 voxels along y"),

@@ -264,3 +264,17 @@ def test_unknown_tiles_are_not_guessed_for_focal_curvature(tmp_path, capsys):
     name = "linum_detect_focal_curvature"
     words = [tmp_path / "m", tmp_path / "x", "--no-use_gpu"]
     check_refused(capsys, load(name).main, words, name.replace("_", "-"), "how large a tile is; give --tile_shape A B")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", HOLD_ALL)
+def test_every_time_and_channel_on_a_gpu(command):
+    """Read to the device as regions of the whole array, and written from there with the axes t and c."""
+    command.write(voxels(2, 3), "tczyx", chunks=(1, 2, 16, 8, 9))
+    levels = ["--n_levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
+    command.run("cpu", *levels)
+    command.run("gpu", *levels, "--use_gpu")
+    cpu, gpu = (open_image(command.place(one)) for one in ("cpu", "gpu"))
+    assert gpu.axes == cpu.axes
+    for one, other in zip(gpu.levels, cpu.levels, strict=True):
+        np.testing.assert_allclose(one[...].astype("f8"), other[...], rtol=1e-5, atol=1 if levels else 1e-3)
