@@ -10,13 +10,14 @@ import argparse
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from linumpy import device as devices
 from linumpy.errors import LinumpyError
@@ -25,8 +26,27 @@ from linumpy.errors import LinumpyError
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
 
 
+#: A parameter as the library's errors name it: ``channel=5``, or ``channel=`` where one is to be given.
+_PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?=(\S?))")
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
+
+    def in_options(self, message: object) -> str:
+        """Spell an error of the library for who typed options: ``--channel 5`` instead of ``channel=5``."""
+        options = {action.dest: action for action in self._actions if action.option_strings}
+
+        def spelled(found: re.Match[str]) -> str:
+            action = options.get(found[1], options.get(f"n_{found[1]}"))  # levels= of the writer is --n_levels
+            if action is None:
+                return found[0]
+            if found[2] and found[2] not in ",;.)":
+                return f"{action.option_strings[0]} "
+            hint = action.metavar or ""
+            return " ".join([action.option_strings[0], *([hint] if isinstance(hint, str) else hint)]).rstrip()
+
+        return _PARAMETER.sub(spelled, str(message))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, and exit with 2."""
@@ -60,6 +80,31 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="Work on the GPU, or on the CPU. [the GPU if there is one; LINUMPY_DEVICE=cpu or cuda chooses too]",
     )
+
+
+def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
+    """Add what is read of an image, and how large its voxels are.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        Of a script that reads OME-Zarr.
+    all_of_them : bool
+        Whether the output holds all times and channels, where none is chosen.
+    """
+    default = "all" if all_of_them else "the only one"
+    group = parser.add_argument_group("what is read")
+    group.add_argument("--channel", type=int, metavar="C", help=f"Channel to take, counted from 0. [{default}]")
+    group.add_argument("--time", type=int, metavar="T", help=f"Time to take, counted from 0. [{default}]")
+    group.add_argument(
+        "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
+        help="Voxel spacing of the finest resolution in µm, instead of the metadata's. [as the metadata says]",
+    )  # fmt: skip
+
+
+def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :func:`add_volume_arguments` as the library's functions take them."""
+    return {"channel": parsed.channel, "time": parsed.time, "spacing": parsed.spacing and tuple(parsed.spacing)}
 
 
 def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +216,9 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        print(one_line(parser.prog, error), file=sys.stderr)
+        # Of an empty message the kind of the error is told.
+        message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
+        print(one_line(parser.prog, message), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

@@ -12,6 +12,7 @@ of the mosaic. Divided by the spacing along depth they are voxels, whole ones un
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ def find_mosaic_surface(
     method: SurfaceMethod | None = None,
     *,
     level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     overlay: str | Path | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
@@ -95,15 +99,20 @@ def find_mosaic_surface(
     Parameters
     ----------
     source : str or Path
-        The mosaic: axes z, y and x in any order.
+        The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel.
+        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel; one for each time and
+        channel.
     method : SurfaceMethod, optional
         How to look for the surface.
     level : int
         Resolution level of the mosaic.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them.
+    spacing : (float, float, float), optional
+        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     overlay : str or Path, optional
-        A PNG to write: a section with the surface on it, and the map.
+        A PNG to write: a section with the surface on it, and the map. Of several times or channels one is chosen then.
     use_gpu : bool
         Whether to read to the GPU and work there.
     overwrite : bool
@@ -120,10 +129,12 @@ def find_mosaic_surface(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    method, image = method or SurfaceMethod(), open_mosaic(source, level)
+    method = method or SurfaceMethod()
+    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_picture(overlay, overwrite=overwrite)
+        image.only("a picture shows one volume")
     check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
@@ -134,11 +145,13 @@ def find_mosaic_surface(
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
     with new_image(
-        output, shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral], overwrite=overwrite,
-        axes=image.axes.replace("z", ""), chunks=(size[first], size[second]),
+        output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
+        axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
+        chunks=(*(1 for _ in image.leading), size[first], size[second]),
     ) as (write, _):  # fmt: skip
 
-        def find(box: Box, read: tuple[Any, tuple[slice, slice]]) -> Any:
+        def find(place: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
+            _, box = place
             column, inside = read
             surface = surface_of(column, method, image.depth_axis)[inside]
             if sketch is not None:
@@ -148,10 +161,10 @@ def find_mosaic_surface(
             return surface.astype(np.float32) * unit
 
         work_through(
-            boxes(image.array.shape, size),
-            lambda box: read_column(image, box, method.s_xy // 2, use_gpu),
+            image.places(size),
+            lambda place: read_column(image, place[1], method.s_xy // 2, use_gpu, place[0]),
             find,
-            lambda box, depth: write((box[first], box[second]), depth),
+            lambda place, depth: write((*place[0], place[1][first], place[1][second]), depth),
             use_gpu=use_gpu,
         )
         if sketch is not None and overlay is not None:
@@ -159,14 +172,19 @@ def find_mosaic_surface(
     return MosaicSurface(shape, image.nbytes)
 
 
-def read_column(image: MosaicImage, box: Box, rim: int, use_gpu: bool) -> tuple[Any, tuple[slice, slice]]:
-    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally."""
+def read_column(
+    image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
+) -> tuple[Any, tuple[slice, slice]]:
+    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally.
+
+    `entries` names the volume, by its time and channel where the mosaic has several.
+    """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
         wide[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    return read_box(image.array, tuple(wide), use_gpu), (inside[0], inside[1])
+    return read_box(image.volumes[entries], tuple(wide), use_gpu), (inside[0], inside[1])
 
 
 def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
