@@ -10,13 +10,14 @@ import argparse
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from linumpy import device as devices
 from linumpy.errors import LinumpyError
@@ -25,8 +26,29 @@ from linumpy.errors import LinumpyError
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
 
 
+#: A parameter as the library's errors name it: ``channel=5``, or ``channel=`` where one is to be given.
+_PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?=(\S?))")
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
+
+    def in_options(self, message: object) -> str:
+        """Spell an error of the library for who typed options: ``--channel 5`` instead of ``channel=5``."""
+        options = {action.dest: action for action in self._actions if action.option_strings}
+
+        def spelled(found: re.Match[str]) -> str:
+            # levels= of the writer is --n_levels, source_spacing= of the resampling is --spacing
+            names = (found[1], f"n_{found[1]}", found[1].removeprefix("source_"))
+            action = next((options[name] for name in names if name in options), None)
+            if action is None:
+                return found[0]
+            if found[2] and found[2] not in ",;.)":
+                return f"{action.option_strings[0]} "
+            hint = action.metavar or ""
+            return " ".join([action.option_strings[0], *([hint] if isinstance(hint, str) else hint)]).rstrip()
+
+        return _PARAMETER.sub(spelled, str(message))
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, and exit with 2."""
@@ -62,6 +84,31 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
+    """Add what is read of an image, and how large its voxels are.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        Of a script that reads OME-Zarr.
+    all_of_them : bool
+        Whether the output holds all times and channels, where none is chosen.
+    """
+    default = "all" if all_of_them else "the only one"
+    group = parser.add_argument_group("what is read")
+    group.add_argument("--channel", type=int, metavar="C", help=f"Channel to take, counted from 0. [{default}]")
+    group.add_argument("--time", type=int, metavar="T", help=f"Time to take, counted from 0. [{default}]")
+    group.add_argument(
+        "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
+        help="Voxel spacing of the finest resolution in µm, instead of the metadata's. [as the metadata says]",
+    )  # fmt: skip
+
+
+def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :func:`add_volume_arguments` as the library's functions take them."""
+    return {"channel": parsed.channel, "time": parsed.time, "spacing": parsed.spacing and tuple(parsed.spacing)}
+
+
 def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how the surface of the tissue is looked for."""
     group = parser.add_argument_group("how the surface is found")
@@ -75,7 +122,21 @@ def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--detect_cutting_errors",
         action="store_true",
-        help="Where intensity changes most, up or down, above the surface, take that for it.",
+        help="Where the smoothed intensity is largest above the surface, take that for it.",
+    )
+    group.add_argument(
+        "--definition",
+        choices=("linumpy", "edge"),
+        default="linumpy",
+        help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
+        "edge: the edge itself, to fractions of a voxel, unknown where none stands out. [%(default)s]",
+    )
+    group.add_argument(
+        "--min_contrast",
+        type=float,
+        default=5.0,
+        metavar="C",
+        help="Of an edge: its rise over the noise along its A-line. [%(default)s]",
     )
 
 
@@ -157,7 +218,9 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        print(one_line(parser.prog, error), file=sys.stderr)
+        # Of an empty message the kind of the error is told.
+        message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
+        print(one_line(parser.prog, message), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

@@ -32,6 +32,16 @@ _KINDS = ("auto", "cuda", "cpu")
 #: The name under which pip knows this package; ``linumpy`` on the package index is another one.
 DISTRIBUTION = "linumpy-gpu"
 
+_cuda_started = _cuda_lost = False
+
+
+def _after_fork() -> None:
+    global _cuda_lost
+    _cuda_lost = _cuda_started
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -132,6 +142,12 @@ def require_cuda(device_id: int | None = None) -> ModuleType:
 
 def why_no_cuda(device_id: int | None = None) -> str | None:
     """Say why no CUDA device (or not that one) can be used; None if it can."""
+    global _cuda_started
+    if _cuda_lost:
+        return (
+            "this process was forked after CUDA had been started, and CUDA does not work in such a child: start it "
+            'with multiprocessing.get_context("spawn") or "forkserver"'
+        )
     if importlib.util.find_spec("cupy") is None:
         # Packages help nobody whose machine has no GPU, or no driver for it.
         if driver_cuda_version() is None:
@@ -146,6 +162,7 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
     except Exception as error:
         cause = "no NVIDIA driver is loaded" if driver_cuda_version() is None else str(error)
         return f"CUDA finds no device ({cause}): check that `nvidia-smi` lists one"
+    _cuda_started = True
     if count == 0:
         return "CUDA finds no device: check that `nvidia-smi` lists one"
     if device_id is not None and device_id >= count:

@@ -69,7 +69,7 @@ def draw_depth_map(path: str | Path, depth_um: np.ndarray, spacing: tuple[float,
     """
     height, width = (n * s for n, s in zip(depth_um.shape, spacing, strict=True))
     figure, axes = _figure(7.2, min(9.0, max(3.0, 6 * height / width + 0.8)))
-    low, high = np.percentile(depth_um, (0.5, 99.5))
+    low, high = _limits(depth_um)
     image = axes.imshow(depth_um, cmap="viridis", extent=(0, width, height, 0), vmin=low, vmax=high)
     axes.set(xlabel="X (µm)", ylabel="Y (µm)", title="Depth of the tissue surface")
     figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.046, pad=0.03)
@@ -81,6 +81,7 @@ def draw_surface(
     path: str | Path,
     section: np.ndarray,
     found: np.ndarray,
+    edge: np.ndarray,
     depth_um: np.ndarray,
     spacing: tuple[float, float, float],
     place_um: float,
@@ -96,6 +97,8 @@ def draw_surface(
         Intensity; drawn as its logarithm.
     found : numpy.ndarray, (X,)
         Surface in voxels along Z.
+    edge : numpy.ndarray, (X,)
+        The edge itself in voxels along Z; drawn besides where the surface is defined otherwise.
     depth_um : numpy.ndarray, (Y, X)
         Depth of the surface in µm.
     spacing : (float, float, float)
@@ -112,12 +115,14 @@ def draw_surface(
     low, high = np.percentile(shown, (1, 99.8))
     image = above.imshow(shown, cmap="gray", extent=(0, width, depth, 0), aspect="auto", vmin=low, vmax=high)
     x = (np.arange(section.shape[1]) + 0.5) * spacing[2]
+    if not np.array_equal(found, edge, equal_nan=True):
+        above.plot(x, (edge + 0.5) * spacing[0], color=_TRUE, lw=2.0, label="edge")
     above.plot(x, (found + 0.5) * spacing[0], color=_FOUND, lw=1.1, label="surface found")
     title = f"{names[1]}Z section at {names[0]} = {place_um:g} µm"
     above.set(xlabel=f"{names[1]} (µm)", ylabel="depth Z (µm)", title=title, xlim=(0, width), ylim=(depth, 0))
     above.legend(loc="upper right", fontsize=8, framealpha=0.85)
     figure.colorbar(image, ax=above, label="log₁₀ intensity", fraction=0.05, pad=0.02)
-    low, high = np.percentile(depth_um, (0.5, 99.5))
+    low, high = _limits(depth_um)
     extent = (0, width, height, 0)
     image = below.imshow(depth_um, cmap="viridis", extent=extent, aspect="auto", vmin=low, vmax=high)
     below.axhline(place_um, color="white", lw=0.8, ls="--")
@@ -179,6 +184,13 @@ def draw_focal_curvature(
     panels[2].set_title("through the middle of the tile", fontsize=9)
     panels[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     _save(figure, path)
+
+
+def _limits(depth_um: np.ndarray) -> tuple[float, float]:
+    """Choose the range of colours of a map of depths, of which some may be unknown."""
+    known = depth_um[np.isfinite(depth_um)]
+    low, high = np.percentile(known, (0.5, 99.5)) if known.size else (0.0, 1.0)
+    return float(low), float(high)
 
 
 def _extent(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:

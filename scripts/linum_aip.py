@@ -2,11 +2,12 @@
 """Take the average intensity projection of an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and writes the mean along z as an OME-Zarr image (float32)
-with the mosaic's lateral spacing.
+with the mosaic's lateral spacing: one for each time and channel, unless --time and --channel choose.
 
 For example:
   linum-aip mosaic.ome.zarr aip.ome.zarr
   linum-aip mosaic.ome.zarr aip.ome.zarr --level 1 --use_gpu --overwrite
+  linum-aip mosaic.ome.zarr aip.ome.zarr --channel 0 --spacing 5 10 10
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="AIP", help="OME-Zarr image to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -37,11 +39,11 @@ def _project(parsed: argparse.Namespace) -> None:
         raise ValueError(
             f"{parsed.output} names a picture: linum-aip-png draws one, linum-aip writes an OME-Zarr image"
         )
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
-    with cli.bytes_progress("projection", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    with cli.bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         made = project_mosaic(
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
-            progress=progress,
+            progress=progress, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, made.nbytes))
 

@@ -5,7 +5,8 @@ The focal plane of an objective is a little curved, so that a flat surface looks
 the surface of the tissue, fits what all tiles share (a quadratic; what belongs to the tissue is told from how the
 slope changes from tile to tile), and shifts each A-line along z by the curvature at its place in its tile. Reads an
 OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at its first voxel and whose tiles do not
-overlap, and writes another with the same shape, dtype and chunks.
+overlap, and writes another with the same shape, dtype and chunks. Of several times or channels --time and --channel
+choose the volume that is worked on.
 
 For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512
@@ -33,8 +34,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument(
-        "--tile_shape", type=int, nargs=2, required=True, metavar=("A", "B"),
-        help="Voxels of a tile along the lateral axes, in their order in the array (mostly y, then x).",
+        "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
+        help="Voxels of a tile along the lateral axes, in their order in the array (mostly y, then x). [as the "
+        "metadata says, where linumpy wrote it]",
     )  # fmt: skip
     parser.add_argument(
         "--report", type=Path, metavar="PNG", help="Picture of the fit; its numbers go beside it (.json)."
@@ -45,6 +47,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--fill_value", type=float, default=0.0, metavar="V", help="Of voxels from outside, without --wrap. [0]"
     )
     parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_surface_arguments(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -52,13 +55,17 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _detect(parsed: argparse.Namespace) -> None:
-    use_gpu, begin, nbytes = cli.choose_device(parsed), time.perf_counter(), open_mosaic(parsed.input).nbytes
-    method = SurfaceMethod(parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors)
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    nbytes = open_mosaic(parsed.input, **chosen).nbytes
+    method = SurfaceMethod(
+        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
+    )
     correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
     with cli.bytes_progress("surface, correction", 2 * nbytes) as progress:
         curvature = correct_mosaic(
-            parsed.input, parsed.output, tuple(parsed.tile_shape), method, correction, n_levels=parsed.n_levels,
-            report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress,
+            parsed.input, parsed.output, parsed.tile_shape and tuple(parsed.tile_shape), method, correction,
+            n_levels=parsed.n_levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite,
+            progress=progress, **chosen,
         )  # fmt: skip
     print(
         f"focal curvature in voxels: {curvature.vv:.3f} v² + {curvature.vu:.3f} v u + {curvature.uu:.3f} u², from "

@@ -3,10 +3,16 @@
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
 z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divided by the spacing
-along z it is the voxel), and with --overlay a picture: a section with the surface on it, and the map.
+along z it is the voxel), and with --overlay a picture: a section with the surface on it, and the map. Each time and
+channel has a surface of its own, unless --time and --channel choose; a picture shows one.
+
+--definition linumpy takes the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, and finds one in
+every A-line, also in noise. --definition edge gives the edge itself, to fractions of a voxel, and NaN where none stands
+out of the noise. The picture shows the edge beside the surface where they differ.
 
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr
+  linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --definition edge
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr --overlay surface.png --s_xy 9 --use_gpu
 """
 
@@ -31,6 +37,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PNG", help="Picture to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_surface_arguments(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -38,12 +45,14 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _find(parsed: argparse.Namespace) -> None:
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
-    method = SurfaceMethod(parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors)
-    with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level).nbytes) as progress:
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    method = SurfaceMethod(
+        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
+    )
+    with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         found = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
-            overwrite=parsed.overwrite, progress=progress,
+            overwrite=parsed.overwrite, progress=progress, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, found.nbytes))
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Resample an OME-Zarr image of any size to another voxel spacing.
 
-Reads an OME-Zarr image with two or three axes, all of space, block by block, and writes another of the same dtype. Its
-extent is cut into the nearest whole number of voxels; the spacing that is reached so stands in its metadata. Axes that
-get coarser are smoothed first, unless --no-anti_aliasing says otherwise; --order 0 takes the nearest voxel, for labels,
-and never smooths.
+Reads an OME-Zarr image with two or three axes of space block by block, each time and channel by itself, and writes
+another of the same dtype. Its extent is cut into the nearest whole number of voxels; the spacing that is reached so
+stands in its metadata. Axes that get coarser are smoothed first, unless --no-anti_aliasing says otherwise; --order 0
+takes the nearest voxel, for labels, and never smooths.
 
 A run that is stopped leaves what it has done in .OUTPUT.unfinished beside the output; the same command goes on from it.
 
@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.resample_zarr import resample_zarr
-from linumpy.io.ome import open_image
+from linumpy.io.volume import open_volumes
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -50,6 +49,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--device_memory", type=float, metavar="GIB",
         help="Memory for the blocks under way, of the GPU or the host. [80 %% of what is free; on the CPU at most 8]",
     )  # fmt: skip
+    cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -64,20 +64,14 @@ def _nbytes(gib: float) -> int:
 def _resample(parsed: argparse.Namespace) -> None:
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
-    options = {} if parsed.device_memory is None else {"device_memory": _nbytes(parsed.device_memory)}
-    try:
-        resample_zarr(
-            parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-            level=parsed.level, levels=parsed.n_levels, device="cuda" if use_gpu else "cpu",
-            overwrite=parsed.overwrite, **options,
-        )  # fmt: skip
-    except DeviceMemoryError as error:
-        if not options:
-            raise
-        raise DeviceMemoryError(
-            f"--device_memory {parsed.device_memory:g} is too little, give more: {error}"
-        ) from error
-    nbytes = open_image(parsed.input).levels[parsed.level].nbytes
+    memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)
+    chosen = cli.volume_options(parsed)
+    resample_zarr(
+        parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
+        level=parsed.level, levels=parsed.n_levels, device="cuda" if use_gpu else "cpu", device_memory=memory,
+        overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, source_spacing=chosen["spacing"],
+    )  # fmt: skip
+    nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
 
 

@@ -6,7 +6,8 @@ each of them whole along z. Every tile is resampled by itself, smoothed where it
 its neighbour. Writes a mosaic grid of the same dtype whose tiles have the nearest whole number of voxels; the spacing
 that is reached so stands in its metadata, and each chunk is a tile.
 
-A chunk of the input is a tile, unless --tile_shape says otherwise.
+The metadata of what linumpy writes says how large a tile is; of other mosaics --tile_shape says it. With neither, a
+chunk is taken for a tile, and a warning says so.
 
 For example:
   linum-resample-mosaic-grid mosaic.ome.zarr mosaic_10um.ome.zarr --resolution 10
@@ -38,22 +39,22 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--tile_shape", type=int, nargs=2, metavar=("N", "M"),
-        help="Voxels of a tile along the lateral axes, in their order. [a chunk]",
+        help="Voxels of a tile along the lateral axes, in their order. [as the metadata says; else a chunk]",
     )  # fmt: skip
     parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
 
 
 def _resample(parsed: argparse.Namespace) -> None:
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
-    with cli.bytes_progress("resampling", open_mosaic(parsed.input).nbytes) as progress:
+    with cli.bytes_progress("resampling", open_mosaic(parsed.input, **chosen).nbytes) as progress:
         made = resample_mosaic_grid(
-            parsed.input, parsed.output, wanted, lateral_tile=parsed.tile_shape and tuple(parsed.tile_shape),
-            n_levels=parsed.n_levels, use_gpu=use_gpu, overwrite=parsed.overwrite,
-            progress=progress,
+            parsed.input, parsed.output, wanted, tile_shape=parsed.tile_shape and tuple(parsed.tile_shape),
+            n_levels=parsed.n_levels, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, made.nbytes))
 

@@ -52,20 +52,23 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"
     )
     parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
 
 
 def _stack(parsed: argparse.Namespace) -> None:
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
-    with cli.bytes_progress("stack", sum(one.nbytes for one in open_slices(parsed.input).values())) as progress:
+    with cli.bytes_progress(
+        "stack", sum(one.nbytes for one in open_slices(parsed.input, **chosen).values())
+    ) as progress:
         stack = stack_mosaics(
             parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, n_levels=parsed.n_levels,
-            use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress,
+            use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,
         )  # fmt: skip
     mended = sum(row.mended for row in stack.decisions)
     print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")

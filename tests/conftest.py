@@ -1,20 +1,48 @@
 """Fixtures for every room, and the rule for tests that need a GPU."""
 
+import gc
 import os
+import signal
 
 import hypothesis
 import pytest
 
 from linumpy.device import why_no_cuda
 
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60, print_blob=True)
+# A test with a budget of its own asks for it by budget.examples, which follows the profile.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=20, print_blob=True)
+hypothesis.settings.register_profile("slow", hypothesis.settings.get_profile("ci"), max_examples=60)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
 def pytest_addoption(parser):
     parser.addoption("--require-gpu", action="store_true", help="fail where a GPU test would be skipped")
+    parser.addoption("--slow", action="store_true", help="run slow tests, too, with more examples")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: the long matrix of what the short run shows once (pytest --slow)")
+    # A shell has what it starts in the background ignore SIGINT, which tests send to themselves and to scripts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    profile = "slow" if config.getoption("--slow") else "ci"
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+
+
+def pytest_collection_finish():
+    """Spare collections of garbage, which some tests ask for, a look at all modules that were imported."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave the slow tests out, unless they are asked for: by an option, an expression, or by name."""
+    asked = config.getoption("--slow") or "slow" in config.getoption("-m") or any("::" in one for one in config.args)
+    slow = [] if asked else [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 def pytest_runtest_setup(item):

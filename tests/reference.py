@@ -13,7 +13,7 @@ from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
-from linumpy.plan.launches import plan_launches
+from linumpy.plan.launches import DeviceLimits, plan_launches
 from linumpy.plan.read import plan_read
 from linumpy.plan.workspace import decode_words, decoded_room
 
@@ -43,6 +43,8 @@ class PreadFile:
 
 class PreadEngine(engines.CuFileEngine):
     """The kvikio engine with another file in place of kvikio's."""
+
+    name = "pread"
 
     def __init__(self, opener=PreadFile):
         self.open = opener
@@ -130,6 +132,8 @@ class NumpySlots:
 class NumpyEncodedSlots(NumpySlots):
     """Slots whose chunks are decoded before they are placed: by numcodecs, or by the device's own kernels."""
 
+    limits = DeviceLimits(processors=4, shared_nbytes=227 * 1024)
+
     def __init__(self, out, job, *, direct, kernels=None):
         super().__init__(out, job, direct=direct)
         self._kernels = kernels
@@ -170,8 +174,7 @@ class NumpyEncodedSlots(NumpySlots):
         words = decode_words(chain, slab.piece_place, slab.piece_nbytes, place, chunk_nbytes)
         memory[space.words :][: len(words)] = words
         status = np.zeros(n, np.int32)
-        for one in plan_launches(chain, space, memory.ctypes.data, status.ctypes.data, n, chunk_nbytes, 4):
-            self._kernels(one)
+        self._kernels(plan_launches(chain, space, memory.ctypes.data, status.ctypes.data, n, chunk_nbytes, self.limits))
         assert (memory[self._job.way.slot.nbytes :] == 0xA5).all(), "a kernel wrote behind its slot"
         self._failed += slab.pieces[status != 0].tolist()
         return memory[space.decoded :]
@@ -198,23 +201,31 @@ class NumpyHostSlots(NumpySlots):
         self._scatter(table, copied)
 
 
-def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
+def make_plan(source, region=None):
     plan = plan_read(read_layout(open_source(source)), region)
     assert plan.layout.unsupported is None, plan.layout.unsupported
+    return plan
+
+
+def make_job(source, region=None, *, dtype=None, scratch_bytes=None, direct=False, **options):
+    plan = make_plan(source, region)
     request = ReadRequest(plan, result_dtype(plan, dtype), None, scratch_bytes or DEFAULT_SCRATCH_BYTES)
-    return jobs.make_job(request, direct=direct, **options)
+    (job,) = jobs.plan_transfer(request, direct=direct, **options).jobs()
+    return job
 
 
 def execute(job, engine=None, kernels=None):
     """Run the reader's loop, with POSIX batches unless told otherwise, into a result that is poisoned first."""
     out = np.full(max(1, job.plan.region.size * job.request.dtype.itemsize), 0x5A, np.uint8)
     if job.plan.region.size:
-        _execute(job, out, engine or (PreadEngine() if job.direct else engines.PosixEngine(2)), kernels)
+        execute_into(job, out, engine, kernels)
     out = out[: job.plan.region.size * job.request.dtype.itemsize]
     return out.view(job.request.dtype).reshape(job.plan.shape)
 
 
-def _execute(job, out, engine, kernels):
+def execute_into(job, out, engine=None, kernels=None):
+    """Do the same into the bytes of a result."""
+    engine = engine or (PreadEngine() if job.direct else engines.PosixEngine(2))
     if job.way is None:
         slots = NumpySlots(out, job, direct=job.direct)
         reader.run(job, slots, engine)

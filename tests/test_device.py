@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import logging
+import os
 import re
 import shlex
 import sys
@@ -112,6 +113,34 @@ def test_the_environment_sets_the_default(cupy_with, monkeypatch):
     monkeypatch.setenv("LINUMPY_DEVICE", "tpu")
     with pytest.raises(ValueError, match="LINUMPY_DEVICE='tpu' is unknown: set it to one of auto, cuda, cpu"):
         device.resolve()
+
+
+def test_a_child_forked_after_cuda_was_started_says_so(cupy_with, monkeypatch):
+    cupy_with(2)
+    monkeypatch.setattr(device, "_cuda_started", False)
+    assert in_a_forked_child(lambda: str(device.why_no_cuda())) == "None"
+    assert device.resolve("auto").is_cuda
+    assert in_a_forked_child(lambda: device.resolve("auto").kind) == "cpu"
+    reason = in_a_forked_child(lambda: device.why_no_cuda())
+    assert "forked after CUDA had been started" in reason
+    assert "spawn" in reason
+    assert device.why_no_cuda() is None
+
+
+def in_a_forked_child(function):
+    """Run a function that returns text in a child made by ``os.fork``."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, function().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as text:
+        answer = text.read()
+    os.waitpid(child, 0)
+    return answer
 
 
 def test_bad_wishes():

@@ -39,7 +39,8 @@ def run_all():
 
 
 def check(names):
-    assert np.median(np.abs(names["found"] - names["truth"])) <= 1
+    assert np.nanmedian(np.abs(names["found"] - names["truth"])) < 0.25
+    assert abs(np.nanmedian(names["found"] - names["truth"])) < 0.1
     assert names["isotropic"].shape == (56, 192, 192)
     assert len(names["pictures"]) == 4
     for steps in names["timed"].values():

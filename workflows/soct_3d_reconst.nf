@@ -3,7 +3,7 @@
 // surface and its mean along depth are written, and all slices are stacked.
 //
 //   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
-//       --resolution 10 --focal_tile_shape '128 128' --output results
+//       --resolution 10 --tile_shape '512 512' --output results
 //
 // Parameters and their defaults are in nextflow.config, and explained in README.md.
 
@@ -49,7 +49,7 @@ process fix_focal_curvature {
 
     script:
     """
-    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr ${option('tile_shape', params.focal_tile_shape)} --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --n_levels ${params.n_levels} ${device()}
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --n_levels ${params.n_levels} ${device()}
     """
 }
 

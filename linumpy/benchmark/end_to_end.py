@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from linumpy.benchmark import machine
 from linumpy.benchmark.kernel_case import verdict_of
@@ -29,6 +28,7 @@ from linumpy.gpu.resample_tiles import resample_tiles
 from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
 from linumpy.io.synthetic import MosaicSpec, block
+from linumpy.io.volume import Volume
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
@@ -244,7 +244,12 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
         grid.new_box,
         lambda path: _new_grid(path, grid),
         lambda path: resample_mosaic_grid(
-            source, path, RESOLUTION_UM, use_gpu=request.use_gpu, tile_bytes=request.tile_bytes
+            source,
+            path,
+            RESOLUTION_UM,
+            tile_shape=request.tile[1:],
+            use_gpu=request.use_gpu,
+            tile_bytes=request.tile_bytes,
         ),
         check,
     )
@@ -304,12 +309,12 @@ def _measure(
     return replace(measured, **{kind: tuple(one) for kind, one in times.items()})  # type: ignore[arg-type]
 
 
-def _read_all(script: _Script, array: zarr.Array, use_gpu: bool) -> None:
+def _read_all(script: _Script, array: Volume, use_gpu: bool) -> None:
     for box in script.places:
         read_box(array, box, use_gpu)
 
 
-def _compute_all(script: _Script, array: zarr.Array, use_gpu: bool) -> Callable[[], object]:
+def _compute_all(script: _Script, array: Volume, use_gpu: bool) -> Callable[[], object]:
     """Compute batches that were read before, one of each shape."""
     tiles = {_shape(box): read_box(array, box, use_gpu) for box in _one_of_each(script.places)}
 
@@ -320,7 +325,7 @@ def _compute_all(script: _Script, array: zarr.Array, use_gpu: bool) -> Callable[
     return compute_all
 
 
-def _write_all(script: _Script, array: zarr.Array, use_gpu: bool, result: Path) -> Callable[[], object]:
+def _write_all(script: _Script, array: Volume, use_gpu: bool, result: Path) -> Callable[[], object]:
     """Write results that were computed before, one of each shape."""
     made = {_shape(box): script.compute(box, read_box(array, box, use_gpu)) for box in _one_of_each(script.places)}
 
@@ -333,7 +338,7 @@ def _write_all(script: _Script, array: zarr.Array, use_gpu: bool, result: Path) 
     return write_all
 
 
-def _one_after_another(script: _Script, array: zarr.Array, use_gpu: bool, result: Path) -> None:
+def _one_after_another(script: _Script, array: Volume, use_gpu: bool, result: Path) -> None:
     write: Write
     with script.image(result) as (write, _):
         for box in script.places:

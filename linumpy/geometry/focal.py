@@ -16,6 +16,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.gpu.gather import shift_along_depth
+from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 
 #: Rounds of reweighting, and the residual, in robust standard deviations, from which on a voxel counts less (Huber).
 _ROUNDS, _HUBER = 8, 1.345
@@ -210,27 +211,25 @@ def correct_focal_curvature(
     there = on_device if use_gpu is None else use_gpu
     here = vol if there == on_device else require_cuda().asarray(vol) if there else to_host(vol)
     form = curvature.vv, curvature.vu, curvature.uu
-    shifts = _shifts(tuple(curvature.tile_shape), form, interpolate, _queue(array_module(here)) if there else None)
+    shifts = _shifts(tuple(curvature.tile_shape), form, interpolate, current_queue() if there else None).get()
     out = shift_along_depth(here, shifts, depth_axis=depth_axis, origin=origin, wrap=wrap, fill_value=fill_value)
     if there == on_device:
         return out
     return to_host(out) if there else require_cuda().asarray(out)
 
 
-def _queue(cupy: ModuleType) -> tuple[int, int]:
-    """CuPy's current device and stream: what is uploaded on one stream is not yet there for another."""
-    return cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr
-
-
 @functools.lru_cache(maxsize=8)
 def _shifts(
-    tile_shape: tuple[int, int], form: tuple[float, float, float], interpolate: bool, queue: tuple[int, int] | None
-) -> Any:
+    tile_shape: tuple[int, int],
+    form: tuple[float, float, float],
+    interpolate: bool,
+    queue: tuple[int, int, int] | None,
+) -> Uploaded:
     """Give the shift of each A-line of a tile; kept, because a mosaic asks for the same ones slab after slab."""
     depth = FocalCurvature(tile_shape, *form, 0.0, 0).depth()
     shifts = depth.astype(np.float32) if interpolate else np.floor(depth + 0.5).astype(np.int32)
     shifts.setflags(write=False)
-    return shifts if queue is None else require_cuda().asarray(shifts)
+    return Uploaded(shifts, None) if queue is None else uploaded(require_cuda().asarray(shifts))
 
 
 def _places(xp: ModuleType, n: int) -> Any:

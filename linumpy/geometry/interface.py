@@ -14,7 +14,7 @@ from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu import interface
 from linumpy.gpu.gather import shift_along_depth
-from linumpy.gpu.interface_filters import interface_by_filters, ndimage_module
+from linumpy.gpu.interface_filters import ndimage_module
 
 __all__ = ["InterfaceFit", "crop_below_interface", "find_tissue_interface", "fit_interface", "remove_outliers"]
 
@@ -24,50 +24,47 @@ def find_tissue_interface(
     s_xy: int = 15,
     s_z: float = 2,
     use_log: bool = True,
+    mask: Any = None,
     order: int = 1,
     detect_cutting_errors: bool = False,
-    depth_axis: int = -1,
-    mask: Any = None,
     *,
+    depth_axis: int | None = None,
+    definition: str = "linumpy",
+    min_contrast: float = 5.0,
+    return_confidence: bool = False,
     use_gpu: bool | None = None,
 ) -> Any:
-    """Find for each A-line the voxel at which tissue begins.
+    """Find for each A-line where tissue begins, on the device that the caller chooses.
 
     Parameters
     ----------
-    vol, s_xy, s_z, use_log, order, detect_cutting_errors, depth_axis
-        As for :func:`linumpy.gpu.interface.find_tissue_interface`.
-    mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Of the volume's shape, or of the shape of its lateral axes. Voxels outside take no part: means are taken over
-        voxels inside; along an A-line, voxels outside repeat the last one inside above them (those above the first,
-        the first), so that the edge of the mask is no edge of intensity; and the surface is looked for inside. This
-        goes by a chain of filters, on the GPU too.
+    vol, s_xy, s_z, use_log, mask, order, detect_cutting_errors, depth_axis, definition, min_contrast, return_confidence
+        As for :func:`linumpy.gpu.interface.find_tissue_interface`, and so are results and errors.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default where the volume is.
 
     Returns
     -------
-    numpy.ndarray or cupy.ndarray of int32, rank 2
-        Voxels along depth; -1 where an A-line has no voxel inside the mask. On the device if the volume is, else on
-        the host.
+    numpy.ndarray or cupy.ndarray, rank 2
+        Voxels along depth: int32, or float32 for ``definition="edge"``. On the device if the volume is, else on the
+        host. With `return_confidence` a second one, the contrast.
 
     Raises
     ------
-    ValueError, TypeError
-        As :func:`linumpy.gpu.interface.find_tissue_interface`; a mask of another shape.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
-    arguments = (s_xy, s_z, use_log, order, detect_cutting_errors, depth_axis)
     on_device = is_device_array(vol)
     there = on_device if use_gpu is None else bool(use_gpu)
     bring = _bringer(there)
-    if mask is None:
-        found = interface.find_tissue_interface(bring(vol), *arguments)
-    else:
-        interface.check_arguments(vol, s_xy, s_z, order, depth_axis)
-        found = interface_by_filters(bring(vol), *arguments, mask=bring(mask))
-    return found if there == on_device else _bringer(on_device)(found)
+    found = interface.find_tissue_interface(
+        bring(vol), s_xy, s_z, use_log, None if mask is None else bring(mask), order, detect_cutting_errors,
+        depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
+    )  # fmt: skip
+    if there == on_device:
+        return found
+    back = _bringer(on_device)
+    return tuple(map(back, found)) if return_confidence else back(found)
 
 
 def remove_outliers(

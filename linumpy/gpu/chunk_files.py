@@ -23,6 +23,7 @@ import zarr
 from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.budget import PROCESS, Share
 from linumpy.io.raw_chunks import write_file
 from linumpy.plan.pyramid import Box
 
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 
 #: What lands in pinned memory at a time, unless one chunk takes more; there are two such places.
 _LANDING_NBYTES = 64 * 2**20
-#: Files open at the same time; kvikio opens each twice.
-_OPEN_FILES = 128
+#: Files open at the same time, and how often kvikio opens each.
+_OPEN_FILES, _DESCRIPTORS = 128, 2
 
 
 def read_to_device(array: zarr.Array, box: Box) -> Any:
@@ -137,9 +138,11 @@ def _whole_and_ragged(length: int, chunk: int) -> Any:
 
 def write_rows(paths: list[str], rows: Any) -> None:
     """Write each row of bytes to its file; those under way are waited for whatever happens."""
-    with transfer_settings():
-        for begin in range(0, len(paths), _OPEN_FILES):
-            some = slice(begin, begin + _OPEN_FILES)
+    most = min(_OPEN_FILES, len(paths))
+    with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * most)) as share, transfer_settings():
+        step = share.descriptors // _DESCRIPTORS
+        for begin in range(0, len(paths), step):
+            some = slice(begin, begin + step)
             batch = _Batch(rows.shape[1])
             try:
                 batch.start(paths[some], rows[some])

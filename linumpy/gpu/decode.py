@@ -7,10 +7,12 @@ read and write where nothing is theirs, after which the process has lost its GPU
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, load
-from linumpy.plan.launches import Launch
+from linumpy.plan.launches import DeviceLimits, Launch
 
 #: A kernel that wants more shared memory, together with what it declares, must ask for it.
 _WITHOUT_ASKING = 2**13
@@ -19,6 +21,12 @@ _WITHOUT_ASKING = 2**13
 def kernel_spec(launch: Launch) -> KernelSpec:
     """Name the kernel of a launch; decoders are compiled for no type and no shape."""
     return KernelSpec(launch.source, launch.kernel, (("TEAM_WARPS", str(launch.team)),) if launch.team else ())
+
+
+def limits_of(device: Any) -> DeviceLimits:
+    """Ask a ``cupy.cuda.Device`` what the launches are planned by."""
+    attributes = device.attributes
+    return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 def start(launches: list[Launch]) -> None:

@@ -52,7 +52,7 @@ class EncodedSlots:
         assert way.slot is not None
         self._cupy, self.depth, self._target, self._timed = cupy, depth, target, timed
         self._chain, self._slot, self._chunk_nbytes = way.chain, way.slot, chunk_nbytes
-        self._processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._limits = decode.limits_of(cupy.cuda.Device())
         self._stream = cupy.cuda.get_current_stream()
         self._copies = cupy.cuda.Stream(non_blocking=True)
         self._streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(depth)]
@@ -115,7 +115,7 @@ class EncodedSlots:
     def _launches(self, base: int, slab: Slab, space: Workspace) -> list[Launch]:
         done = sum(map(len, self._rows))
         status = int(self._status.data.ptr) + 4 * done
-        return plan_launches(self._chain, space, base, status, len(slab.pieces), self._chunk_nbytes, self._processors)
+        return plan_launches(self._chain, space, base, status, len(slab.pieces), self._chunk_nbytes, self._limits)
 
     def _write_words(self, slot: int, slab: Slab, table: ScatterTable, at: int) -> int:
         """Write records and table into pinned memory; returns their bytes."""
@@ -142,15 +142,21 @@ class EncodedSlots:
         return stream.record(self._cupy.cuda.Event(disable_timing=not self._timed))
 
     def fill(self, table: ScatterTable) -> None:
-        """Write fill values, on the caller's stream."""
+        """Write fill values, on the caller's stream, after all that was placed before."""
+        self._order()
         words = self._cupy.asarray(table_words(table, self._target.fill))
         launch(table, self._target.conversion, 0, self._target.address, words.data.ptr)
 
     def finish(self) -> None:
         """Wait for all decoders, whatever became of them, and order their work before the caller's next."""
+        self._order()
+        for stream in (self._copies, *self._streams):
+            stream.synchronize()
+
+    def _order(self) -> None:
+        """Let the caller's stream wait for those of the slots."""
         for stream in (self._copies, *self._streams):
             self._stream.wait_event(self._event(stream))
-            stream.synchronize()
 
     def failed(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces whose chunks could not be decoded, and what the decoders said; after :meth:`finish`."""

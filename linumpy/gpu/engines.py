@@ -50,6 +50,8 @@ class Engine(Protocol):
 
     name: str
     descriptors_per_file: int
+    #: Descriptors that the files of a slab may take, duplicates included; set by the reader.
+    descriptors_per_slab: int
 
     def __enter__(self) -> Any: ...
 
@@ -65,6 +67,7 @@ class Engine(Protocol):
 class CuFileEngine:
     """Reads through kvikio."""
 
+    descriptors_per_slab = 0  # it makes no duplicates
     descriptors_per_file = 2  # kvikio opens every file twice, with and without O_DIRECT
 
     def __init__(self, *, direct: bool) -> None:
@@ -151,6 +154,7 @@ class PosixEngine:
 
     name = "POSIX lio_listio into pinned host memory"
     descriptors_per_file = 1
+    descriptors_per_slab = 2**62
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -170,7 +174,8 @@ class PosixEngine:
     def start(self, files: list[Any], slab: Slab, slots: Slots, slot: int) -> Pending:
         """Queue one batch with all reads of the slab, cut into tasks."""
         rows, within = _tasks(np.array([0 if file is None else 1 for file in files]) * slab.nbytes)
-        descriptors = _spread(files, rows, self._threads)
+        each = self.descriptors_per_slab // max(1, len({id(file) for file in files}))
+        descriptors = _spread(files, rows, max(1, min(self._threads, each)))
         nbytes = np.minimum(slab.nbytes[rows] - within, TASK_NBYTES)
         addresses = slots.addresses(slot, slab)[rows] + within
         batch = self._caller.submit(posix_aio.read_batch, descriptors, addresses, nbytes, slab.offset[rows] + within)
@@ -187,7 +192,8 @@ def _tasks(nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _spread(files: list[Any], rows: np.ndarray, threads: int) -> np.ndarray:
     """Give each task a descriptor: reads from one descriptor wait for each other."""
-    if len(rows) == len(files) == len({id(file) for file in files}):  # small chunks: a file and a task each
+    # Small chunks: a file and a task each. Their numbers alone do not tell: one file may have two, a missing one none.
+    if np.array_equal(rows, np.arange(len(files))) and len({id(file) for file in files}) == len(files):
         return np.array([file.descriptor for file in files], np.int64)
     tasks: dict[int, list[int]] = {}
     for task, row in enumerate(rows.tolist()):
@@ -243,6 +249,8 @@ def choose_engine(*, direct: bool, read_nbytes: float, encoded: bool = False) ->
         Whether chunks are decoded, which takes longer than reading them: then the time that kvikio needs to set up its
         threads, about 2 ms a call, counts for more than what it saves on long reads.
     """
-    if direct or (read_nbytes > LONG_READ_NBYTES and not encoded) or posix_aio.why_unavailable():
+    if direct or (read_nbytes > LONG_READ_NBYTES and not encoded):
         return CuFileEngine(direct=direct)
-    return PosixEngine(wanted_threads())
+    threads = wanted_threads()
+    posix_aio.set_threads(threads)  # before why_unavailable(), whose trial is the batch that settles the number
+    return CuFileEngine(direct=direct) if posix_aio.why_unavailable() else PosixEngine(threads)

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.job import Job
 from linumpy.gpu.scatter import launch, table_words
 from linumpy.gpu.slots import Target
+from linumpy.io.budget import Share
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.plan.scatter import ScatterTable
 from linumpy.plan.slabs import MAX_PIECES
@@ -55,6 +57,35 @@ class _Chunk:
     decoded: Future[None]
 
 
+@dataclass(frozen=True)
+class HostShare:
+    """What decodes the chunks of a read.
+
+    Attributes
+    ----------
+    threads : int
+        Threads, each with a file open.
+    buffers : int
+        Chunks that are decoded or copied at the same time.
+    """
+
+    threads: int
+    buffers: int
+
+
+@contextmanager
+def decoding(job: Job, chunks: int) -> Iterator[HostShare]:
+    """Hold threads, files and memory for decoding so many chunks; inside another such block of the job, those."""
+    chunk_nbytes = job.plan.layout.chunk_nbytes
+    held = 2 * chunk_nbytes  # a buffer, and the stored bytes that it is decoded from
+    threads = min(job.threads, max(1, chunks))
+    # One more file is the shard whose index is read meanwhile.
+    most = Share(1 + threads, buffer_count(chunk_nbytes, chunks, threads) * held, threads)
+    with job.holding(Share(2, held, 1), most) as share:
+        threads = min(share.threads, share.descriptors - 1)
+        yield HostShare(threads, min(buffer_count(chunk_nbytes, chunks, threads), max(1, share.host_nbytes // held)))
+
+
 def run(job: Job, slots: HostSlots, rows: Iterable[np.ndarray]) -> None:
     """Decode the chunks of pieces and place them.
 
@@ -68,7 +99,7 @@ def run(job: Job, slots: HostSlots, rows: Iterable[np.ndarray]) -> None:
         Pieces in some order, those of a chunk together.
     """
     pending: deque[_Chunk] = deque()
-    with ThreadPoolExecutor(job.threads, "linumpy-decode") as pool:
+    with decoding(job, slots.count) as share, ThreadPoolExecutor(share.threads, "linumpy-decode") as pool:
         try:
             for number, mine in enumerate(chunk for some in rows for chunk in _by_chunk(job, some)):
                 if len(pending) == slots.count:
@@ -106,18 +137,19 @@ def _decode(job: Job, row: int, buffer: np.ndarray) -> None:
 
 
 def _read(job: Job, row: int) -> bytes:
-    offset, nbytes = int(job.stored_offset[row]), int(job.stored_nbytes[row])
+    number, offset, nbytes = int(job.number[row]), int(job.stored_offset[row]), int(job.stored_nbytes[row])
     try:
-        descriptor = os.open(job.path(job.number[row]), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(job.path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            stored = _pread(descriptor, nbytes, offset)
-            grown = job.plan.layout.shard is None and os.fstat(descriptor).st_size != nbytes
+            before, stored, after = os.fstat(descriptor), _pread(descriptor, nbytes, offset), os.fstat(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise ChunkError(f"{job.chunk_name(row)} cannot be read: {error.strerror}") from error
-    if grown or len(stored) != nbytes:
-        raise ChunkError(f"{job.chunk_name(row)} had {nbytes} bytes, and has another size now: is it being written?")
+    job.check_version(number, before)
+    job.check_version(number, after)
+    if len(stored) != nbytes:
+        raise ChunkError(f"{job.chunk_name(row)}: {len(stored)} of {nbytes} bytes could be read")
     return stored
 
 
@@ -197,7 +229,5 @@ class DeviceHostSlots:
         launch(table, self._target.conversion, source, self._target.address, words.data.ptr)
 
     def finish(self) -> None:
-        """Wait until no buffer is in use any more."""
-        for event in self._free:
-            if event is not None:
-                event.synchronize()
+        """Wait until no buffer is in use any more: neither those placed, nor one whose scatter could not be started."""
+        self._stream.record(self._cupy.cuda.Event(disable_timing=True)).synchronize()

@@ -94,53 +94,55 @@ def rows_of_lines(
 
 def columns(
     mean: Any,
-    surface: Any,
+    maps: tuple[Any, Any],
     profile: tuple[Any, ...],
     sizes: tuple[int, int, int],
     to: tuple[int, ...],
     radius: int,
-    cutting: str,
+    kind: tuple[str, str],
 ) -> Launch:
     """Find where the profile of each A-line is largest, in what :func:`strips` wrote.
 
     Parameters
     ----------
-    mean, surface : array
-        float32 of shape (depth, rows, b), and the map to be written, int32.
+    mean : array
+        float32 of shape (depth, rows, b).
+    maps : (array, array)
+        To be written: the surface, and its contrast, which is left alone where no edge is wanted.
     profile : tuple
-        Weights on the device, whether the order is odd, half of s_z.
+        Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the rule.
     sizes : (int, int, int)
         Rows, b, depth.
     to : tuple of int
         Strides of the map along a and b.
     radius : int
         How far the weights reach.
-    cutting : str
-        ``"1"`` for the rule for cutting errors.
+    kind : (str, str)
+        ``"1"`` for the rule for cutting errors; ``"1"`` for the place of the edge.
     """
     count, size_b, depth = sizes
-    args = (mean, surface, *profile, *int64(count * size_b), *int32(count, size_b, depth), *int64(*to))
-    spec = kernel_spec("march_columns", np.dtype(np.float32), cutting=cutting, radius=radius)
+    args = (mean, *maps, *profile, *int64(count * size_b), *int32(count, size_b, depth), *int64(*to))
+    spec = kernel_spec("march_columns", np.dtype(np.float32), kind=kind, radius=radius)
     return Launch(spec, -(-count * size_b // _COLUMN_THREADS), _COLUMN_THREADS, args)
 
 
 def lines(
     mean: Any,
-    surface: Any,
+    maps: tuple[Any, Any],
     profile: tuple[Any, ...],
     sizes: tuple[int, int, int],
     to: tuple[int, ...],
     s: int,
     radius: int,
-    cutting: str,
+    kind: tuple[str, str],
 ) -> Launch:
     """Take the mean over s voxels along b and find the surface, as :func:`columns` from what `rows_of_lines` wrote."""
     count, size_b, depth = sizes
     segment = -(-_ROWS // _LINES) * _LINES
     segments = -(-size_b // segment)
     threads = next(n for n in _LINE_THREADS if depth <= n)
-    args = (mean, surface, *profile, *int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*to))
-    spec = kernel_spec("march_lines", np.dtype(np.float32), cutting=cutting, s=s, radius=radius, threads=threads)
+    args = (mean, *maps, *profile, *int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*to))
+    spec = kernel_spec("march_lines", np.dtype(np.float32), kind=kind, s=s, radius=radius, threads=threads)
     return Launch(spec, count * segments, threads, args)
 
 
@@ -154,7 +156,7 @@ def kernel_spec(
     source: np.dtype,
     *,
     log: str = "0",
-    cutting: str = "0",
+    kind: tuple[str, str] = ("0", "0"),
     s: int = 1,
     radius: int = 1,
     threads: int = _LINE_THREADS[0],
@@ -163,7 +165,8 @@ def kernel_spec(
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "LOG": log,
-        "CUTTING": cutting,
+        "CUTTING": kind[0],
+        "EDGE": kind[1],
         "S": str(s),
         "RADIUS": str(radius),
         "THREADS": str(threads),

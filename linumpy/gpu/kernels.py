@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import re
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,49 @@ def load(spec: KernelSpec) -> Any:
     import cupy
 
     return _load(spec, cupy.cuda.runtime.getDevice())
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What is kept on a device from one call to the next, such as tables.
+
+    Attributes
+    ----------
+    value : object
+        Arrays on the device, or in tests on the host.
+    event : cupy.cuda.Event or None
+        Recorded behind the upload; None on the host.
+    """
+
+    value: Any
+    event: Any
+
+    def get(self) -> Any:
+        """Return the value, good for what is queued on CuPy's current stream from now on."""
+        if self.event is not None:
+            import cupy
+
+            cupy.cuda.get_current_stream().wait_event(self.event)
+        return self.value
+
+
+def uploaded(value: Any) -> Uploaded:
+    """Note that a value has just been uploaded on CuPy's current stream."""
+    import cupy
+
+    return Uploaded(value, cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True)))
+
+
+def current_queue() -> tuple[int, int, int]:
+    """Name CuPy's current queue of work: device, stream, and thread, since each thread may have its own default stream.
+
+    What is kept is kept for a queue: let go of, its memory is given to later work of the same queue, while another one
+    could still read it. The number of a stream that is gone may be given to a new one, which has not waited for
+    uploads on the old one; :class:`Uploaded` does.
+    """
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice()), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
 
 
 #: Types of real numbers, by NumPy's name without the byte order, as number.cuh reads them.

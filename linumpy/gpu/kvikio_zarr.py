@@ -8,6 +8,7 @@ bytes that cannot be right.
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,11 @@ import numpy as np
 
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
-from linumpy.gpu import output, reader
+from linumpy.gpu import host_decode, output, reader
 from linumpy.gpu.encoded_slots import EncodedSlots
 from linumpy.gpu.engines import choose_engine
-from linumpy.gpu.host_decode import DeviceHostSlots, buffer_count
-from linumpy.gpu.job import Job, make_job
+from linumpy.gpu.host_decode import DeviceHostSlots
+from linumpy.gpu.job import Counts, Job, Transfer, plan_transfer
 from linumpy.gpu.output import ReadRequest
 from linumpy.gpu.report import ReadReport
 from linumpy.gpu.slots import Target
@@ -69,21 +70,25 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
     """
     require_kvikio()
     with output.device_of(request):
+        output.check_memory(request, 0)  # what cannot fit anyway is not planned
         direct, gds = gds_mode(request.plan.layout.root or "")
-        job = make_job(request, direct=direct)
-        output.check_memory(request, job.scratch_bytes)
+        transfer = plan_transfer(request, direct=direct)
+        output.check_memory(request, transfer.scratch_bytes)
         array = output.allocate(request)
+        jobs = transfer.jobs()
+        first = next(jobs)
         planned = time.perf_counter()
-        work = _carry_out(job, array, timed=timed) if array.size else _Work("none", 0.0, 0.0)
-        done = time.perf_counter()
-        return array, _report(job, gds, work, planned - begin, done - planned)
+        done = [_carry_out(job, array, timed=timed) for job in itertools.chain([first], jobs)] if array.size else []
+        return array, _report(transfer, gds, done, planned - begin, time.perf_counter() - planned)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What read the bytes, and the seconds of the kernels; None where they were not taken."""
+    """What read the bytes of a job, its counts, and the seconds of the kernels; None where they were not taken."""
 
     engine: str
+    counts: Counts
+    chunks_filled: int
     decode_seconds: float | None
     scatter_seconds: float | None
 
@@ -93,51 +98,63 @@ def _carry_out(job: Job, array: Any, *, timed: bool) -> _Work:
     if job.way is not None and job.way.slot is None:
         return _by_host(job, target)
     engine = choose_engine(direct=job.direct, read_nbytes=job.mean_read, encoded=job.way is not None)
-    slots = job.slots(array, timed=timed)
-    reader.run(job, slots, engine)
+    with job.reading(engine.descriptors_per_file):
+        slots = job.slots(array, timed=timed)
+        reader.run(job, slots, engine)
     if not isinstance(slots, EncodedSlots):
-        return _Work(engine.name, 0.0, slots.scatter_seconds())
+        return _work(job, engine.name, 0.0, slots.scatter_seconds())
     rows, _ = slots.failed()
     rows = np.union1d(rows, job.counts.too_long)
     if len(rows):
-        count = buffer_count(job.plan.layout.chunk_nbytes, len(rows), job.threads)
-        reader.run_on_host(job, DeviceHostSlots(target, count, job.plan.layout.chunk_nbytes, slots.arena), [rows])
-    return _Work(engine.name, slots.decode_seconds(), slots.scatter_seconds())
+        with host_decode.decoding(job, len(rows)) as share:
+            given_up = DeviceHostSlots(target, share.buffers, job.plan.layout.chunk_nbytes, slots.arena)
+            reader.run_on_host(job, given_up, [rows])
+    return _work(job, engine.name, slots.decode_seconds(), slots.scatter_seconds())
 
 
 def _by_host(job: Job, target: Target) -> _Work:
     import cupy
 
-    layout = job.plan.layout
-    count = buffer_count(layout.chunk_nbytes, job.plan.chunk_count, job.threads)
-    reader.run_all_on_host(
-        job, DeviceHostSlots(target, count, layout.chunk_nbytes, cupy.empty(job.scratch_bytes, np.uint8))
-    )
-    return _Work("threads that read and decode into pinned host memory", None, None)
+    chunk_nbytes = job.plan.layout.chunk_nbytes
+    with host_decode.decoding(job, job.plan.chunk_count) as share:
+        arena = cupy.empty(job.scratch_bytes, np.uint8)
+        reader.run_all_on_host(job, DeviceHostSlots(target, share.buffers, chunk_nbytes, arena))
+    return _work(job, "threads that read and decode into pinned host memory", None, None)
 
 
-def _report(job: Job, gds: str, work: _Work, plan_seconds: float, read_seconds: float) -> ReadReport:
+def _work(job: Job, engine: str, decode_seconds: float | None, scatter_seconds: float | None) -> _Work:
     filled = len(np.unique(job.pieces.chunk[job.counts.filled], axis=0))
+    return _Work(engine, job.counts, filled, decode_seconds, scatter_seconds)
+
+
+def _sum(seconds: list[float | None]) -> float | None:
+    taken = [one for one in seconds if one is not None]
+    return sum(taken, 0.0) if len(taken) == len(seconds) else None
+
+
+def _report(transfer: Transfer, gds: str, done: list[_Work], plan_seconds: float, read_seconds: float) -> ReadReport:
+    request, plan, counts = transfer.request, transfer.request.plan, [work.counts for work in done]
+    filled = sum(work.chunks_filled for work in done)
     return ReadReport(
-        source=job.plan.layout.name,
+        source=plan.layout.name,
         backend="kvikio",
         gds=gds,
-        engine=work.engine,
+        engine=done[0].engine if done else "none",
         fallback="",
-        shape=job.plan.shape,
-        dtype=str(job.request.dtype),
-        bytes_read=job.counts.bytes_read,
-        bytes_decoded=job.plan.region.size * job.request.dtype.itemsize,
-        chunks_read=job.plan.chunk_count - filled,
+        shape=plan.shape,
+        dtype=str(request.dtype),
+        bytes_read=sum(one.bytes_read for one in counts),
+        bytes_decoded=plan.region.size * request.dtype.itemsize,
+        chunks_read=plan.chunk_count - filled,
         chunks_filled=filled,
-        files_opened=job.counts.files_opened,
-        scratch_bytes=job.scratch_bytes,
+        files_opened=sum(one.files_opened for one in counts),
+        scratch_bytes=transfer.scratch_bytes,
         plan_seconds=plan_seconds,
         read_seconds=read_seconds,
-        scatter_seconds=work.scatter_seconds,
-        decoder="" if job.way is None else str(job.way),
-        decode_seconds=work.decode_seconds,
-        chunks_decoded_by_host=job.counts.by_host,
+        scatter_seconds=_sum([work.scatter_seconds for work in done]),
+        decoder="" if transfer.way is None else str(transfer.way),
+        decode_seconds=_sum([work.decode_seconds for work in done]),
+        chunks_decoded_by_host=sum(one.by_host for one in counts),
     )
 
 

@@ -18,7 +18,7 @@ from linumpy.errors import ChunkError
 from linumpy.gpu import host_decode
 from linumpy.gpu.engines import Engine, File, Pending
 from linumpy.gpu.host_decode import HostSlots
-from linumpy.gpu.job import Job
+from linumpy.gpu.job import Job, file_version
 from linumpy.gpu.slots import Slots
 from linumpy.gpu.stored import is_missing, locate
 from linumpy.plan.scatter import ScatterTable
@@ -30,7 +30,8 @@ def run(job: Job, slots: Slots, engine: Engine) -> None:
     pending: deque[_InFlight] = deque()
     missing: list[np.ndarray] = []
     lost: set[int] = set()
-    with engine:
+    with job.reading(engine.descriptors_per_file), engine:
+        engine.descriptors_per_slab = job.slab_descriptors
         try:
             for order, slab in enumerate(slabs(job, missing)):
                 if len(pending) == max(1, job.depth - 1):
@@ -112,7 +113,11 @@ class _InFlight:
 
     def __init__(self, job: Job, slab: Slab, slot: int) -> None:
         self._job, self._slab, self._slot = job, slab, slot
+        self._size = job.file_nbytes
+        # A raw chunk in several pieces may be opened for several slabs, all of which must find the same file.
+        self._noted = self._size is not None and len(job.pieces) > len(job.objects)
         self._files: list[File] = []
+        self._opened: list[int] = []
         self._reads: Pending | None = None
         self._lost: set[int] = set()
 
@@ -123,12 +128,9 @@ class _InFlight:
         # This loop runs once a chunk, and with small chunks it is what the whole read takes: everything that can be
         # made for all chunks at once is made before it.
         opened, file, files = -1, None, []
-        sizes = self._job.file_sizes(slab.object)
-        for number, path, size in zip(slab.object.tolist(), self._job.paths(slab.object), sizes, strict=True):
+        for number, path in zip(slab.object.tolist(), self._job.paths(slab.object), strict=True):
             if number != opened:
                 file, opened = self._open(number, path, engine), number
-                if file is not None and size is not None and (found := os.fstat(file.fileno()).st_size) != size:
-                    raise self._wrong_size(number, found, size)
             files.append(file)
         self._job.counts.files_opened += len(self._files)
         self._reads = engine.start(files, slab, slots, self._slot)
@@ -137,41 +139,49 @@ class _InFlight:
         try:
             file = engine.open(path)
         except Exception as error:
-            if is_missing(path):
+            if is_missing(path) and number not in self._job.versions:
                 self._lost.add(number)
                 return None
             raise ChunkError(f"{self._job.object_name(number)} cannot be opened: {error}") from error
         self._files.append(file)
+        self._opened.append(number)
+        found = os.fstat(file.fileno())
+        if self._size is not None and found.st_size != self._size:
+            layout = self._job.plan.layout
+            raise ChunkError(
+                f"{self._job.object_name(number)} has {found.st_size} bytes, but a raw chunk of {layout.dtype} "
+                f"{layout.chunk_shape} has {self._size}"
+            )
+        if self._noted:
+            self._job.versions.setdefault(number, file_version(found))
+        self._job.check_version(number, found)
         return file
 
-    def _wrong_size(self, number: int, found: int, size: int) -> ChunkError:
-        layout = self._job.plan.layout
-        if layout.chain is not None:
-            return ChunkError(
-                f"{self._job.object_name(number)} had {size} bytes, and has {found} now: is it being written?"
-            )
-        return ChunkError(
-            f"{self._job.object_name(number)} has {found} bytes, but a raw chunk of {layout.dtype} "
-            f"{layout.chunk_shape} has {size}"
-        )
+    def _check_versions(self) -> None:
+        """Notice a file that was written after it had been opened."""
+        if self._job.versions:
+            for number, file in zip(self._opened, self._files, strict=True):
+                self._job.check_version(number, os.fstat(file.fileno()))
 
     def complete(self, slots: Slots) -> set[int]:
         """Wait for the reads, close the files, place the slab; return the objects that were missing."""
         results = self._settle()
-        self._close()
         self._job.counts.reads += len(results)
         rows = zip(self._slab.object.tolist(), self._slab.nbytes.tolist(), results, strict=True)
         for number, nbytes, result in rows:
             if result != nbytes and number not in self._lost:
                 raise self._failure(number, nbytes, result)
             self._job.counts.bytes_read += 0 if number in self._lost else nbytes
+        self._check_versions()
+        self._close()
         self._place(slots)
         return self._lost
 
     def _place(self, slots: Slots) -> None:
         slab = self._slab
         if self._lost:
-            slab = slab.keep(~np.isin(self._job.number[slab.pieces], list(self._lost)))
+            lost = list(self._lost)
+            slab = slab.keep(~np.isin(slab.object, lost), ~np.isin(self._job.number[slab.pieces], lost))
         slots.place(self._slot, slab, self._job.table(slab))
 
     def _failure(self, number: int, nbytes: int, result: int | BaseException) -> BaseException:

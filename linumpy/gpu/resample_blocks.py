@@ -27,6 +27,7 @@ from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.source import Source, local_store, open_source
+from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 from linumpy.plan.resample import Block, ResamplePlan
 
@@ -49,6 +50,11 @@ class BlockJob:
         Where blocks are made.
     scratch_bytes : int or None
         Device memory that a read may use beyond its result.
+    index : tuple of int or None, optional
+        Which volume of the source is read, as :class:`linumpy.io.volume.Volume` has it; by default all axes are of
+        space.
+    entries : tuple of int
+        Where the volume lies in the target: the entry of each of its axes of time and channel.
     """
 
     source: Source
@@ -57,12 +63,16 @@ class BlockJob:
     cval: float
     device: str
     scratch_bytes: int | None
+    index: tuple[int | None, ...] | None = None
+    entries: tuple[int, ...] = ()
 
-    def open(self) -> tuple[zarr.Array, zarr.Array]:
+    def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
         # Without it a block of zeros would not be written, and a resumed run leave what was there before.
         target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
-        return open_source(self.source), target.with_config({"write_empty_chunks": True})
+        target = target.with_config({"write_empty_chunks": True})
+        source = open_source(self.source)
+        return as_volume(source) if self.index is None else Volume(source, self.index), target
 
 
 def make_block(job: BlockJob, number: int) -> int:
@@ -150,7 +160,8 @@ class HostStage:
         native = self._source.dtype.newbyteorder("=")
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, native)
-        return np.asarray(read_chunks_on_host(self._source, block.source_box), native, order="C")
+        region = self._source.region(block.source_box)
+        return np.asarray(read_chunks_on_host(self._source.array, region), native, order="C")
 
     def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
         """Make the block."""
@@ -159,7 +170,7 @@ class HostStage:
 
     def write(self, block: Block, result: np.ndarray) -> None:
         """Write it."""
-        write_block(self._chunks, block, result)
+        write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
         """Wait for the threads that write."""
@@ -208,7 +219,8 @@ class CudaStage:
                 self._reading.wait_event(self._free[slot])
             box = _view(self._boxes[slot], block.source_shape, self._dtype)
             if box.size:
-                read_zarr_to_gpu(self._source, region=block.source_box, out=box, scratch_bytes=self._job.scratch_bytes)
+                region = self._source.region(block.source_box)
+                read_zarr_to_gpu(self._source.array, region=region, out=box, scratch_bytes=self._job.scratch_bytes)
             return box, self._reading.record()
 
     def transform(self, block: Block, source: Any) -> Any:
@@ -226,7 +238,7 @@ class CudaStage:
         out, made = result
         with self._device(), self._writing:
             self._writing.wait_event(made)
-            write_block(self._chunks, block, out)
+            write_block(self._chunks, block, out, self._job.entries)
 
     def close(self) -> None:
         """Wait for all streams: after an error the last kernel may still be at work."""
@@ -258,9 +270,10 @@ def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def write_block(chunks: Chunks, block: Block, data: Any) -> None:
-    """Write a block, whole chunks or shards, to the last byte."""
-    chunks.write(block.box, data)
+def write_block(chunks: Chunks, block: Block, data: Any, entries: tuple[int, ...] = ()) -> None:
+    """Write a block of a volume, whole chunks or shards, to the last byte."""
+    leading = tuple(slice(one, one + 1) for one in entries)
+    chunks.write((*leading, *block.box), data[(None,) * len(entries)])
 
 
 def device_of_workers(client: Any, device: str) -> str:

@@ -12,11 +12,12 @@ import itertools
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from linumpy.io.pyramid import halve, halve_by_threads
 from linumpy.io.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.io.resumable import Request, Resumable, resumable_folder
 from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
+from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.io.writer import STEP_BYTES, Progress
 from linumpy.plan.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.pyramid import Pyramid, split
@@ -45,16 +47,6 @@ from linumpy.plan.resample import AffineGrid, Block, ResamplePlan, anti_aliasing
 
 #: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
-
-
-@dataclass(frozen=True)
-class _Volume:
-    """The volume to resample, with what its metadata says."""
-
-    array: zarr.Array
-    axes: str
-    spacing: tuple[float, ...]
-    origin: tuple[float, ...]
 
 
 def resample_zarr(
@@ -73,6 +65,8 @@ def resample_zarr(
     levels: int = 1,
     downsampling: str | None = None,
     level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
     source_spacing: Sequence[float] | None = None,
     device: str = "auto",
     device_memory: int | None = None,
@@ -92,7 +86,8 @@ def resample_zarr(
     Parameters
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes, all of space; or an array, with `source_spacing`.
+        An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, each of whose times and channels is
+        resampled by itself; or an array of two or three axes, with `source_spacing`.
     target : str or Path
         Folder of the OME-Zarr image (NGFF 0.5) to make.
     transform_or_spacing : float, sequence of float, or matrix
@@ -118,12 +113,15 @@ def resample_zarr(
     cval : float
         Value outside, for the constant modes.
     chunks, shards, compressors, levels
-        Of the target, as for :func:`linumpy.io.writer.write_omezarr`.
+        Of the target, as for :func:`linumpy.io.writer.write_omezarr`; `chunks` and `shards` along the axes of space,
+        of one time and one channel each.
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :func:`linumpy.io.writer.write_omezarr`. By default ``"label"`` with order
         0, whose voxels may be labels, and else ``"mean"``.
     level : int
         Resolution level of the source; 0 is the finest.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them. The target has those with more than one entry.
     source_spacing : sequence of float, optional
         Voxel spacing of the source in µm (of its level 0), where it is not in its metadata or wrong there.
     device : {"auto", "cuda", "cpu"}
@@ -152,10 +150,10 @@ def resample_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        There is no such source; it is no image, or was written to meanwhile; its spacing is not known, or its axes are
-        not all of space.
+        There is no such source; it is no image, or was written to meanwhile; its spacing is not known; it has axes that
+        are neither space, time nor channel.
     ValueError, TypeError
-        A transform, shape, order, mode, chunks, shards or dtype that does not fit.
+        A channel or time that is not there; a transform, shape, order, mode, chunks, shards or dtype that does not fit.
     FileExistsError, ResumeError
         The target is there; another run is writing it, or one with another request has begun to.
     ChunkError
@@ -181,23 +179,24 @@ def resample_zarr(
         downsampling = "label" if order == 0 else "mean"
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
-    volume = _open_volume(source, level, source_spacing)
+    volumes = _open_volumes(source, level, channel, time, source_spacing)
+    volume, leading = volumes.first, len(volumes.leading)
     places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
     check_apart([place_of_target], [one for one in places if one is not None])
-    _check_dtype(volume.array, order)
-    regrid = plan_regrid(transform_or_spacing, volume.array.shape, volume.spacing, volume.origin, output_shape)
+    _check_dtype(volume, order)
+    regrid = plan_regrid(transform_or_spacing, volume.shape, volumes.spacing, volumes.origin, output_shape)
     if anti_aliasing is None:
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
-    grid = AffineGrid(tuple(volume.array.shape), regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
+    grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
     image = plan_image(
-        regrid.shape,
-        volume.array.dtype.newbyteorder("="),
+        volumes.leading_shape + regrid.shape,
+        volume.dtype.newbyteorder("="),
         regrid.spacing,
         name=place_of_target.name,
-        axes=volume.axes,
-        chunks=chunks,
-        shards=shards,
+        axes=volumes.leading + volumes.axes,
+        chunks=_with_leading("chunks", chunks, volume.ndim, leading),
+        shards=_with_leading("shards", shards, volume.ndim, leading),
         compressors=compressors,
         origin=regrid.origin,
         levels=levels,
@@ -205,27 +204,35 @@ def resample_zarr(
     )
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
-    stored = image.stored[0]
-    plan, scratch = plan_blocks(grid, volume.array, stored, kind, device_memory, shared=distributed is not None)
-    request = _request(volume, grid, image, stored, kind, cval)
-    create = _creator(image, grid, volume)
+    stored = image.stored[0][leading:]
+    plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
+    request = _request(volumes, grid, image, stored, kind, cval)
+    create = _creator(image, grid, volume.array)
     if not unfinished_beside(place_of_target).exists():
         image.check_fits(place_of_target)
     with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
         job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
-            _fill(job, state, stored, report, distributed)
+            for entries, one in volumes.volumes.items():
+                _fill(replace(job, index=one.index, entries=entries), state, stored, report, distributed)
         _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
         _check_unchanged(volume.array, request)
     return Path(target)
 
 
-def _open_volume(source: Source, level: int, spacing: Sequence[float] | None) -> _Volume:
+def _open_volumes(
+    source: Source, level: int, channel: int | None, time: int | None, spacing: Sequence[float] | None
+) -> Volumes:
     node = open_node(source)
     if isinstance(node, zarr.Array):
         name = describe_source(node)
         if level != 0:
             raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
+        if channel is not None or time is not None:
+            raise ValueError(
+                f"channel={channel}, time={time}: {name} is a single array, whose axes nobody names; pass the OME-Zarr "
+                "image that it is in"
+            )
         if spacing is None:
             raise MetadataError(
                 f"{name} is a single array, whose voxel spacing nobody knows: pass source_spacing= in µm"
@@ -234,17 +241,30 @@ def _open_volume(source: Source, level: int, spacing: Sequence[float] | None) ->
             raise ValueError(f"{name} has shape {node.shape}: volumes of two or three axes are resampled")
         if len(spacing) != node.ndim:
             raise ValueError(f"source_spacing={tuple(spacing)}: {name} has {node.ndim} axes")
-        return _Volume(node, "zyx"[-node.ndim :], tuple(map(float, spacing)), (0.0,) * node.ndim)
-    image = open_image(node, spacing=spacing)
-    if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < len(image.levels):
-        raise SourceError(f"{image.name} has no resolution level {level!r}: it has {len(image.levels)}, from 0 on")
-    names = "".join(axis.name.lower() for axis in image.axes)
-    if len(image.spatial_axes) != len(image.axes):
-        raise MetadataError(f"{image.name} has the axes {', '.join(names)}: only volumes whose axes are all of space")
-    return _Volume(image.levels[level], names, image.spacing[level], image.origin[level])
+        every: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
+        return Volumes(name, "zyx"[-node.ndim :], tuple(map(float, spacing)), (0.0,) * node.ndim, "", every, {})
+    try:
+        image = open_image(node, spacing=spacing)
+    except (MetadataError, ValueError) as error:  # the parameter has another name here
+        raise type(error)(re.sub(r"\bspacing=", "source_spacing=", str(error))) from error
+    volumes = select_volumes(image, level, channel=channel, time=time)
+    if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):
+        raise MetadataError(
+            f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
+        )
+    return volumes
 
 
-def _check_dtype(array: zarr.Array, order: int) -> None:
+def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
+    """Put ones before the sizes of the axes of space: a chunk is of one time and one channel."""
+    if sizes is None or not leading:
+        return sizes
+    if len(sizes) != rank:
+        raise ValueError(f"{label}={tuple(sizes)}: {rank} sizes are needed, along the axes of space")
+    return (*(1,) * leading, *sizes)
+
+
+def _check_dtype(array: Volume, order: int) -> None:
     kinds = "biuf" if order == 0 else "iuf"
     if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
@@ -252,7 +272,7 @@ def _check_dtype(array: zarr.Array, order: int) -> None:
 
 def plan_blocks(
     grid: AffineGrid,
-    source: zarr.Array,
+    source: zarr.Array | Volume,
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
@@ -265,10 +285,10 @@ def plan_blocks(
     ----------
     grid : AffineGrid
         What is made.
-    source : zarr.Array
+    source : zarr.Array or Volume
         The volume.
     stored : tuple of int
-        What is whole in storage of the target.
+        What is whole in storage of the target, along the axes of space.
     kind : {"cuda", "cpu"}
         Where blocks are made.
     limit : int, optional
@@ -303,15 +323,16 @@ def _host_memory() -> int:
 
 
 def _request(
-    volume: _Volume, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
+    volumes: Volumes, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
 ) -> Request:
     """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
-    array = volume.array
+    array = volumes.first.array
     settings = {
         "source": describe_source(array),
         "source metadata": _digest(array.metadata.to_dict()),
         "linumpy": __version__,
         "source shape": grid.source_shape,
+        "source volumes": [one.index for one in volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
         "order": grid.order,
@@ -329,7 +350,7 @@ def _request(
     named = tuple((key, str(value)) for key, value in settings.items())
     # Of data that nothing is known of, what a stopped run left is never gone on with.
     data = identify_data(array) or f"not known {secrets.token_hex(8)}"
-    return Request("resample_zarr", counts, named, (("source data", data),))
+    return Request("resample_zarr", volumes.leading_shape + counts, named, (("source data", data),))
 
 
 def _check_unchanged(array: zarr.Array, request: Request) -> None:
@@ -346,13 +367,13 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _creator(image: NewImage, grid: AffineGrid, volume: _Volume) -> Callable[[Path], object]:
+def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array) -> Callable[[Path], object]:
     """Return what makes the empty target."""
 
     def create(folder: Path) -> None:
         image.create(folder)
         origin: Any = {
-            "source": describe_source(volume.array),
+            "source": describe_source(source),
             "matrix": [list(row) for row in grid.matrix],
             "offset": list(grid.offset),
             "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
@@ -369,11 +390,12 @@ def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager
 
 
 def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any) -> None:
-    """Make the blocks that are not there."""
+    """Make the blocks of a volume that are not there."""
 
     def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
         start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
-        return start, tuple(-(-b // s) for b, s in zip(block.stop, stored, strict=True))
+        stop = tuple(-(-b // s) for b, s in zip(block.stop, stored, strict=True))
+        return job.entries + start, (*(one + 1 for one in job.entries), *stop)
 
     def nbytes(block: Block) -> int:
         return math.prod(block.shape) * itemsize
@@ -407,10 +429,11 @@ def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: 
             every = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(every, pyramid.step(level, nbytes >> len(every))):
                 block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
+                factors = pyramid.factors(level)
                 if kind == "cuda":
-                    coarser.write(box, halve(block, downsampling))
+                    coarser.write(box, halve(block, downsampling, factors))
                 else:
-                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads))
+                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
     drop_partial_files(folder)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,18 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, address_of, int32, int64, load
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    IN_FLOAT32,
+    KernelSpec,
+    Uploaded,
+    address_of,
+    current_queue,
+    int32,
+    int64,
+    load,
+    uploaded,
+)
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import saturated
@@ -166,7 +176,7 @@ class _Launch:
     kernel: Any
     blocks: int
     shared: int
-    tables: tuple[Any, ...]
+    tables: Uploaded
     sizes: tuple[np.generic, ...]
     shape: tuple[int, ...]
     target: np.dtype
@@ -182,19 +192,15 @@ def run_passes(
         last = out is not None and launch is launches[-1]
         made = out if last else array_module(image).empty(launch.shape, launch.target)
         launch.kernel(
-            (launch.blocks,), (_THREADS,), (image, made, *launch.tables, *launch.sizes), shared_mem=launch.shared
+            (launch.blocks,), (_THREADS,), (image, made, *launch.tables.get(), *launch.sizes), shared_mem=launch.shared
         )
         image = made
     return image
 
 
 def _place(image: Any) -> tuple[int, int, int] | None:
-    """Name the queue of work in which a table is made and used: by it both come in order, without a wait."""
-    if not is_device_array(image):
-        return None
-    import cupy
-
-    return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
+    """Name the queue of work in which tables are made and used; None on the host."""
+    return current_queue() if is_device_array(image) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -270,7 +276,7 @@ def _records(*columns: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1).astype(np.int32)
 
 
-def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
+def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> Uploaded:
     """Bring tables to the device in one copy; views of it."""
     sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
     ends = np.cumsum(sizes)
@@ -281,7 +287,8 @@ def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) ->
         import cupy
 
         packed = cupy.asarray(packed)
-    return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    parts = tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    return Uploaded(parts, None) if place is None else uploaded(parts)
 
 
 def kernel_spec(

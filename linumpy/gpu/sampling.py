@@ -36,8 +36,10 @@ from linumpy.plan.affine_brick import plan_brick
 ORDERS, RANKS = (0, 1, 3), (2, 3)
 #: Shared memory of a block at most: two of them fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
+#: Shared memory that a kernel declares besides.
+_DECLARED = 64
 #: A kernel that wants more must ask for it.
-_WITHOUT_ASKING = 48 * 1024
+_WITHOUT_ASKING = 48 * 1024 - _DECLARED
 #: Columns and rows below which a grid of places is taken as a list.
 _FEW_COLUMNS, _FEW_ROWS = 16, 8
 #: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
@@ -285,7 +287,7 @@ def sample_affine(
 
 def _shared_limit(box: Any) -> int:
     """Bytes of shared memory that a brick may take: some GPUs have less than is wanted."""
-    return min(_BRICK_NBYTES, _shared_nbytes(box.device.id)) if is_device_array(box) else _BRICK_NBYTES
+    return min(_BRICK_NBYTES, _shared_nbytes(box.device.id) - _DECLARED) if is_device_array(box) else _BRICK_NBYTES
 
 
 @functools.cache

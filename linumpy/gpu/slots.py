@@ -39,7 +39,7 @@ class Slots(Protocol):
         """Send a slab whose reads are complete on its way into the result."""
 
     def fill(self, table: ScatterTable) -> None:
-        """Write fill values."""
+        """Write fill values, after all that was placed before."""
 
     def finish(self) -> None:
         """Order all of it on the caller's stream, and wait until no buffer is in use any more."""
@@ -111,7 +111,8 @@ class _Slots:
         return sum(self._cupy.cuda.get_elapsed_time(a, b) for a, b in self._spans) / 1e3
 
     def fill(self, table: ScatterTable) -> None:
-        """Write fill values; the table goes up by itself, since no slab carries it."""
+        """Write fill values, after all copies; the table goes up by itself, since no slab carries it."""
+        self._stream.wait_event(self._event(self._copies))
         words = self._cupy.asarray(table_words(table, self._target.fill))
         self._launch(table, 0, words.data.ptr)
 

@@ -29,7 +29,7 @@ def map_coordinates(
     image: Any,
     coordinates: Any,
     *,
-    order: int = 1,
+    order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
@@ -47,7 +47,7 @@ def map_coordinates(
         result is `cval` in the constant modes, and NaN (0 in integers) in the others; but with ``"nearest"`` an
         infinite place is one beyond the outermost voxel.
     order : int
-        Of the spline: 0 nearest, 1 linear, up to 5.
+        Of the spline: 0 nearest, 1 linear, up to 5; 3 by default, as in SciPy.
     mode : str
         What lies outside, by SciPy's names: ``"constant"``, ``"grid-constant"``, ``"nearest"``, ``"reflect"``,
         ``"mirror"``, ``"wrap"``, ``"grid-wrap"``.
@@ -95,7 +95,7 @@ def affine_transform(
     offset: Any = 0.0,
     *,
     output_shape: Sequence[int] | None = None,
-    order: int = 1,
+    order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.job import Job
+from linumpy.gpu.job import Job, file_version
 from linumpy.plan.shards import ShardIndexError, read_index
 from linumpy.plan.slabs import Spans
 from linumpy.plan.stored import encoded_spans, raw_spans, shard_spans
@@ -64,7 +64,8 @@ def is_missing(path: str) -> bool:
 def _in_files(job: Job, rows: np.ndarray) -> tuple[Spans, np.ndarray]:
     """Look at the files of encoded chunks; one chunk may be of several pieces where the host decodes."""
     numbers, piece = np.unique(job.number[rows], return_inverse=True)
-    sizes = np.array([_size(job, n, p) for n, p in zip(numbers, job.paths(numbers), strict=True)], np.int64)[piece]
+    paths = zip(numbers.tolist(), job.paths(numbers), strict=True)
+    sizes = np.array([_size(job, number, path) for number, path in paths], np.int64)[piece]
     there = sizes >= 0
     return encoded_spans(rows[there], job.number, sizes[there]), rows[~there]
 
@@ -79,12 +80,14 @@ def _size(job: Job, number: int, path: str) -> int:
         raise ChunkError(f"{job.object_name(number)} cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         raise ChunkError(f"{job.object_name(number)} cannot be read: it is no file")
+    job.versions[number] = file_version(found)
     return found.st_size
 
 
 def _in_shards(job: Job, rows: np.ndarray, straight: np.ndarray) -> tuple[Spans, np.ndarray]:
-    found = ((int(number), _shard_index(job, int(number))) for number in np.unique(job.number[rows]))
-    indexes = {number: index for number, index in found if index is not None}
+    # One index at a time is in memory: that of a shard of very many chunks may have some MiB.
+    found = ((number, _shard_index(job, number)) for number in np.unique(job.number[rows]).tolist())
+    indexes = ((number, index) for number, index in found if index is not None)
     return shard_spans(job.plan, job.pieces, rows, job.number, straight, indexes)
 
 
@@ -101,8 +104,10 @@ def _shard_index(job: Job, number: int) -> np.ndarray | None:
         raise ChunkError(f"{job.object_name(number)} cannot be opened: {error.strerror}") from error
     try:
         job.counts.files_opened += 1
-        size = os.fstat(descriptor).st_size
-        raw = os.pread(descriptor, shard.index_nbytes, max(0, size - shard.index_nbytes) if shard.index_at_end else 0)
+        found = os.fstat(descriptor)
+        job.versions[number] = file_version(found)
+        size, begin = found.st_size, max(0, found.st_size - shard.index_nbytes) if shard.index_at_end else 0
+        raw = os.pread(descriptor, min(shard.index_nbytes, size), begin)
         job.counts.bytes_read += len(raw)
         return read_index(raw, shard, size, layout.chunk_nbytes if layout.chain is None else None)
     except ShardIndexError as error:

@@ -157,7 +157,8 @@ _lock = threading.Lock()
 def release_textures() -> None:
     """Let go of the device memory that is kept for the next image."""
     with _lock:
-        _kept.clear()
+        for device in tuple(_kept):
+            _let_go(device)
 
 
 @functools.cache
@@ -179,8 +180,8 @@ def _texture_of(image: Any) -> Iterator[Any]:
     with _lock:
         kept = _kept.get(device)
         if kept is None or kept.key != key:
-            _kept.pop(device, None)
-            kept = None  # its memory goes before more is taken
+            kept = None
+            _let_go(device)  # its memory goes before more is taken
             kept = _kept[device] = _make(*key)
         else:
             stream.wait_event(kept.used)
@@ -189,6 +190,13 @@ def _texture_of(image: Any) -> Iterator[Any]:
             yield kept.texture
         finally:
             kept.used.record(stream)
+
+
+def _let_go(device: int) -> None:
+    """Destroy what is kept. CUDA waits for its last use when an array is freed, but not before a texture is."""
+    if device in _kept:
+        _kept[device].used.synchronize()
+        del _kept[device]
 
 
 def _make(shape: tuple[int, ...], kind: str) -> _Kept:

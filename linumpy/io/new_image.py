@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -27,6 +27,8 @@ from linumpy.io.zarr_mode import host_zarr_context
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.5": 3, "0.4": 2}
+#: Axes that come before those of space, in their order, and NGFF's type of each.
+LEADING_AXES = {"t": "time", "c": "channel"}
 #: How a coarser resolution comes from a finer one.
 DOWNSAMPLING = ("mean", "label", "nearest")
 
@@ -53,7 +55,7 @@ class NewImage:
     names : tuple of str
         Of the axes.
     metadata : dict
-        Of NGFF: in 0.5 the group's attribute ``"ome"``, in 0.4 its attributes.
+        Attributes of the group: those of NGFF (in 0.5 below ``"ome"``), and what the caller adds.
     fill_value : numpy.generic
         Of voxels that are never written.
     ngff_version : str
@@ -125,7 +127,7 @@ class NewImage:
             )
             for level, one in enumerate(self.shapes)
         ]
-        group.update_attributes({"ome": self.metadata} if version == 3 else self.metadata)
+        group.update_attributes(self.metadata)
         return arrays
 
 
@@ -144,6 +146,7 @@ def plan_image(
     downsampling: str = "mean",
     ngff_version: str = "0.5",
     fill_value: Any = 0,
+    attributes: Mapping[str, Any] | None = None,
 ) -> NewImage:
     """Check what is asked of an image, and choose what is not, before anything is written.
 
@@ -166,15 +169,19 @@ def plan_image(
     if shards is not None and ZARR_FORMATS[ngff_version] == 2:
         raise ValueError(f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out")
     names = _names(shape, spacing, axes, origin)
-    factors = _level_factors(shape, levels)
+    leading = sum(one in LEADING_AXES for one in names)
+    factors = _level_factors(shape, levels, leading)
+    metadata = _metadata(name, names, spacing, origin, [one[leading:] for one in factors], downsampling, ngff_version)
+    if taken := sorted(metadata.keys() & (attributes or {}).keys()):
+        raise ValueError(f"attributes={attributes!r}: NGFF has {', '.join(taken)} for itself")
     return NewImage(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
         dtype=dtype,
-        chunks=_chunk(shape, dtype.itemsize, chunks, shards),
+        chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
         compressors=compressors,
         names=tuple(names),
-        metadata=_metadata(name, names, spacing, origin, factors, downsampling, ngff_version),
+        metadata={**metadata, **(attributes or {})},
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
     )
@@ -202,7 +209,7 @@ def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
 
 
 def _chunk(
-    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None
+    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None, leading: int
 ) -> tuple[int, ...]:
     """Check chunks and shards, and choose chunks where there are none."""
     for label, sizes in (("chunks", chunks), ("shards", shards)):
@@ -211,7 +218,7 @@ def _chunk(
     if chunks is None and shards is not None:
         raise ValueError(f"shards={tuple(shards)} need chunks= that divide them")
     if chunks is None:
-        return default_chunks(shape, itemsize)
+        return (1,) * leading + default_chunks(shape[leading:], itemsize)
     if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
         raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
     return tuple(chunks)
@@ -226,7 +233,7 @@ def _integers(label: str, sizes: Any) -> tuple[int, ...]:
 
 def _check_numbers(label: str, values: Any) -> None:
     if not np.iterable(values) or not all(isinstance(one, (Real, np.number)) for one in values):
-        raise TypeError(f"{label}={values!r}: numbers in µm are needed, one for each axis")
+        raise TypeError(f"{label}={values!r}: numbers in µm are needed, one for each axis of space")
 
 
 def _fill_value(value: Any, dtype: np.dtype) -> Any:
@@ -245,28 +252,41 @@ def _fill_value(value: Any, dtype: np.dtype) -> Any:
     return fill
 
 
-def _level_factors(shape: tuple[int, ...], levels: int) -> list[tuple[int, ...]]:
-    """By how much each level is coarser than the finest, along each axis; an axis of one voxel is halved no more."""
-    most = (max(shape, default=1) - 1).bit_length() + 1
+def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
+    """By how much each level is coarser than the finest, along each axis.
+
+    An axis of one voxel is halved no more, and the leading ones, of time and channel, never are.
+    """
+    most = (max(shape[leading:], default=1) - 1).bit_length() + 1
     if not 1 <= levels <= most:
         raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
-    return [tuple(2 ** min(level, (n - 1).bit_length()) for n in shape) for level in range(levels)]
+    ones = (1,) * leading
+    return [ones + tuple(2 ** min(level, (n - 1).bit_length()) for n in shape[leading:]) for level in range(levels)]
 
 
 def _names(
     shape: tuple[int, ...], spacing: Sequence[float], axes: str | None, origin: Sequence[float] | None
 ) -> list[str]:
+    if axes is None and len(shape) > 3:
+        raise ValueError(f"an array of shape {shape} has {len(shape)} axes: name them by axes=, such as 'tczyx'")
     names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
-    if len(names) != len(shape) or not 2 <= len(shape) <= 3:
-        raise ValueError(f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three are written")
-    if len(set(names)) != len(names) or not set(names) <= set("zyx"):
-        raise ValueError(f"axes {''.join(names)!r}: only axes of space are written, each of z, y and x once at most")
+    leading = [one for one in names if one in LEADING_AXES]
+    space = names[len(leading) :]
+    if len(names) != len(shape) or not 2 <= len(space) <= 3:
+        raise ValueError(
+            f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three of space are written"
+        )
+    if len(set(names)) != len(names) or not set(space) <= set("zyx") or leading != sorted(leading, reverse=True):
+        raise ValueError(
+            f"axes {''.join(names)!r}: t, then c, then axes of space are written, each of t, c, z, y and x once at most"
+        )
     if min(shape) < 1:
         raise ValueError(f"an array of shape {shape} has no voxels to write")
-    if len(spacing) != len(shape) or not all(np.isfinite(s) and s > 0 for s in spacing):
-        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} needs {len(shape)} positive µm")
-    if origin is not None and (len(origin) != len(shape) or not all(map(np.isfinite, origin))):
-        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} needs {len(shape)} numbers in µm")
+    many = f"needs {len(space)}" if not leading else f"with axes {''.join(names)!r} needs {len(space)}"
+    if len(spacing) != len(space) or not all(np.isfinite(s) and s > 0 for s in spacing):
+        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} {many} positive µm")
+    if origin is not None and (len(origin) != len(space) or not all(map(np.isfinite, origin))):
+        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} {many} numbers in µm")
     return names
 
 
@@ -279,18 +299,30 @@ def _metadata(
     downsampling: str,
     version: str,
 ) -> dict[str, Any]:
-    """Spell the metadata of NGFF: of each level the spacing, and where the centre of its first voxel lies."""
-    start = [0.0] * len(names) if origin is None else [float(o) for o in origin]
+    """Spell the attributes of NGFF: of each level the spacing, and where the centre of its first voxel lies.
+
+    `spacing`, `origin` and `factors` are those of the axes of space.
+    """
+    start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
+    ones, zeros = ([value] * (len(names) - len(spacing)) for value in (1.0, 0.0))
     datasets = []
     for level, factor in enumerate(factors):
         steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
         first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
-        transformations = [{"type": "scale", "scale": steps}, {"type": "translation", "translation": first}]
+        transformations = [
+            {"type": "scale", "scale": ones + steps},
+            {"type": "translation", "translation": zeros + first},
+        ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
-    axes = [{"name": one, "type": "space", "unit": "micrometer"} for one in names]
+    axes = [
+        {"name": one, "type": LEADING_AXES[one]}
+        if one in LEADING_AXES
+        else {"name": one, "type": "space", "unit": "micrometer"}
+        for one in names
+    ]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
     if version == "0.4":
         return {"multiscales": [{"version": "0.4", **image}]}
-    return {"version": version, "multiscales": [image]}
+    return {"ome": {"version": version, "multiscales": [image]}}

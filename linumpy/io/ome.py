@@ -9,9 +9,10 @@ Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.or
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ import zarr
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
+
+log = logging.getLogger(__name__)
+
+Spacing = Sequence[float] | Mapping[str, float]
+"""Voxel spacing in µm: a number for each axis of space in their order, or by the axes' names."""
 
 #: µm in each unit of length that NGFF names.
 MICROMETERS = {
@@ -88,6 +94,8 @@ class OmeZarrImage:
         For each level the voxel spacing in µm along the axes of type space, in their order.
     origin : tuple of tuple of float
         For each level where the centre of its first voxel lies, in µm.
+    linumpy : mapping
+        What linumpy keeps beside NGFF's metadata: the group's attribute ``"linumpy"``, empty where there is none.
     """
 
     name: str
@@ -96,6 +104,7 @@ class OmeZarrImage:
     levels: tuple[zarr.Array, ...]
     spacing: tuple[tuple[float, ...], ...]
     origin: tuple[tuple[float, ...], ...]
+    linumpy: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
@@ -112,9 +121,11 @@ class OmeZarrImage:
 
 
 def read_omezarr(
-    path: str | Path | zarr.Group, level: int = 0, *, spacing: Sequence[float] | None = None
+    path: str | Path | zarr.Group, level: int = 0, *, spacing: Spacing | None = None
 ) -> tuple[zarr.Array, tuple[float, ...]]:
     """Open one resolution level of an OME-Zarr image.
+
+    The array keeps all axes of the image, such as t and c; :func:`linumpy.io.volume.open_volumes` picks from them.
 
     Parameters
     ----------
@@ -122,7 +133,7 @@ def read_omezarr(
         The image.
     level : int
         Resolution level; 0 is the finest.
-    spacing : sequence of float, optional
+    spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm along the axes of type space, where the metadata's is missing or wrong.
 
     Returns
@@ -138,7 +149,7 @@ def read_omezarr(
         See :func:`open_image`; a level that is not there.
     """
     image = open_image(path, spacing=spacing)
-    _check_level(level, len(image.levels), image.name)
+    check_level(level, len(image.levels), image.name)
     return image.levels[level], image.spacing[level]
 
 
@@ -150,20 +161,21 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array:
     SourceError
         The group is not an OME-Zarr image, or has no such level.
     """
+    group = _image_group(group)
     name = str(group.store_path)
     datasets = _datasets(_multiscale(group)[1], name)
-    _check_level(level, len(datasets), name)
+    check_level(level, len(datasets), name)
     return _array(group, datasets[level])
 
 
-def open_image(path: str | Path | zarr.Group, *, spacing: Sequence[float] | None = None) -> OmeZarrImage:
+def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None) -> OmeZarrImage:
     """Open an OME-Zarr image.
 
     Parameters
     ----------
     path : str, Path or zarr.Group
-        The image.
-    spacing : sequence of float, optional
+        The image; or what bioformats2raw wrote, if that is a single image.
+    spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm along the axes of type space. Units in the metadata are then not needed; the
         other levels are scaled as the metadata has them to level 0.
 
@@ -172,14 +184,14 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Sequence[float] | None
     FileNotFoundError
         There is no such path.
     SourceError
-        It is not an OME-Zarr image.
+        It is not an OME-Zarr image; it holds several that bioformats2raw wrote, which the message names.
     MetadataError
         A unit of length is missing or unknown and no `spacing` is given; the axes are not described; a transformation
         is missing or cannot be read.
     ValueError
         `spacing` does not fit the axes of type space.
     """
-    group = path if isinstance(path, zarr.Group) else _open_group(path)
+    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(path))
     version, multiscale = _multiscale(group)
     name = str(group.store_path)
     axes = _axes(multiscale, name)
@@ -192,7 +204,9 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Sequence[float] | None
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
     chains = _transformations(multiscale, datasets, spacing is not None, name)
     steps, origins = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
-    return OmeZarrImage(name, version, axes, levels, *_in_micrometers(steps, origins, axes, spacing, name))
+    kept = group.attrs.get("linumpy")
+    sizes = _in_micrometers(steps, origins, axes, spacing, name)
+    return OmeZarrImage(name, version, axes, levels, *sizes, kept if isinstance(kept, Mapping) else {})
 
 
 def _open_group(path: str | Path) -> zarr.Group:
@@ -204,7 +218,52 @@ def _open_group(path: str | Path) -> zarr.Group:
     return node
 
 
-def _check_level(level: int, count: int, name: str) -> None:
+def _image_group(group: zarr.Group) -> zarr.Group:
+    """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote.
+
+    Format: https://ngff.openmicroscopy.org/0.4/, section "bf2raw"; the layout is an attribute of the group, below
+    ``ome`` since NGFF 0.5.
+
+    Raises
+    ------
+    SourceError
+        bioformats2raw wrote several images, or none.
+    """
+    holder = _ome_attributes(group)
+    if "bioformats2raw.layout" not in holder or "multiscales" in holder:
+        return group
+    names = _series(group)
+    if not names:
+        raise SourceError(f"{group.store_path}: bioformats2raw wrote this group, but it holds no image")
+    if len(names) > 1:
+        some = ", ".join(f"{group.store_path}/{name}" for name in names[:8]) + (" …" if len(names) > 8 else "")
+        raise SourceError(f"{group.store_path} holds {len(names)} images: name one of {some}")
+    image = group.get(names[0])
+    if not isinstance(image, zarr.Group):
+        raise SourceError(f"{group.store_path}: the image {names[0]!r} that its metadata names is not there")
+    log.info("%s holds one image, %s", group.store_path, names[0])
+    return image
+
+
+def _ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+    """The attributes in which NGFF keeps its own: below ``ome`` since 0.5, at the top before."""
+    attributes: Mapping[str, Any] = group.attrs.asdict()
+    ome = attributes.get("ome")
+    return ome if isinstance(ome, Mapping) else attributes
+
+
+def _series(group: zarr.Group) -> list[str]:
+    """Name the images of a group that bioformats2raw wrote: as its OME group lists them, or those with a number."""
+    described = group.get("OME")
+    if isinstance(described, zarr.Group):
+        series = _ome_attributes(described).get("series")
+        if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
+            return [str(name) for name in series]
+    return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
+
+
+def check_level(level: int, count: int, name: str) -> None:
+    """Refuse a resolution level that an image does not have."""
     if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < count:
         raise SourceError(f"{name} has no resolution level {level!r}: it has {count}, numbered from 0 for the finest")
 
@@ -323,7 +382,7 @@ _Numbers = tuple[tuple[float, ...], ...]
 
 
 def _in_micrometers(
-    steps: _Numbers, origins: _Numbers, axes: tuple[Axis, ...], given: Sequence[float] | None, name: str
+    steps: _Numbers, origins: _Numbers, axes: tuple[Axis, ...], given: Spacing | None, name: str
 ) -> tuple[_Numbers, _Numbers]:
     """Take the spatial axes and bring them to µm, by their units or to the spacing that the caller gives."""
     spatial = _spatial(axes)
@@ -333,7 +392,8 @@ def _in_micrometers(
     if given is None:
         factors = [_micrometers(axes[axis], name) for axis in spatial]
     else:
-        factors = [g / steps[0][axis] for g, axis in zip(_checked(given, len(spatial), name), spatial, strict=True)]
+        numbers = _checked(given, [axes[axis].name.lower() for axis in spatial], name)
+        factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
     spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
     return spacing, tuple(tuple(o[axis] * f for axis, f in zip(spatial, factors, strict=True)) for o in origins)
 
@@ -349,11 +409,16 @@ def _micrometers(axis: Axis, name: str) -> float:
     return MICROMETERS[axis.unit]
 
 
-def _checked(given: Sequence[float], count: int, name: str) -> list[float]:
+def _checked(given: Spacing, names: list[str], name: str) -> list[float]:
+    """Check the spacing that a caller gives, and put it in the order of the axes of space."""
+    numbers: Any = given
+    if isinstance(given, Mapping):
+        numbers = [given.get(axis) for axis in names]
     try:
-        values = [float(value) for value in given]
+        values = [float(value) for value in numbers]
     except (TypeError, ValueError):
         values = []
-    if len(values) != count or not all(math.isfinite(value) and value > 0 for value in values):
-        raise ValueError(f"spacing={given!r}: {name} has {count} axes of space, each needs a positive µm")
+    if len(values) != len(names) or not all(math.isfinite(value) and value > 0 for value in values):
+        count = f"{len(names)} axes of space ({', '.join(names)})"
+        raise ValueError(f"spacing={given!r}: {name} has {count}, each needs a positive µm")
     return values

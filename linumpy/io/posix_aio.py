@@ -5,6 +5,9 @@ kvikio's too, costs 15 to 30 µs of the calling thread, which with small chunks 
 
 In: file descriptors, offsets, addresses of host memory. Out: how many bytes each got. Errors: none are raised for a
 read that fails; its count says so. Where the C library has no such call, :func:`why_unavailable` says so.
+
+The threads of the C library do not exist in a forked child, and the library does not notice: it would queue reads that
+nothing carries out. A child forked after the first batch therefore reads with ``preadv`` from threads of its own.
 """
 
 from __future__ import annotations
@@ -14,21 +17,30 @@ import errno
 import functools
 import os
 import platform
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
-_LIO_WAIT = 0  # also the code of a read, LIO_READ
+Result = TypeVar("Result")
+
+_LIO_READ = 0
+# With LIO_WAIT, a signal ends the call while its list of waiting requests, which lies on its stack, is still in use.
+_LIO_NOWAIT = 1
+_SIGEV_NONE = 1
 
 # struct aiocb of glibc on 64-bit Linux; the test in why_unavailable() notices if it is another.
 _CONTROL = np.dtype(
     {
-        "names": ["descriptor", "opcode", "address", "nbytes", "error", "result", "offset"],
-        "formats": ["i4", "i4", "u8", "u8", "i4", "i8", "i8"],
-        "offsets": [0, 4, 16, 24, 112, 120, 128],
+        "names": ["descriptor", "opcode", "address", "nbytes", "notify", "error", "result", "offset"],
+        "formats": ["i4", "i4", "u8", "u8", "i4", "i4", "i8", "i8"],
+        "offsets": [0, 4, 16, 24, 44, 112, 120, 128],
         "itemsize": 168,
     }
 )
+#: Threads of a batch in a forked child.
+_CHILD_THREADS = 16
 
 
 class _Init(ctypes.Structure):
@@ -45,6 +57,11 @@ def why_unavailable() -> str:
     machine, library = platform.machine(), platform.libc_ver()[0]
     if machine not in ("x86_64", "aarch64") or library != "glibc":
         return f"glibc on x86_64 or aarch64 is needed, this is {library or 'another C library'} on {machine}"
+    # A signal handler may raise in the main thread at any time; in another thread the reads keep their memory.
+    return _in_a_thread(_why_unusable)
+
+
+def _why_unusable() -> str:
     try:
         descriptor = os.memfd_create("linumpy")
     except (AttributeError, OSError) as error:
@@ -68,16 +85,36 @@ def why_unavailable() -> str:
         os.close(descriptor)
 
 
+def _in_a_thread(function: Callable[[], Result]) -> Result:
+    with ThreadPoolExecutor(1, "linumpy-read") as pool:
+        return pool.submit(function).result()
+
+
 @functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     return library if hasattr(library, "lio_listio") else ctypes.CDLL("librt.so.1", use_errno=True)
 
 
+_has_read = _has_lost_threads = False
+
+
+def _after_fork() -> None:
+    global _has_lost_threads
+    _has_lost_threads = _has_read
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @functools.cache
 def set_threads(count: int) -> None:
-    """Set how many threads read at once. The C library takes this only before the first batch of the process."""
-    if hasattr(_library(), "aio_init"):
+    """Set how many threads read at once, for the whole process.
+
+    The C library takes the number only before the first batch, that of :func:`why_unavailable` included; later calls
+    change nothing.
+    """
+    if platform.libc_ver()[0] == "glibc" and hasattr(_library(), "aio_init"):
         _library().aio_init(ctypes.byref(_Init(threads=count, num=64, idle=1)))
 
 
@@ -102,6 +139,10 @@ def read_batch(
     numpy.ndarray of int64, (n,)
         Bytes read, fewer than asked for at the end of a file; a negative number is minus an ``errno``.
     """
+    global _has_read
+    if _has_lost_threads:
+        return _read_by_threads(descriptors, addresses, nbytes, offsets)
+    _has_read = True
     control = np.zeros(len(descriptors), _CONTROL)
     control["descriptor"], control["address"], control["nbytes"], control["offset"] = (
         descriptors,
@@ -109,26 +150,38 @@ def read_batch(
         nbytes,
         offsets,
     )
+    control["opcode"], control["notify"] = _LIO_READ, _SIGEV_NONE
     pointers = control.ctypes.data + np.arange(len(control), dtype=np.uint64) * _CONTROL.itemsize
-    _library().lio_listio(_LIO_WAIT, ctypes.c_void_p(pointers.ctypes.data), len(control), None)
-    _wait_for_stragglers(control, pointers)
+    _library().lio_listio(_LIO_NOWAIT, ctypes.c_void_p(pointers.ctypes.data), len(control), None)
+    _wait(control, pointers)
     counts = np.where(control["error"] != 0, -control["error"].astype(np.int64), control["result"])
     if retry:
         for row in np.flatnonzero(counts != nbytes).tolist():
-            counts[row] = _read_again(*(int(a[row]) for a in (descriptors, addresses, nbytes, offsets)))
+            counts[row] = _read_now(*(int(a[row]) for a in (descriptors, addresses, nbytes, offsets)))
     return counts
 
 
-def _wait_for_stragglers(control: np.ndarray, pointers: np.ndarray) -> None:
-    """Wait on, where a signal ended the call before its reads were complete: they still write into the memory."""
-    while True:
-        waiting = np.ascontiguousarray(pointers[control["error"] == errno.EINPROGRESS])
-        if not len(waiting):
-            return
-        _library().aio_suspend(ctypes.c_void_p(waiting.ctypes.data), len(waiting), None)
+def _wait(control: np.ndarray, pointers: np.ndarray) -> None:
+    """Wait for all reads. A signal ends ``aio_suspend`` early, which leaves nothing behind: then it is called again."""
+    first = pointers.ctypes.data
+    while len(waiting := np.flatnonzero(control["error"] == errno.EINPROGRESS)):
+        # One request at a time, the last one first, since most of the others are complete by then: to wait for any of
+        # n requests takes a time of n at each call.
+        _library().aio_suspend(ctypes.c_void_p(first + pointers.itemsize * int(waiting[-1])), 1, None)
+    if len(pointers):
+        # It takes the lock under which the threads note their results: from here on all that they wrote is seen.
+        _library().aio_error(ctypes.c_void_p(int(pointers[0])))
 
 
-def _read_again(descriptor: int, address: int, nbytes: int, offset: int) -> int:
+def _read_by_threads(
+    descriptors: np.ndarray, addresses: np.ndarray, nbytes: np.ndarray, offsets: np.ndarray
+) -> np.ndarray:
+    columns = [np.asarray(column).tolist() for column in (descriptors, addresses, nbytes, offsets)]
+    with ThreadPoolExecutor(min(_CHILD_THREADS, max(1, len(descriptors))), "linumpy-read") as pool:
+        return np.fromiter(pool.map(_read_now, *columns), np.int64, len(descriptors))
+
+
+def _read_now(descriptor: int, address: int, nbytes: int, offset: int) -> int:
     memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
     done = 0
     try:

@@ -1,7 +1,7 @@
 """Halve an image: the mean of 2 × 2 × … voxels, the most frequent or the first of them.
 
-In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along each axis, rounded up. The same
-bits on the host and on a device. Errors: none of its own.
+In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along each axis, rounded up, or along
+those that are named. The same bits on the host and on a device. Errors: none of its own.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
 float64 (float16 in float32) and rounded once. An odd last voxel stands alone: it is the mean of itself. Of values that
@@ -23,7 +23,7 @@ from linumpy.plan.pyramid import Box, grown, split
 _PIECE_NBYTES = 2**17
 
 
-def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
+def halved(finer: Any, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> np.ndarray:
     """Make a box of a coarser resolution from the array of the finer one, on the host.
 
     Parameters
@@ -33,13 +33,16 @@ def halved(finer: Any, box: Box, downsampling: str = "mean") -> np.ndarray:
     box : tuple of slice
         In the voxels of the coarser one.
     downsampling : {"mean", "label", "nearest"}
+    factors : tuple of int, optional
         As for :func:`halve`.
     """
-    source = tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, finer.shape, strict=True))
-    return halve(np.asarray(finer[source]), downsampling)
+    factors = factors or (2,) * len(box)
+    rows = zip(box, finer.shape, factors, strict=True)
+    source = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
+    return halve(np.asarray(finer[source]), downsampling, factors)
 
 
-def halve(block: Any, downsampling: str = "mean") -> Any:
+def halve(block: Any, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Any:
     """Halve a block whose first voxels are even ones of the image.
 
     Parameters
@@ -48,6 +51,8 @@ def halve(block: Any, downsampling: str = "mean") -> Any:
         Of bools, integers or floats.
     downsampling : {"mean", "label", "nearest"}
         The mean of 2 × 2 × … voxels; or, for labels, which have no mean, the most frequent of them; or the first.
+    factors : tuple of int, optional
+        For each axis 2, or 1 for one that is not halved, such as that of channels; by default 2 for all.
 
     Returns
     -------
@@ -55,40 +60,49 @@ def halve(block: Any, downsampling: str = "mean") -> Any:
         Like `block`, in this machine's byte order.
     """
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
+    factors = factors or (2,) * block.ndim
     if downsampling == "nearest":
-        return xp.ascontiguousarray(block[(slice(None, None, 2),) * block.ndim], dtype)
+        return xp.ascontiguousarray(block[tuple(slice(None, None, f) for f in factors)], dtype)
     block = block.astype(dtype, copy=False)
     if downsampling == "label":
-        return _most_frequent(xp, block)
-    axes = [axis for axis, n in enumerate(block.shape) if n > 1]
+        return _most_frequent(xp, block, factors)
+    axes = [axis for axis, (n, f) in enumerate(zip(block.shape, factors, strict=True)) if n > 1 and f > 1]
     with np.errstate(over="ignore", invalid="ignore"):
         mean = _mean_of_floats(xp, block, axes) if dtype.kind == "f" else _mean_of_integers(xp, block, axes)
     return mean.astype(dtype)
 
 
-def halve_by_threads(block: np.ndarray, downsampling: str, pool: ThreadPoolExecutor, threads: int) -> np.ndarray:
+def halve_by_threads(
+    block: np.ndarray,
+    downsampling: str,
+    pool: ThreadPoolExecutor,
+    threads: int,
+    factors: tuple[int, ...] | None = None,
+) -> np.ndarray:
     """Halve a block in host memory as :func:`halve` does, in pieces that several threads make."""
-    result = np.empty([-(-n // 2) for n in block.shape], block.dtype.newbyteorder("="))
+    factors = factors or (2,) * block.ndim
+    result = np.empty([-(-n // f) for n, f in zip(block.shape, factors, strict=True)], block.dtype.newbyteorder("="))
     step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_NBYTES)
     boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
 
     def make(some: list[Box]) -> None:
         for box in some:
-            result[box] = halved(block, box, downsampling)
+            result[box] = halved(block, box, downsampling, factors)
 
     for future in [pool.submit(make, boxes[k::threads]) for k in range(threads)]:
         future.result()
     return result
 
 
-def _most_frequent(xp: Any, block: Any) -> Any:
+def _most_frequent(xp: Any, block: Any, factors: tuple[int, ...]) -> Any:
     """Take the value that most of 2 × 2 × … voxels have, of equally frequent ones the first."""
     for axis, n in enumerate(block.shape):
-        if n % 2:  # all voxels count twice along this axis, so that none gains
+        if n % 2 and factors[axis] == 2:  # all voxels count twice along this axis, so that none gains
             last = block[(slice(None),) * axis + (slice(n - 1, None),)]
             block = xp.concatenate([block, last], axis=axis)
     voxels = [
-        block[tuple(slice(k, None, 2) for k in corner)] for corner in itertools.product((0, 1), repeat=block.ndim)
+        block[tuple(slice(k, None, f) for k, f in zip(corner, factors, strict=True))]
+        for corner in itertools.product(*(range(f) for f in factors))
     ]
     result = xp.ascontiguousarray(voxels[0])
     most = xp.zeros(result.shape, np.int8)

@@ -264,7 +264,8 @@ def write_mosaic(
     Returns
     -------
     Path
-        `path`. Its truth is :func:`surface_depth` and :func:`tissue_depth` of `spec`.
+        `path`. Its truth is :func:`surface_depth` and :func:`tissue_depth` of `spec`; its metadata keeps the size of a
+        tile.
 
     Raises
     ------
@@ -272,6 +273,7 @@ def write_mosaic(
         As for :func:`linumpy.io.writer.write_omezarr`.
     """
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
+    options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
     with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:
 
         def write(box: tuple[slice, ...]) -> int:

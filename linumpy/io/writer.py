@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import is_device_array, synchronize
 from linumpy.io.cut_chunks import CutChunks
 from linumpy.io.new_image import plan_image
 from linumpy.io.place import absolute, check_place, new_folder
@@ -46,24 +46,27 @@ class OmeZarrWriter:
     path : str or Path
         The folder to make.
     shape : sequence of int
-        Voxels of the finest resolution, two or three axes.
+        Voxels of the finest resolution: two or three axes of space, before them any of time and channel.
     dtype : dtype
         Of all resolutions: bool, integers, or floats of 2 to 8 bytes.
     spacing : sequence of float
-        Voxel spacing in µm, one for each axis.
+        Voxel spacing in µm, one for each axis of space. (Along t and c the metadata has a scale of 1 and no unit.)
     axes : str, optional
-        Names of the axes, two or three of ``"zyx"``, all of space; by default the last of ``"zyx"``.
+        Names of the axes: two or three of ``"zyx"``, of space, in any order; before them ``"t"``, ``"c"`` or ``"tc"``,
+        as ``"tczyx"``. By default the last of ``"zyx"``; with more than three axes they must be named.
     chunks, shards : sequence of int, optional
-        By default chunks of at most 8 MiB and no shards. Shards need chunks that divide them, and NGFF 0.5.
+        One number for each axis. By default chunks of at most 8 MiB, of one time and one channel, and no shards. Shards
+        need chunks that divide them, and NGFF 0.5.
     compressors
         As zarr takes it for the format: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks
         are raw.
     name : str, optional
         Of the image; by default that of the folder.
     origin : sequence of float, optional
-        Where the centre of the first voxel lies, in µm.
+        Where the centre of the first voxel lies, in µm, along each axis of space.
     n_levels : int
-        Resolutions. Each has half the voxels of the one before along each axis that has more than one.
+        Resolutions. Each has half the voxels of the one before along each axis of space that has more than one, and
+        all times and channels.
     downsampling : {"mean", "label", "nearest"}
         How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; for
         labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
@@ -72,6 +75,8 @@ class OmeZarrWriter:
         Of the metadata, and with it the zarr format, 3 or 2.
     fill_value : number
         Of voxels that are never written.
+    attributes : mapping, optional
+        Of the group, beside those of NGFF; what JSON can hold.
     buffer_bytes : int
         How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
         are whole chunks (or shards).
@@ -141,6 +146,7 @@ class OmeZarrWriter:
         downsampling: str = "mean",
         ngff_version: str = "0.5",
         fill_value: Any = 0,
+        attributes: Mapping[str, Any] | None = None,
         buffer_bytes: int = 0,
         overwrite: bool = False,
         durable: bool = True,
@@ -162,6 +168,7 @@ class OmeZarrWriter:
             downsampling=downsampling,
             ngff_version=ngff_version,
             fill_value=fill_value,
+            attributes=attributes,
         )
         check_place(self.path, overwrite=overwrite)
         image.check_fits(self.path)
@@ -316,6 +323,8 @@ class OmeZarrWriter:
                 if every is not None:
                     self._state.begin(unit)
                     complete.append((unit, every))
+            if is_device_array(block):
+                synchronize()  # the next part of these chunks may come on another stream
         for unit, voxels in complete:
             try:
                 self._store(0, unit, voxels)
@@ -340,13 +349,14 @@ class OmeZarrWriter:
         self._state.stored(level, box)
         if level + 1 < len(self._chunks) and (coarser := self._pyramid.coarser(level, box)) is not None:
             finer = within(self._pyramid.finer(level + 1, coarser), box)
-            self._store(level + 1, coarser, self._halved(block[finer]))
+            self._store(level + 1, coarser, self._halved(level + 1, block[finer]))
 
-    def _halved(self, block: Any) -> Any:
-        """Halve a block where it is; on the host in several threads."""
+    def _halved(self, level: int, block: Any) -> Any:
+        """Make a block of a resolution from the one before where it is; on the host in several threads."""
+        factors = self._pyramid.factors(level)
         if is_device_array(block):
-            return halve(block, self._downsampling)
-        return halve_by_threads(block, self._downsampling, self._pool, self._threads)
+            return halve(block, self._downsampling, factors)
+        return halve_by_threads(block, self._downsampling, self._pool, self._threads, factors)
 
     def _finish(self) -> None:
         """Write what waits, and the coarser chunks that no region held alone, from the finer ones."""
@@ -364,7 +374,7 @@ class OmeZarrWriter:
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, STEP_BYTES):
                 finer = self._chunks[level - 1].read(self._pyramid.finer(level, box), on_device=self._on_device)
-                self._store(level, box, self._halved(finer))
+                self._store(level, box, self._halved(level, finer))
 
 
 def write_omezarr(

@@ -6,6 +6,7 @@ columns of whole depth; the next is read while one is projected and the last is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import Write, new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
 _WHITE = 65535
+
+_Place = tuple[tuple[int, ...], Box]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ def project_mosaic(
     output: str | Path,
     *,
     level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -60,11 +66,15 @@ def project_mosaic(
     Parameters
     ----------
     source : str or Path
-        The mosaic: axes z, y and x in any order.
+        The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The image to write: float32, with the mosaic's lateral axes, spacing and place.
+        The image to write: float32, with the mosaic's lateral axes, spacing and place; one for each time and channel.
     level : int
         Resolution level of the mosaic.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them.
+    spacing : (float, float, float), optional
+        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     use_gpu : bool
         Whether to read to the GPU and work there.
     overwrite : bool
@@ -82,15 +92,15 @@ def project_mosaic(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    image = open_mosaic(source, level)
+    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_place(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     with new_image(
-        output, _shape(image), "float32", [image.spacing[a] for a in (first, second)],
-        origin=[image.origin[a] for a in (first, second)], axes=image.axes.replace("z", ""),
-        chunks=(size[first], size[second]), overwrite=overwrite,
+        output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
+        origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
+        chunks=(*(1 for _ in image.leading), size[first], size[second]), overwrite=overwrite,
     ) as (write, _):  # fmt: skip
         _project(image, size, write, use_gpu, progress)
     return MosaicProjection(_shape(image), image.nbytes)
@@ -101,6 +111,9 @@ def project_mosaic_to_png(
     output: str | Path,
     *,
     level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -109,17 +122,19 @@ def project_mosaic_to_png(
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
     Intensities from the 0.1st to the 99.9th percentile go from black to white, a pixel a voxel; what is no number is
-    black. Parameters and errors are those of :func:`project_mosaic`, with a PNG for an output.
+    black. Parameters and errors are those of :func:`project_mosaic`, with a PNG for an output; of several times or
+    channels one must be chosen.
     """
     from PIL import Image
 
-    image = open_mosaic(source, level)
+    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_picture(output, overwrite=overwrite)
     check_apart([output], [source])
+    image.only("a picture shows one volume")
     xp = require_cuda() if use_gpu else np
     pixels = xp.empty(_shape(image), np.float32)
 
-    def keep(place: Box, part: Any) -> None:
+    def keep(place: tuple[int | slice, ...], part: Any) -> None:
         pixels[place] = part
 
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
@@ -155,16 +170,16 @@ def _project(
 ) -> None:
     first, second = image.lateral_axes
 
-    def mean(box: Box, column: Any) -> Any:
+    def mean(place: _Place, column: Any) -> Any:
         pixels = project(column, image.depth_axis)
         if progress is not None:  # in the caller's thread, which may be interrupted
-            progress(box_nbytes(image.array, box))
+            progress(box_nbytes(image.array, place[1]))
         return pixels
 
     work_through(
-        boxes(image.array.shape, size),
-        lambda box: read_box(image.array, box, use_gpu),
+        image.places(size),
+        lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
         mean,
-        lambda box, pixels: write((box[first], box[second]), pixels),
+        lambda place, pixels: write((*place[0], place[1][first], place[1][second]), pixels),
         use_gpu=use_gpu,
     )

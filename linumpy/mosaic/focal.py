@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ import numpy as np
 
 from linumpy import __version__
 from linumpy.device import require_cuda, to_host
+from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
 from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
@@ -55,10 +57,13 @@ class FocalCorrection:
 def correct_mosaic(
     source: str | Path,
     output: str | Path,
-    tile_shape: tuple[int, int],
+    tile_shape: tuple[int, int] | None = None,
     method: SurfaceMethod | None = None,
     correction: FocalCorrection | None = None,
     *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     n_levels: int = 1,
     report: str | Path | None = None,
     use_gpu: bool = False,
@@ -72,14 +77,20 @@ def correct_mosaic(
     ----------
     source : str or Path
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
+        Of several times or channels one is chosen: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write.
-    tile_shape : (int, int)
-        Voxels of a tile along the lateral axes, in the order of the array's axes.
+        The OME-Zarr image to write; its metadata keeps the size of a tile.
+    tile_shape : (int, int), optional
+        Voxels of a tile along the lateral axes, in the order of the array's axes; by default as the metadata that
+        linumpy writes has it.
     method : SurfaceMethod, optional
         How to look for the surface.
     correction : FocalCorrection, optional
         How to shift A-lines.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them, of which there must be one then.
+    spacing : (float, float, float), optional
+        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     n_levels : int
         Resolutions to write.
     report : str or Path, optional
@@ -102,14 +113,16 @@ def correct_mosaic(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    method, correction, image = method or SurfaceMethod(), correction or FocalCorrection(), open_mosaic(source)
+    method, correction = method or SurfaceMethod(), correction or FocalCorrection()
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
+    image.only("focal curvature is found in one volume and taken out of it")
     check_place(Path(output), overwrite=overwrite)
     reports = () if report is None else report_places(report)
     if reports:
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
     check_apart([output, *reports], [source])
-    _check_tiles(image, tile_shape)
+    tile_shape = _tile(image, tile_shape)
     tile_bytes = tile_nbytes(tile_bytes, use_gpu)
     surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
     curvature = detect_focal_curvature(surface, tile_shape)
@@ -117,7 +130,7 @@ def correct_mosaic(
     depth_axis, array = image.depth_axis, image.array
     with new_image(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
-        chunks=array.chunks, shards=array.shards, overwrite=overwrite,
+        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=tile_attributes(image, tile_shape),
     ) as (write, _):  # fmt: skip
 
         def flatten(box: Box, voxels: Any) -> Any:
@@ -148,13 +161,18 @@ def report_places(report: str | Path) -> tuple[Path, Path]:
     return picture, picture.with_suffix(".json")
 
 
-def _check_tiles(image: MosaicImage, tile_shape: tuple[int, int]) -> None:
+def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
+    """Tell the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
+    tile_shape = known_tile(image, given)
+    if tile_shape is None:
+        raise MetadataError(f"{image.name}: its metadata does not say how large a tile is; give tile_shape=")
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
         if not 3 <= size <= image.array.shape[axis]:
             raise ValueError(
                 f"tile_shape={tuple(tile_shape)}: {image.name} has {image.array.shape[axis]} voxels along "
                 f"{image.axes[axis]}, so a tile has 3 to {image.array.shape[axis]} there"
             )
+    return tile_shape
 
 
 def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], most: int) -> tuple[slice, slice]:
@@ -178,16 +196,17 @@ def _surface_of_tiles(
     progress: Progress | None,
     tile_bytes: int,
 ) -> Any:
-    """Find the surface of whole tiles: int32 voxels, on the device if the work is done there; -1 where unknown.
+    """Find the surface of whole tiles in voxels, on the device if the work is done there; -1 where unknown.
 
     An A-line that rises nowhere more than at its first voxel, such as one of a tile that is missing, has no surface; in
     the fit it would be a flat tile.
     """
-    top = math.ceil(method.s_z / 2)
+    top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     first, second = image.lateral_axes
     bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
     xp = require_cuda() if use_gpu else np
-    surface = xp.empty([one.stop - one.start for one in bounds], np.int32)
+    dtype = np.int32 if method.definition == "linumpy" else np.float32
+    surface = xp.empty([one.stop - one.start for one in bounds], dtype)
     size = column_shape(image.array, image.depth_axis, tile_bytes)
 
     def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:

@@ -18,9 +18,10 @@ from linumpy.errors import SourceError
 from linumpy.gpu.resample_tiles import resample_tiles
 from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import tile_shape as batch_shape
 from linumpy.plan.tile_grid import TileGrid, plan_tile_grid
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,10 @@ def resample_mosaic_grid(
     output: str | Path,
     resolution_um: float | Sequence[float],
     *,
-    lateral_tile: tuple[int, int] | None = None,
+    tile_shape: tuple[int, int] | None = None,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     n_levels: int = 1,
     use_gpu: bool = False,
     overwrite: bool = False,
@@ -59,15 +63,21 @@ def resample_mosaic_grid(
     Parameters
     ----------
     source : str or Path
-        The mosaic grid: axes z, y and x in any order. A tile is whole along z; the first one begins at the first voxel.
-        Its finest resolution is read: of others a chunk is no tile.
+        The mosaic grid: axes z, y and x in any order, and t and c. A tile is whole along z; the first one begins at the
+        first voxel. Its finest resolution is read, whose tiles are whole numbers of voxels.
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
-        its spacing is that which is reached so, and each of its chunks is a tile.
+        its spacing is that which is reached so, each of its chunks is a tile, and its metadata keeps the tile's size.
+        It has the times and channels that are taken.
     resolution_um : float or (float, float, float)
         Wanted voxel spacing in µm, for all axes alike or along z, y and x.
-    lateral_tile : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default a chunk is a tile.
+    tile_shape : (int, int), optional
+        Voxels of a tile along the lateral axes, in the order of the array's axes. By default as the metadata that
+        linumpy writes has it; where there is none a chunk is taken for a tile, and a log line (warning) says so.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them.
+    spacing : (float, float, float), optional
+        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     n_levels : int
         Resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, over the borders of tiles of odd size.
     use_gpu : bool
@@ -87,64 +97,71 @@ def resample_mosaic_grid(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    image = open_mosaic(source)
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     check_place(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     array = image.array
     if array.dtype.kind == "b":
         raise SourceError(f"{image.name}: voxels of {array.dtype} cannot be resampled: integers and floats can")
     grid = plan_tile_grid(
-        array.shape, tile_of(image, lateral_tile), image.spacing, image.origin, _in_order(image, resolution_um)
+        array.shape, tile_of(image, tile_shape), image.spacing, image.origin, _in_order(image, resolution_um)
     )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
+    lateral = [grid.new_tile[axis] for axis in image.lateral_axes]
     with new_image(
-        output, grid.new_shape, array.dtype.newbyteorder("="), grid.spacing, axes=image.axes, origin=grid.origin,
-        n_levels=n_levels, chunks=grid.new_tile, overwrite=overwrite,
+        output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
+        axes=image.leading + image.axes, origin=grid.origin, n_levels=n_levels, overwrite=overwrite,
+        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
     ) as (write, _):  # fmt: skip
 
-        def resample(box: Box, tiles: Any) -> Any:
-            made = resample_tiles(tiles, grid.part(box))
+        def resample(place: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
+            made = resample_tiles(tiles, grid.part(place[1]))
             if progress is not None:
-                progress(box_nbytes(array, box))
+                progress(box_nbytes(array, place[1]))
             return made
 
         # Where tiles get finer it is the result that takes the memory.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
         work_through(
-            boxes(array.shape, tile_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
-            lambda box: read_box(array, box, use_gpu),
+            image.places(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
+            lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
             resample,
-            lambda box, tiles: write(grid.new_box(box), tiles),
+            lambda place, tiles: write((*place[0], *grid.new_box(place[1])), tiles),
             use_gpu=use_gpu,
         )
     return ResampledGrid(grid, image.nbytes)
 
 
-def tile_of(image: MosaicImage, lateral_tile: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Tell the tile of a mosaic grid, in the order of its axes: whole along z; laterally as given, or a chunk.
+def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
+    """Tell the tile of a mosaic grid, in the order of its axes.
+
+    It is whole along z; laterally as given, as the metadata has it, or else a chunk, which a log line (warning) says.
 
     Raises
     ------
     SourceError
-        A mosaic with shards, where no size is given: whether a tile is a shard or a chunk is not known.
+        A mosaic with shards, where no size is known: whether a tile is a shard or a chunk is not known either.
     ValueError
         A size that does not fit the mosaic.
     """
-    array = image.array
-    if lateral_tile is None and array.shards is not None:
-        raise SourceError(
-            f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels: which is a tile is not "
-            "known, give the size of a tile"
-        )
-    lateral = [array.chunks[axis] for axis in image.lateral_axes] if lateral_tile is None else list(lateral_tile)
-    tile = list(array.shape)
-    for axis, size in zip(image.lateral_axes, lateral, strict=True):
-        if lateral_tile is not None and not 1 <= size <= array.shape[axis]:
-            raise ValueError(
-                f"tiles of {tuple(lateral)} voxels: {image.name} has {array.shape[axis]} along {image.axes[axis]}"
+    array, tile = image.array, list(image.array.shape)
+    lateral = known_tile(image, tile_shape)
+    if lateral is None:
+        first, second = image.lateral_axes
+        if array.shards is not None:
+            raise SourceError(
+                f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata does "
+                "not say which is a tile: give the voxels of a tile by tile_shape="
             )
-        tile[axis] = min(size, array.shape[axis])
+        lateral = min(array.chunks[first], tile[first]), min(array.chunks[second], tile[second])
+        log.warning(
+            "%s: its metadata does not say how large a tile is, so that a chunk is taken for one: %d × %d voxels along "
+            "%s and %s. Give tile_shape if it is another",
+            image.name, *lateral, image.axes[first], image.axes[second],
+        )  # fmt: skip
+    for axis, size in zip(image.lateral_axes, lateral, strict=True):
+        tile[axis] = size
     return tuple(tile)
 
 

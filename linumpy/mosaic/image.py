@@ -1,43 +1,35 @@
 """A mosaic on disk, as the microscope's scripts take it: three axes of space, of which one is depth.
 
-In: an OME-Zarr image. Out: a :class:`MosaicImage`, unread, with everything that its metadata must say.
+In: an OME-Zarr image, and what is chosen of its times and channels. Out: a :class:`MosaicImage`, unread, with all that
+its metadata must say.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-
-import zarr
+from typing import Any
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
+from linumpy.io.volume import Volume, Volumes, select_volumes
+from linumpy.mosaic.tiles import Box, boxes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class MosaicImage:
-    """One resolution of an OME-Zarr volume.
+class MosaicImage(Volumes):
+    """One resolution of an OME-Zarr mosaic: a volume with the axes z, y and x, or one for each time and channel."""
 
-    Attributes
-    ----------
-    name : str
-        Where it is, for people.
-    array : zarr.Array
-        Unread, rank 3.
-    axes : str
-        Names of its axes in their order, such as ``"zyx"``.
-    spacing : (float, float, float)
-        Voxel spacing in µm, in the order of the axes.
-    origin : (float, float, float)
-        Where the centre of the first voxel lies, in µm.
-    """
-
-    name: str
-    array: zarr.Array
-    axes: str
-    spacing: tuple[float, ...]
-    origin: tuple[float, ...]
+    @property
+    def array(self) -> Volume:
+        """One of the volumes; all have the same shape, chunks and dtype."""
+        return self.first
 
     @property
     def depth_axis(self) -> int:
@@ -51,13 +43,72 @@ class MosaicImage:
         return first, second
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all voxels, decoded."""
-        return math.prod(self.array.shape) * self.array.dtype.itemsize
+    def tile_shape(self) -> tuple[int, int] | None:
+        """Voxels of a tile of the finest resolution along the lateral axes; None where the metadata does not say.
+
+        Raises
+        ------
+        MetadataError
+            What linumpy keeps of it is no size.
+        """
+        kept = self.linumpy.get("tile_shape")
+        if kept is None:
+            return None
+        names = [self.axes[axis] for axis in self.lateral_axes]
+        sizes = [kept.get(name) if isinstance(kept, Mapping) else None for name in names]
+        if not all(isinstance(one, int) and one > 0 for one in sizes):
+            raise MetadataError(f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no size of {names}")
+        return sizes[0], sizes[1]  # type: ignore[return-value]
+
+    def places(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
+        """Walk all volumes in boxes of a size: the entries along the leading axes, and the box."""
+        return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
 
 
-def open_mosaic(path: str | Path, level: int = 0) -> MosaicImage:
-    """Open one resolution of an OME-Zarr volume of OCT.
+def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, Any]:
+    """Attributes by which a mosaic keeps the size of its tiles along the lateral axes; see ``tile_shape``."""
+    names = (image.axes[axis] for axis in image.lateral_axes)
+    return {"linumpy": {"tile_shape": dict(zip(names, map(int, tile_shape), strict=True))}}
+
+
+def known_tile(image: MosaicImage, given: Sequence[int] | None) -> tuple[int, int] | None:
+    """Return the voxels of a tile along the lateral axes, as the caller gives them or the metadata has them.
+
+    Returns
+    -------
+    (int, int) or None
+        None where neither says.
+
+    Raises
+    ------
+    ValueError
+        A size that does not fit the mosaic.
+    """
+    kept = image.tile_shape
+    if given is not None and kept not in (None, tuple(given)):
+        log.warning("%s: tiles of %s voxels are taken as given; its metadata has %s", image.name, tuple(given), kept)
+    tile = kept if given is None else given
+    if tile is None:
+        return None
+    if len(tile) != 2:
+        raise ValueError(f"tile_shape={tuple(tile)}: two sizes are needed, along the lateral axes")
+    for axis, size in zip(image.lateral_axes, tile, strict=True):
+        if not 1 <= size <= image.array.shape[axis]:
+            raise ValueError(
+                f"tile_shape={tuple(tile)}: {image.name} has {image.array.shape[axis]} voxels along {image.axes[axis]}"
+            )
+    return tile[0], tile[1]
+
+
+def open_mosaic(
+    path: str | Path,
+    level: int = 0,
+    *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> MosaicImage:
+    """Open one resolution of an OME-Zarr mosaic of OCT.
 
     Parameters
     ----------
@@ -65,22 +116,28 @@ def open_mosaic(path: str | Path, level: int = 0) -> MosaicImage:
         The image.
     level : int
         Resolution level; 0 is the finest.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them.
+    spacing : (float, float, float), optional
+        Voxel spacing of the finest resolution in µm along z, y and x, where the metadata's is missing or wrong.
 
     Raises
     ------
-    FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.io.ome.open_image`; a level that is not there; axes that are not z, y and x; voxels that are
-        not real numbers, or none at all.
+    FileNotFoundError, SourceError, MetadataError, ValueError
+        As :func:`linumpy.io.volume.open_volumes`; axes of space that are not z, y and x; voxels that are not real
+        numbers, or none at all.
     """
-    image = open_image(path)
-    if not 0 <= level < len(image.levels):
-        raise SourceError(f"{image.name} has no resolution level {level}: it has {len(image.levels)}, numbered from 0")
-    axes = "".join(axis.name.lower() for axis in image.axes)
-    if sorted(axes) != ["x", "y", "z"] or image.spatial_axes != (0, 1, 2):
-        raise MetadataError(f"{path}: axes {', '.join(a.name for a in image.axes)}; z, y and x of space are needed")
-    array = image.levels[level]
+    if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
+        raise ValueError(f"spacing={tuple(spacing)}: three positive numbers in µm are needed, along z, y and x")
+    image = open_image(path, spacing=None if spacing is None else dict(zip("zyx", spacing, strict=True)))
+    chosen = select_volumes(image, level, channel=channel, time=time)
+    if sorted(chosen.axes) != ["x", "y", "z"]:
+        raise MetadataError(
+            f"{path}: axes {', '.join(a.name for a in image.axes)}; z, y and x of space are needed, besides t and c"
+        )
+    array = chosen.first
     if array.dtype.kind not in "biuf":
         raise SourceError(f"{path}: voxels of {array.dtype} have no intensity; real numbers have")
     if 0 in array.shape:
         raise SourceError(f"{path}: a volume of shape {array.shape} has no voxels")
-    return MosaicImage(str(path), array, axes, image.spacing[level], image.origin[level])
+    return replace(MosaicImage(*(getattr(chosen, one.name) for one in fields(chosen))), name=str(path))

@@ -13,7 +13,7 @@ from typing import Any
 
 from linumpy.io.writer import OmeZarrWriter
 
-Write = Callable[[tuple[slice, ...], Any], None]
+Write = Callable[[tuple[int | slice, ...], Any], None]
 """Takes a box of the image, whole in storage, and its voxels, on the device or the host, and returns when they are
 written."""
 

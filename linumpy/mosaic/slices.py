@@ -138,6 +138,9 @@ def stack_mosaics(
     search: ZSearch,
     *,
     decisions: str | Path | None = None,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     n_levels: int = 1,
     use_gpu: bool = False,
     overwrite: bool = False,
@@ -160,6 +163,10 @@ def stack_mosaics(
         How overlaps along Z are searched.
     decisions : str or Path, optional
         A table (CSV) to write: one :class:`PairDecision` a row.
+    channel, time : int, optional
+        The one to take of each slice, counted from 0, where it has several.
+    spacing : (float, float, float), optional
+        Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
     n_levels : int
         Resolutions to write.
     use_gpu : bool
@@ -181,7 +188,7 @@ def stack_mosaics(
     check_place(Path(output), overwrite=overwrite)
     if decisions is not None:
         check_file(decisions, overwrite=overwrite)
-    slices = open_slices(folder)
+    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
     outputs = [output] if decisions is None else [output, decisions]
     check_apart(outputs, [shifts, *find_slices(folder).values()])
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
@@ -217,20 +224,32 @@ def stack_mosaics(
     return Stack(plan, rows, sum(one.nbytes for one in images))
 
 
-def open_slices(folder: str | Path) -> dict[int, MosaicImage]:
-    """Open the slices of a folder, which must be of one kind.
+def open_slices(
+    folder: str | Path,
+    *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> dict[int, MosaicImage]:
+    """Open the slices of a folder, which must be of one kind; parameters are those of :func:`stack_mosaics`.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
         As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; less than two
         slices, axes that are not z, y, x, slices of different dtype or spacing.
+    ValueError
+        Slices of several times or channels, of which none is chosen.
     """
-    slices = {number: open_mosaic(path) for number, path in find_slices(folder).items()}
+    slices = {
+        number: open_mosaic(path, channel=channel, time=time, spacing=spacing)
+        for number, path in find_slices(folder).items()
+    }
     first = next(iter(slices.values()))
     if len(slices) < 2:
         raise SourceError(f"{first.name} is the only slice in {folder}: a stack needs two")
     for one in slices.values():
+        one.only("slices are stacked by what one volume of each shows")
         if one.axes != "zyx":
             raise MetadataError(f"{one.name}: axes {', '.join(one.axes)}; slices are stacked with axes z, y, x")
         if one.array.dtype != first.array.dtype:

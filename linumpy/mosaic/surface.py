@@ -6,13 +6,14 @@ read while one is worked on and the map of the last is written.
 
 The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and place in µm, is written column by column,
 and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
-of the mosaic. Divided by the spacing along depth and rounded they are the voxels that were found, exactly.
+of the mosaic. Divided by the spacing along depth they are voxels, whole ones unless ``definition="edge"``.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ from linumpy.io.place import check_apart, check_place
 from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +48,19 @@ class SurfaceMethod:
     use_log : bool
         Whether to take the logarithm first.
     detect_cutting_errors : bool
-        Whether the strongest change above the surface is taken instead.
+        Whether the brightest voxel above the surface takes its place.
+    definition : {"linumpy", "edge"}
+        What the surface is; of an edge the map is NaN where none stands out.
+    min_contrast : float
+        Of an edge.
     """
 
     s_xy: int = 15
     s_z: float = 2.0
     use_log: bool = True
     detect_cutting_errors: bool = False
+    definition: str = "linumpy"
+    min_contrast: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,9 @@ def find_mosaic_surface(
     method: SurfaceMethod | None = None,
     *,
     level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     overlay: str | Path | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
@@ -89,15 +99,20 @@ def find_mosaic_surface(
     Parameters
     ----------
     source : str or Path
-        The mosaic: axes z, y and x in any order.
+        The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel.
+        The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel; one for each time and
+        channel.
     method : SurfaceMethod, optional
         How to look for the surface.
     level : int
         Resolution level of the mosaic.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them.
+    spacing : (float, float, float), optional
+        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     overlay : str or Path, optional
-        A PNG to write: a section with the surface on it, and the map.
+        A PNG to write: a section with the surface on it, and the map. Of several times or channels one is chosen then.
     use_gpu : bool
         Whether to read to the GPU and work there.
     overwrite : bool
@@ -114,25 +129,29 @@ def find_mosaic_surface(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    method, image = method or SurfaceMethod(), open_mosaic(source, level)
+    method = method or SurfaceMethod()
+    image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_picture(overlay, overwrite=overwrite)
+        image.only("a picture shows one volume")
     check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np
-    sketch = _Sketch(xp, image, shape) if overlay is not None else None
+    sketch = _Sketch(xp, image, shape, method) if overlay is not None else None
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
     with new_image(
-        output, shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral], overwrite=overwrite,
-        axes=image.axes.replace("z", ""), chunks=(size[first], size[second]),
+        output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
+        axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
+        chunks=(*(1 for _ in image.leading), size[first], size[second]),
     ) as (write, _):  # fmt: skip
 
-        def find(box: Box, read: tuple[Any, tuple[slice, slice]]) -> Any:
+        def find(place: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
+            _, box = place
             column, inside = read
             surface = surface_of(column, method, image.depth_axis)[inside]
             if sketch is not None:
@@ -142,10 +161,10 @@ def find_mosaic_surface(
             return surface.astype(np.float32) * unit
 
         work_through(
-            boxes(image.array.shape, size),
-            lambda box: read_column(image, box, method.s_xy // 2, use_gpu),
+            image.places(size),
+            lambda place: read_column(image, place[1], method.s_xy // 2, use_gpu, place[0]),
             find,
-            lambda box, depth: write((box[first], box[second]), depth),
+            lambda place, depth: write((*place[0], place[1][first], place[1][second]), depth),
             use_gpu=use_gpu,
         )
         if sketch is not None and overlay is not None:
@@ -153,33 +172,41 @@ def find_mosaic_surface(
     return MosaicSurface(shape, image.nbytes)
 
 
-def read_column(image: MosaicImage, box: Box, rim: int, use_gpu: bool) -> tuple[Any, tuple[slice, slice]]:
-    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally."""
+def read_column(
+    image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
+) -> tuple[Any, tuple[slice, slice]]:
+    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally.
+
+    `entries` names the volume, by its time and channel where the mosaic has several.
+    """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
         wide[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    return read_box(image.array, tuple(wide), use_gpu), (inside[0], inside[1])
+    return read_box(image.volumes[entries], tuple(wide), use_gpu), (inside[0], inside[1])
 
 
 def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
-    """Find the surface of a column, int32 voxels, where the column is."""
+    """Find the surface of a column in voxels, where the column is: int32, of an edge float32."""
     return find_tissue_interface(
-        column, method.s_xy, method.s_z, method.use_log, 1, method.detect_cutting_errors, depth_axis
-    )
+        column, method.s_xy, method.s_z, method.use_log, detect_cutting_errors=method.detect_cutting_errors,
+        depth_axis=depth_axis, definition=method.definition, min_contrast=method.min_contrast,
+    )  # fmt: skip
 
 
 class _Sketch:
     """What the picture shows, gathered where the work is done, thinned out to what a picture can show."""
 
-    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int]) -> None:
+    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int], method: SurfaceMethod) -> None:
         self.image = image
         self.steps = [-(-n // _PICTURE_VOXELS) for n in shape]
         self.row = shape[0] // 2
         rows, columns = (-(-n // step) for n, step in zip(shape, self.steps, strict=True))
-        self.surface = xp.zeros((rows, columns), np.int32)
-        self.line = xp.zeros(columns, np.int32)
+        self.surface = xp.zeros((rows, columns), np.float32)
+        self.line = xp.zeros(columns, np.float32)
+        self.edge = xp.zeros(columns, np.float32)
+        self.method = method
         self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
 
     def add(self, place: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
@@ -194,9 +221,19 @@ class _Sketch:
             row = self.row - place[0].start
             self.line[shown[1]] = surface[row, begin[1] :: self.steps[1]]
             line = inside[0].start + row
+            edges = self._edges(column, line)[inside[1]]
+            self.edge[shown[1]] = edges[begin[1] :: self.steps[1]]
             voxels = column[tuple(line if k == self.image.lateral_axes[0] else slice(None) for k in range(3))]
             voxels = voxels if self.image.depth_axis < self.image.lateral_axes[1] else voxels.T
             self.section[:, shown[1]] = voxels[:, inside[1]][:, begin[1] :: self.steps[1]]
+
+    def _edges(self, column: Any, row: int) -> Any:
+        """Find the edges along a row of a column, from the rows that its mean covers."""
+        first, half = self.image.lateral_axes[0], self.method.s_xy
+        rows = slice(max(0, row - half), min(column.shape[first], row + half + 1))
+        slab = column[tuple(rows if axis == first else slice(None) for axis in range(3))]
+        found = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
+        return found[row - rows.start]
 
     def draw(self, path: str | Path, overwrite: bool) -> None:
         """Draw the picture."""
@@ -209,6 +246,7 @@ class _Sketch:
                 temporary,
                 to_host(self.section),
                 to_host(self.line),
+                to_host(self.edge),
                 to_host(self.surface) * spacing[depth],
                 (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
                 self.row * spacing[first],

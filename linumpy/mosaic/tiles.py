@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import zarr
 
 from linumpy.device import require_cuda
+from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 
 #: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
@@ -43,13 +44,13 @@ def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
     return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
 
 
-def column_shape(array: zarr.Array, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
+def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
     """Choose columns: whole along depth, laterally whole chunks (or shards), about square, of at most `tile_bytes`."""
     step = [n if k == depth_axis else s for k, (s, n) in enumerate(zip(stored(array), array.shape, strict=True))]
     return tile_shape(array.shape, step, array.dtype.itemsize, tile_bytes)
 
 
-def stored(array: zarr.Array) -> tuple[int, ...]:
+def stored(array: zarr.Array | Volume) -> tuple[int, ...]:
     """What is whole in storage: shards where an array has them, else chunks."""
     return array.shards or array.chunks
 
@@ -66,18 +67,20 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
     return size
 
 
-def box_nbytes(array: zarr.Array, box: Box) -> int:
+def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     """Bytes of the voxels of a box, decoded."""
     return math.prod(one.stop - one.start for one in box) * array.dtype.itemsize
 
 
-def read_box(array: zarr.Array, box: Box, use_gpu: bool) -> Any:
-    """Read a box to the device or the host."""
+def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Any:
+    """Read a box of an array, or of a volume of it, to the device or the host."""
+    volume = as_volume(array)
+    region = volume.region(box)
     if not use_gpu:
-        return read_chunks_on_host(array, box)
+        return read_chunks_on_host(volume.array, region)
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
-    return read_zarr_to_gpu(array, region=box)
+    return read_zarr_to_gpu(volume.array, region=region)
 
 
 def work_through(

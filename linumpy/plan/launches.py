@@ -14,6 +14,8 @@ from linumpy.plan.workspace import CODES, COUNTERS, STREAM, Workspace
 _SMALLEST_RING = 2**13
 #: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
 _LZ4_RING = 2**14
+#: Shared memory that a kernel with a ring declares besides: at most this much, with what a device keeps for itself.
+_DECLARED = 13 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 8, 2
 
@@ -27,6 +29,22 @@ STATUS = {
     6: "it has features that the device does not decode",
     7: "it needs more room than a slot has",
 }
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What a device has.
+
+    Attributes
+    ----------
+    processors : int
+        Multiprocessors.
+    shared_nbytes : int
+        Shared memory that a block may ask for: 64 KiB on Turing, 99 KiB on consumer cards, 227 KiB on Hopper.
+    """
+
+    processors: int
+    shared_nbytes: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ KERNELS = (
 
 
 def plan_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, processors: int
+    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
 ) -> list[Launch]:
     """List the kernels that decode a slab, in their order.
 
@@ -93,8 +111,8 @@ def plan_launches(
         Chunks of this slab.
     chunk_nbytes : int
         Decoded bytes of a chunk.
-    processors : int
-        Multiprocessors of the device.
+    device : DeviceLimits
+        The device that they run on.
     """
     stored = base + space.stored
     counters = base + space.words
@@ -103,7 +121,7 @@ def plan_launches(
     host_orders = places + 8 * chunks
     streams, unordered = base + space.streams, base + space.unordered
     room = space.streams_room if chain.compressor == "blosc" else chunks
-    most = min(room, 64 * processors)
+    most = min(room, 64 * device.processors)
     launches: list[Launch] = []
     args: tuple[int, ...]
     if chain.stored_checksum:
@@ -115,7 +133,7 @@ def plan_launches(
     if chain.compressor in ("", "blosc"):
         args = (stored, unordered, streams, counters, room, status)
         launches.append(Launch("blosc", "stored", (most,), 256, args))
-    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, processors)
+    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"
     checked = base + space.decoded if blosc else unordered  # Blosc's own order is undone first, a filter's last
     check = [Launch("checksum", "check_crc32c", (chunks,), 128, (checked, records, chunks, 0, status))]
@@ -126,32 +144,32 @@ def plan_launches(
     return launches + (order + check if blosc else check + order)
 
 
-def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, processors: int) -> int:
+def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
     """Choose how many decoded bytes a stream keeps in shared memory: as many as leave room for all streams at a time.
 
-    A multiprocessor has about 224 KiB, and three slabs are decoded at the same time. A ring longer than a chunk is of
-    no use.
+    Chosen for multiprocessors of about 224 KiB, and halved until a block of the device can have it; three slabs are
+    decoded at the same time. A ring longer than a chunk is of no use.
     """
     streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
-    each = -(-streams // processors)
+    each = -(-streams // device.processors)
     ring = 2**17 if each <= 1 else 2**16 if each <= 3 else 2**15
     if chain.streams_by == "lz4" and chain.compressor == "blosc":
         ring = min(ring, _LZ4_RING)
-    while ring > _SMALLEST_RING and ring >= 2 * chunk_nbytes:
+    while ring > _SMALLEST_RING and (ring >= 2 * chunk_nbytes or ring > device.shared_nbytes - _DECLARED):
         ring //= 2
     return ring
 
 
 def _stream_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, processors: int
+    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
 ) -> list[Launch]:
     """List the kernels that decode streams."""
     room = space.streams_room if chain.compressor == "blosc" else chunks
-    most = min(room, 64 * processors)
+    most = min(room, 64 * device.processors)
     stored, counters = base + space.stored, base + space.words
     streams, unordered, checks = base + space.streams, base + space.unordered, base + space.checks
     common = (stored, unordered, streams, counters, room)
-    ring = ring_nbytes(chain, chunks, chunk_nbytes, processors)
+    ring = ring_nbytes(chain, chunks, chunk_nbytes, device)
     verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, room, checks, status))
     if chain.streams_by == "lz4":
         heads = Launch("lz4", "lz4_heads", (-(-chunks // 128),), 128, (stored, streams, chunks, status))

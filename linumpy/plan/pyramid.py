@@ -1,8 +1,9 @@
 """Plan the writing of a pyramid: which boxes are whole in storage, and which coarser ones come from a finer one.
 
 In: shapes of all resolutions and what is whole in storage in each (chunks, or shards). Out: boxes, as tuples of slices
-in the voxels of a resolution. Each resolution has half the voxels of the one before along each axis, rounded up; a
-voxel at place ``i`` comes from those at ``2 i`` and, where there is one, ``2 i + 1``. Pure: nothing is opened.
+in the voxels of a resolution. Each resolution has half the voxels of the one before along each axis, rounded up, or as
+many (an axis of time or channel); of an axis that is halved, voxel ``i`` comes from those at ``2 i`` and, where there
+is one, ``2 i + 1``. Pure: nothing is opened.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ class Pyramid:
     stored: tuple[tuple[int, ...], ...]
     itemsize: int
 
+    def factors(self, level: int, finest: int | None = None) -> tuple[int, ...]:
+        """By how much a resolution is coarser than a finer one, along each axis; by default than the one before."""
+        pairs = itertools.pairwise(self.shapes[level - 1 if finest is None else finest : level + 1])
+        steps = [[1 if n == m else 2 for n, m in zip(*pair, strict=True)] for pair in pairs]
+        return tuple(math.prod(one) for one in zip((1,) * len(self.shapes[0]), *steps, strict=True))
+
     def grid(self, level: int) -> tuple[int, ...]:
         """How many stored objects there are along each axis."""
         return tuple(-(-n // s) for n, s in zip(self.shapes[level], self.stored[level], strict=True))
@@ -62,21 +69,23 @@ class Pyramid:
     def coarser(self, level: int, box: Box) -> Box | None:
         """The largest box of whole objects of the next resolution that comes from a box of this one alone."""
         below = []
-        for b, n, m in zip(box, self.shapes[level], self.shapes[level + 1], strict=True):
-            below.append(slice(-(-b.start // 2), m if b.stop == n else b.stop // 2))
+        sizes = zip(box, self.shapes[level], self.shapes[level + 1], self.factors(level + 1), strict=True)
+        for b, n, m, f in sizes:
+            below.append(slice(-(-b.start // f), m if b.stop == n else b.stop // f))
             if below[-1].start >= below[-1].stop:
                 return None
         return self.whole(level + 1, tuple(below))
 
     def finer(self, level: int, box: Box) -> Box:
         """The voxels of the resolution before from which a box comes."""
-        return tuple(slice(2 * b.start, min(2 * b.stop, n)) for b, n in zip(box, self.shapes[level - 1], strict=True))
+        rows = zip(box, self.shapes[level - 1], self.factors(level), strict=True)
+        return tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
 
     def touched(self, level: int, box: Box) -> Box:
         """The stored objects of a resolution that a box of the finest one touches, as slices of the grid."""
         scaled = tuple(
-            slice(b.start >> level, min(-(-b.stop // 2**level), n))
-            for b, n in zip(box, self.shapes[level], strict=True)
+            slice(b.start // f, min(-(-b.stop // f), n))
+            for b, n, f in zip(box, self.shapes[level], self.factors(level, 0), strict=True)
         )
         return self.units(level, scaled)
 
@@ -95,7 +104,10 @@ class Pyramid:
         return grown(size, self.shapes[level], self.itemsize, limit)
 
     def _aligned(self, level: int, above: int) -> tuple[int, ...]:
-        return tuple(min(s << above, n) for s, n in zip(self.stored[level + above], self.shapes[level], strict=True))
+        factors = self.factors(level + above, level)
+        return tuple(
+            min(s * f, n) for s, n, f in zip(self.stored[level + above], self.shapes[level], factors, strict=True)
+        )
 
 
 def split(box: Box, step: tuple[int, ...]) -> Iterator[Box]:

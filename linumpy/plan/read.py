@@ -7,15 +7,15 @@ In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPla
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from linumpy.plan.fallback import why_not_gpu_mode
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.pieces import AxisWindow, Pieces, axis_windows, cut_pieces
+from linumpy.plan.pieces import ChunkBox, PieceCount, Pieces, chunk_box, count_pieces, cut_pieces
 from linumpy.plan.region import Region, normalize_region
 
 
@@ -83,21 +83,16 @@ class ReadPlan:
             return "kvikio"
         return "zarr-host" if why_not_gpu_mode(self.layout, self.region) else "zarr-gpu"
 
-    @cached_property
-    def windows(self) -> tuple[AxisWindow, ...]:
-        """The chunks that the region touches, axis by axis."""
-        return axis_windows(self.layout, self.region)
-
     @property
     def chunk_count(self) -> int:
         """(Inner) chunks that the region touches."""
-        return math.prod(len(window.chunk) for window in self.windows)
+        return math.prod(last - first for first, last in chunk_box(self.layout, self.region))
 
     @property
     def object_count(self) -> int:
         """Stored objects, files of a local store, that the region touches; some may be missing."""
-        per_object = self.chunks_per_object
-        return math.prod(len(np.unique(window.chunk // n)) for window, n in zip(self.windows, per_object, strict=True))
+        axes = zip(chunk_box(self.layout, self.region), self.chunks_per_object, strict=True)
+        return math.prod(-(-last // n) - first // n if first < last else 0 for (first, last), n in axes)
 
     @property
     def chunks_per_object(self) -> tuple[int, ...]:
@@ -105,9 +100,41 @@ class ReadPlan:
         shard = self.layout.shard
         return (1,) * self.layout.rank if shard is None else shard.chunks_per_shard
 
-    def pieces(self, max_nbytes: int | None) -> Pieces:
-        """Cut what is read into pieces of at most `max_nbytes` bytes; None: one a chunk."""
-        return cut_pieces(self.layout, self.region, max_nbytes)
+    def pieces(self, max_nbytes: int | None, box: ChunkBox | None = None) -> Pieces:
+        """Cut what is read, or those of its chunks that lie in `box`, into pieces; see :func:`cut_pieces`."""
+        return cut_pieces(self.layout, self.region, max_nbytes, box)
+
+    def count(self, max_nbytes: int | None) -> PieceCount:
+        """Count the pieces without cutting them."""
+        return count_pieces(self.layout, self.region, max_nbytes)
+
+    def batches(self, max_chunks: int) -> Iterator[ChunkBox]:
+        """Part the chunks that the region touches, in C order, so that each part can be planned by itself.
+
+        Parameters
+        ----------
+        max_chunks : int
+            (Inner) chunks of a batch at most, or one stored object, which is never parted.
+
+        Yields
+        ------
+        tuple of (int, int)
+            First chunk and the one behind the last, along each axis. One box without chunks for an empty region.
+        """
+        box, per_object = chunk_box(self.layout, self.region), self.chunks_per_object
+        if not self.chunk_count:
+            yield box
+            return
+        # A layer is one object thick along an axis and those before it. The first axis whose layers are small enough
+        # is cut into runs of them, the axes before it into single objects.
+        thick = [min(n, last - first) for (first, last), n in zip(box, per_object, strict=True)]
+        layers = [
+            math.prod(thick[: axis + 1]) * math.prod(last - first for first, last in box[axis + 1 :])
+            for axis in range(len(box))
+        ]
+        split = next((axis for axis, layer in enumerate(layers) if layer <= max_chunks), len(box) - 1)
+        steps = [*per_object[:split], per_object[split] * max(1, max_chunks // layers[split])]
+        yield from _cut_box(box, steps)
 
     def objects(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
         """Find the stored objects of `pieces`.
@@ -119,10 +146,14 @@ class ReadPlan:
         number : numpy.ndarray of int64, (n,)
             Which of them each piece lies in.
         """
+        if not len(pieces):
+            return np.empty((0, self.layout.rank), np.int64), np.empty(0, np.int64)
         grid = pieces.chunk // np.array(self.chunks_per_object)
-        shape = grid.max(axis=0) + 1 if len(grid) else (1,) * self.layout.rank
-        flat, number = np.unique(np.ravel_multi_index(tuple(grid.T), tuple(shape)), return_inverse=True)
-        return np.stack(np.unravel_index(flat, tuple(shape)), axis=1), number
+        # Counted from the first one, so that no index leaves int64 however large the array is.
+        first = grid.min(axis=0)
+        shape = tuple(grid.max(axis=0) - first + 1)
+        flat, number = np.unique(np.ravel_multi_index(tuple((grid - first).T), shape), return_inverse=True)
+        return np.stack(np.unravel_index(flat, shape), axis=1) + first, number
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
@@ -137,6 +168,17 @@ def plan_read(layout: ArrayLayout, region: Any = None) -> ReadPlan:
         See :func:`~linumpy.plan.region.normalize_region`.
     """
     return ReadPlan(layout, normalize_region(region, layout.shape))
+
+
+def _cut_box(box: ChunkBox, steps: list[int]) -> Iterator[ChunkBox]:
+    """Cut a box along its first axes at multiples of `steps`."""
+    if not steps:
+        yield box
+        return
+    (first, last), step = box[0], steps[0]
+    for begin in range(first // step * step, last, step):
+        for rest in _cut_box(box[1:], steps[1:]):
+            yield (max(first, begin), min(last, begin + step)), *rest
 
 
 def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
@@ -197,7 +239,7 @@ def _touches(plan: ReadPlan) -> str:
         chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
     if plan.layout.chain is not None:
         return chunks
-    return f"{chunks}, {_binary(int(plan.pieces(2**62).nbytes.sum()))} to read if all are stored"
+    return f"{chunks}, {_binary(plan.count(2**62).nbytes)} to read if all are stored"
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -10,7 +10,7 @@ In: spans of bytes, ordered by object and offset. Out: :class:`Slab` records.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -121,10 +121,14 @@ class Slab:
     piece_place: np.ndarray
     piece_nbytes: np.ndarray
 
-    def keep(self, kept: np.ndarray) -> Slab:
-        """Leave out pieces that turned out not to be stored; `kept` is a mask of the others."""
-        return replace(
-            self, pieces=self.pieces[kept], piece_place=self.piece_place[kept], piece_nbytes=self.piece_nbytes[kept]
+    def keep(self, reads: np.ndarray, pieces: np.ndarray) -> Slab:
+        """Leave out what turned out not to be stored; `reads` and `pieces` are masks of what is.
+
+        Nothing was read where a read is left out: the buffer holds what was there before, which must go nowhere.
+        """
+        return Slab(
+            *(column[reads] for column in (self.object, self.offset, self.nbytes, self.place, self.straight)),
+            *(column[pieces] for column in (self.pieces, self.piece_place, self.piece_nbytes)),
         )
 
     @property

@@ -6,6 +6,8 @@ offset, and the pieces that are not stored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from linumpy.plan.pieces import Pieces
@@ -49,7 +51,7 @@ def shard_spans(
     rows: np.ndarray,
     number: np.ndarray,
     straight: np.ndarray,
-    indexes: dict[int, np.ndarray],
+    indexes: Iterable[tuple[int, np.ndarray]],
 ) -> tuple[Spans, np.ndarray]:
     """Do the same for shards, whose indexes say where the inner chunks lie.
 
@@ -61,9 +63,9 @@ def shard_spans(
         As for :func:`raw_spans`.
     rows : numpy.ndarray of int64, (m,)
         Pieces to look for.
-    indexes : dict of int to numpy.ndarray of int64, (chunks, 2)
+    indexes : iterable of (int, numpy.ndarray of int64, (chunks, 2))
         For each shard of `rows` first byte and length of every inner chunk, the first -1 where it is not stored. A
-        shard that is left out is not stored.
+        shard that is left out is not stored. No index is kept when the next one is asked for.
 
     Returns
     -------
@@ -75,8 +77,9 @@ def shard_spans(
     shape = plan.chunks_per_object
     inner = np.ravel_multi_index(tuple((pieces.chunk[rows] % np.array(shape)).T), shape)
     begin, length = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
-    for shard, index in indexes.items():
-        mine = np.flatnonzero(number[rows] == shard)
+    shards = number[rows]
+    for shard, index in indexes:
+        mine = np.flatnonzero(shards == shard)
         begin[mine], length[mine] = index[inner[mine]].T
     there = np.flatnonzero(begin >= 0)
     stored, offset, nbytes = rows[there], begin[there], length[there]

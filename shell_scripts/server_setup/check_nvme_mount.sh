@@ -146,8 +146,10 @@ judge_file_system() {
 }
 
 judge_disks() {
-    ((${#LAYERS[@]})) || return 0
     transport_word
+    # Where no disk is seen, that no fault is seen says nothing.
+    [[ $REPLY != none || -n $HAS_OTHER ]] || STORAGE_ERROR="no disk below $DIR_POINT is known to /sys"
+    ((${#LAYERS[@]})) || return 0
     case $REPLY in
         pcie) ;;
         rdma) NOTES+=("NVMe over RDMA: open to nvidia-fs only, not to P2PDMA") ;;
@@ -163,6 +165,7 @@ judge_disks() {
     if [[ -n $HAS_MD ]]; then
         case " $HAS_MD " in
             *' raid4 '* | *' raid5 '* | *' raid6 '*) PROBLEMS+=("RAID with parity ($HAS_MD)") ;;
+            *' ? '*) STORAGE_ERROR="the level of an md array cannot be read" ;;
             *) NOTES+=("md $HAS_MD: open to nvidia-fs only, not to P2PDMA") ;;
         esac
     fi
@@ -243,7 +246,7 @@ main() {
         recommend
         ((${#PROBLEMS[@]} == 0)) || code=3
         transport_word
-        [[ $code != 0 || $REPLY != unknown ]] || code=1
+        [[ $code != 0 || ($REPLY != unknown && -z $STORAGE_ERROR) ]] || code=1
     else
         code=1
     fi

@@ -257,9 +257,12 @@ check_kvikio() {
     case ${env^^} in
         ON | TRUE | YES | 1) KVIKIO_MODE=ON ;;
         OFF | FALSE | NO | 0) KVIKIO_MODE=OFF ;;
-        *) KVIKIO_MODE=AUTO ;;
+        AUTO) KVIKIO_MODE=AUTO ;;
+        *) KVIKIO_MODE=unknown ;;
     esac
-    if [[ $KVIKIO_MODE == ON ]]; then
+    if [[ $KVIKIO_MODE == unknown ]]; then
+        check kvikio-mode cufile unsure KVIKIO_COMPAT_MODE "'$env', which kvikio does not know" "AUTO, ON or OFF" "unset KVIKIO_COMPAT_MODE"
+    elif [[ $KVIKIO_MODE == ON ]]; then
         check kvikio-mode cufile FAIL KVIKIO_COMPAT_MODE "$env" "AUTO or unset" "unset KVIKIO_COMPAT_MODE"
     else
         check kvikio-mode cufile ok KVIKIO_COMPAT_MODE "$env" "not ON"
@@ -317,9 +320,12 @@ check_configuration() {
     esac
 
     local forced
-    truth "${CUFILE_FORCE_COMPAT_MODE:-${CFG[properties.force_compat_mode]:-}}" false
-    forced=$REPLY
-    if [[ $forced == true ]]; then
+    forced=${CUFILE_FORCE_COMPAT_MODE:-${CFG[properties.force_compat_mode]:-false}}
+    truth "$forced" unknown
+    if [[ $REPLY == unknown ]]; then
+        check force-compat both unsure "$CONF_FILE, CUFILE_FORCE_COMPAT_MODE" "'$forced', neither true nor false" "not forced" \
+            "set properties.force_compat_mode to false and unset CUFILE_FORCE_COMPAT_MODE"
+    elif [[ $REPLY == true ]]; then
         check force-compat both FAIL "$CONF_FILE, CUFILE_FORCE_COMPAT_MODE" "compat mode is forced" "not forced" \
             "set properties.force_compat_mode to false and unset CUFILE_FORCE_COMPAT_MODE"
     fi

@@ -43,6 +43,8 @@ KEPT=.before-kernel7
 # Linux 6.17, struct blk_map_iter later. Neither name builds on both sides.
 ITER_TYPE='__typeof__(((struct blk_dma_iter *)0)->iter)'
 ITER_MACRO=HAVE_BLK_RQ_DMA_MAP_ITER_START
+# The functions that use it, in the order of sort.
+ITER_USERS='nvfs_advance_bvec nvfs_coalesce_gpu_pages nvfs_map_next_gpu_segment nvfs_peek_next_bvec'
 
 # ---------------------------------------------------------------- arguments
 
@@ -140,19 +142,20 @@ code_of() {
 }
 
 # ---------------------------------------------------------------- the mends
-# Each takes the lines of a file in LINES and leaves the mended ones in NEW. STATE is
+# mend_file FILE [PATH] looks at one file; where its text lies elsewhere, PATH says where.
+# Each mend takes the lines of a file in LINES and leaves the mended ones in NEW. STATE is
 # then mend, done or unknown, and DETAIL says it in words.
 
 mend_file() {
-    local file=$1
+    local file=$1 path=${2:-$SRC/$1}
     STATE=unknown DETAIL='' LINES=() NEW=()
-    if [[ -L $SRC/$file || ! -f $SRC/$file || ! -r $SRC/$file ]]; then
+    if [[ -L $path || ! -f $path || ! -r $path ]]; then
         DETAIL="no readable plain file"
         return 0
     fi
-    mapfile LINES <"$SRC/$file" 2>/dev/null
+    mapfile LINES <"$path" 2>/dev/null
     # A file that does not survive the reading (NUL bytes) is none that we know.
-    if ! printf '%s' ${LINES[@]+"${LINES[@]}"} | cmp -s - "$SRC/$file"; then
+    if ! printf '%s' ${LINES[@]+"${LINES[@]}"} | cmp -s - "$path"; then
         DETAIL="holds bytes that no source has"
         return 0
     fi
@@ -164,14 +167,27 @@ mend_file() {
 }
 
 # vm_area_struct lost its private member __vm_flags after 6.18; vm_flags can be read everywhere.
+# The original reads it in one branch of an #if and vm_flags in the other, so that vm_flags
+# alone says nothing: every assignment to the local vm_flags must be known.
 mend_mmap() {
-    local line rest before match name reads=0 public=0
+    local line rest before match name where reads=0 conditionals=0 unclear=''
+    local -a branch=() assigned=()
     local private='(ACCESS_PRIVATE[[:space:]]*\([[:space:]]*([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*,[[:space:]]*__vm_flags[[:space:]]*\)|([A-Za-z_][A-Za-z0-9_]*)->__vm_flags)'
+    local public='[A-Za-z_][A-Za-z0-9_]*->vm_flags'
     local write='^[[:space:]]*(=[^=]|=$|[-+|&^*/%]=|<<=|>>=|\+\+|--)'
     IN_COMMENT=0
     for line in ${LINES[@]+"${LINES[@]}"}; do
         code_of "$line"
-        [[ ! $CODE =~ -\>vm_flags([^A-Za-z0-9_]|$) ]] || public=1
+        if [[ $CODE =~ ^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif|else|endif)([^A-Za-z0-9_]|$) ]]; then
+            which_branch "${BASH_REMATCH[1]}" || {
+                DETAIL="has an #else or #endif too many"
+                return 0
+            }
+        elif [[ $CODE =~ (^|[^A-Za-z0-9_.>])vm_flags[[:space:]]*=([^=].*|$) ]]; then
+            where=${branch[*]: -1}
+            assigned+=("${where:-always}")
+            [[ ${BASH_REMATCH[2]} =~ ^[[:space:]]*($private|$public)[[:space:]]*\; ]] || unclear=1
+        fi
         if [[ $CODE != *__vm_flags* ]]; then
             NEW+=("$line")
             continue
@@ -196,22 +212,49 @@ mend_mmap() {
         fi
         NEW+=("$before$rest")
     done
-    if ((reads)); then
+    # One assignment for every kernel, or one in each branch of the same #if.
+    match=${assigned[*]:-none}
+    if ((${#branch[@]})); then
+        DETAIL="has an #if without #endif"
+    elif [[ -n $unclear ]]; then
+        DETAIL="sets vm_flags from neither __vm_flags nor vm_flags"
+    elif [[ $match != always && ! $match =~ ^if([0-9]+)\ else([0-9]+)$ ]]; then
+        DETAIL="sets vm_flags in ${#assigned[@]} places, where one in each branch of an #if was expected"
+    elif [[ $match != always && ${BASH_REMATCH[1]} != "${BASH_REMATCH[2]}" ]]; then
+        DETAIL="sets vm_flags under different conditions"
+    elif ((reads)); then
         STATE=mend DETAIL="reads the private __vm_flags"
-    elif ((public)); then
-        STATE='done' DETAIL="reads vm_flags"
     else
-        DETAIL="reads neither __vm_flags nor vm_flags"
+        STATE='done' DETAIL="reads vm_flags"
     fi
+}
+
+# Keeps the stack of open conditionals in the caller's array 'branch', each with its number:
+# if3, else3, or elif3, which is no alternative that stands for all other kernels.
+which_branch() {
+    local top=$((${#branch[@]} - 1))
+    case $1 in
+        if | ifdef | ifndef)
+            conditionals=$((conditionals + 1))
+            branch+=("if$conditionals")
+            return 0
+            ;;
+    esac
+    ((top >= 0)) || return 1
+    case $1 in
+        endif) unset "branch[top]" ;;
+        else) [[ ${branch[top]} != if* ]] || branch[top]=else${branch[top]#if} ;;
+        elif) branch[top]=elif${branch[top]##*[a-z]} ;;
+    esac
 }
 
 # Inside the iterator path only: the older path above has a struct req_iterator of its own,
 # which is right on every kernel.
 mend_dma() {
-    local line rest before named=0 typed=0 own=0 inside i
-    local -a branch=()
+    local line rest before i inside named=0 depth=0 head='' function='' found
+    local -a branch=() users=()
     local pointer='struct[[:space:]]+(req_iterator|blk_map_iter)[[:space:]]*\*'
-    local typed_re='typeof(__)?[[:space:]]*\(.*(->|\.)iter[[:space:]]*\)[[:space:]]*\*'
+    local typed='typeof(__)?[[:space:]]*\(.*(->|\.)iter[[:space:]]*\)[[:space:]]*\*'
     IN_COMMENT=0
     for line in ${LINES[@]+"${LINES[@]}"}; do
         code_of "$line"
@@ -226,32 +269,63 @@ mend_dma() {
         inside=0
         for i in ${branch[@]+"${branch[@]}"}; do [[ $i != iter ]] || inside=1; done
         if ((!inside)); then
-            NEW+=("$line")
+            NEW+=("$line") depth=0 head='' function=''
             continue
         fi
-        [[ ! $CODE =~ $typed_re ]] || typed=$((typed + 1))
-        [[ ! $CODE =~ typedef.*(blk_map_iter|typeof) ]] || own=1
-        if [[ ! $CODE =~ $pointer ]]; then
-            NEW+=("$line")
-            continue
-        fi
+        [[ ! $CODE =~ $typed ]] || users+=("$(function_name)")
         rest=$line before=''
-        while [[ $rest =~ $pointer ]]; do
-            before+="${rest%%"${BASH_REMATCH[0]}"*}$ITER_TYPE *"
-            rest=${rest#*"${BASH_REMATCH[0]}"}
-            named=$((named + 1))
-        done
+        if [[ $CODE =~ $pointer ]]; then
+            while [[ $rest =~ $pointer ]]; do
+                before+="${rest%%"${BASH_REMATCH[0]}"*}$ITER_TYPE *"
+                rest=${rest#*"${BASH_REMATCH[0]}"}
+                named=$((named + 1))
+                users+=("$(function_name)")
+            done
+        fi
         NEW+=("$before$rest")
+        follow_braces
     done
+    found=$(printf '%s\n' ${users[@]+"${users[@]}"} | sort | tr '\n' ' ')
     if ((${#branch[@]})); then
         DETAIL="has an #if without #endif"
-    elif ((named && named + typed == 4)); then
+    elif [[ $found != "$ITER_USERS " ]]; then
+        DETAIL="names the iterator's type in ${found:-no function }under $ITER_MACRO, where once in each of $ITER_USERS was expected"
+    elif ((named)); then
         STATE=mend DETAIL="names the iterator's type in $named of 4 places"
-    elif ((!named && (typed || own))); then
-        STATE='done' DETAIL="takes the iterator's type from struct blk_dma_iter"
     else
-        DETAIL="names the iterator's type in $((named + typed)) places under $ITER_MACRO, where 4 were expected"
+        STATE='done' DETAIL="takes the iterator's type from struct blk_dma_iter"
     fi
+}
+
+# The function that the line in CODE belongs to; '?' outside of any.
+function_name() {
+    if ((depth)); then
+        printf '%s' "${function:-?}"
+    elif [[ "$head $CODE" =~ ([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*\( ]]; then
+        printf '%s' "${BASH_REMATCH[1]}"
+    else
+        printf '?'
+    fi
+}
+
+# Follows the line in CODE: 'depth' counts open braces, 'head' is what stands before the
+# first of them, and 'function' the name in it.
+follow_braces() {
+    local rest=$CODE
+    [[ ! $rest =~ ^[[:space:]]*# ]] || return 0
+    while [[ $rest =~ ^([^\{\}\;]*)([\{\}\;])(.*)$ ]]; do
+        rest=${BASH_REMATCH[3]}
+        ((depth)) || head+=" ${BASH_REMATCH[1]}"
+        case ${BASH_REMATCH[2]} in
+            '{')
+                ((depth)) || { [[ $head =~ ([A-Za-z_][A-Za-z0-9_]*)[[:space:]]*\( ]] && function=${BASH_REMATCH[1]}; } || function=
+                depth=$((depth + 1))
+                ;;
+            '}') depth=$((depth > 0 ? depth - 1 : 0)) ;;
+        esac
+        ((depth)) || [[ ${BASH_REMATCH[2]} == '{' ]] || head=''
+    done
+    ((depth)) || head+=" $rest"
 }
 
 # Keeps the stack of open conditionals in the caller's array 'branch': iter where the
@@ -287,6 +361,7 @@ force_unpack() {
     local tool=$1
     [[ $LINE =~ (^|[^A-Za-z0-9_./$\{-])($tool)([[:space:]]+-[^$'\n']*) ]] || return 1
     local match=${BASH_REMATCH[0]} lead=${BASH_REMATCH[1]} word=${BASH_REMATCH[2]} options=${BASH_REMATCH[3]}
+    [[ $word == un* || $options =~ [[:space:]](-[a-zA-Z]*d[a-zA-Z]*|--(de|un)compress)([[:space:]]|$) ]] || return 1
     FORCED=1
     [[ ! $options =~ [[:space:]](-[a-zA-Z]*f[a-zA-Z]*|--force)([[:space:]]|$) ]] || return 0
     LINE=${LINE/"$match"/"$lead$word -f$options"}
@@ -532,19 +607,13 @@ revert() {
 
 # Prints same when the file is its original, or that original mended. Runs in a subshell.
 mend_text_of_original() {
-    local file=$1 dir
+    local file=$1
     if cmp -s -- "$SRC/$file" "$SRC/$file$KEPT"; then
         printf same
         return 0
     fi
-    dir=$(mktemp -d)
-    # shellcheck disable=SC2064 # expand now: dir is local
-    trap "rm -rf -- '$dir'" EXIT
-    cp -- "$SRC/$file$KEPT" "$dir/$file"
-    local now=$SRC/$file
-    SRC=$dir
-    mend_file "$file"
-    if [[ $STATE == mend ]] && printf '%s' "${NEW[@]}" | cmp -s - "$now"; then printf same; fi
+    mend_file "$file" "$SRC/$file$KEPT"
+    if [[ $STATE == mend ]] && printf '%s' "${NEW[@]}" | cmp -s - "$SRC/$file"; then printf same; fi
     return 0
 }
 

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, name, capsys):
 def test_the_mosaic_is_what_is_said(tmp_path):
     request = EndToEndRequest(**SMALL, use_gpu=False)
     path, base, numbers = end_to_end._make_mosaic(request, tmp_path)
-    array = end_to_end.open_mosaic(path).array
+    array = end_to_end.open_mosaic(path).array.array
     assert array.chunks == request.tile
     assert (array.dtype, numbers.shape) == (np.uint16, request.tiles)
     assert np.array_equal(array[:, 20:40, 48:72], base + numbers[1, 2])

@@ -115,6 +115,7 @@ def test_files_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_all_cases_on_a_device(tmp_path):
     json, plot = tmp_path / "out.json", tmp_path / "out.png"
     results = run(KernelRequest(runs=2, scale=0.25, json=json, plot=plot), MAKERS)

@@ -96,6 +96,7 @@ def test_help_and_bad_arguments(capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_all_cases_on_a_device(tmp_path, capsys):
     results = run(KernelRequest(runs=2, scale=0.25, json=tmp_path / "out.json"), MAKERS)
     assert [one.name for one in results] == list(MAKERS)

@@ -1,5 +1,7 @@
 """The tissue surface: against the formula on single A-lines, and against known truth."""
 
+import inspect
+
 import numpy as np
 import pytest
 import scipy.ndimage
@@ -22,10 +24,10 @@ def slow(vol, s_xy, s_z, use_log, order, cutting_errors, depth_axis):
     result = np.empty(vol.shape[:2], np.int32)
     for place in np.ndindex(*result.shape):
         profile = scipy.ndimage.gaussian_filter1d(vol[place], s_z, order=order)
-        surface = np.argmax(profile)
+        surface = min(np.ceil(np.argmax(profile) + s_z / 2), vol.shape[-1] - 1)
         if cutting_errors:
-            surface = min(surface, np.argmax(np.abs(profile)))
-        result[place] = min(np.ceil(surface + s_z / 2), vol.shape[-1] - 1)
+            surface = min(surface, np.argmax(np.abs(scipy.ndimage.gaussian_filter1d(vol[place], s_z))))
+        result[place] = surface
     return result
 
 
@@ -48,7 +50,8 @@ def random_volume(shape, dtype, seed):
 def test_same_as_the_definition(shape, dtype, s_xy, s_z, use_log, cutting_errors, depth_axis, seed):
     vol = random_volume(shape, dtype, seed)
     arguments = (s_xy, s_z, use_log, 1, cutting_errors, depth_axis)
-    got, expected = interface.find_tissue_interface(vol, *arguments), slow(vol, *arguments)
+    options = {"order": 1, "detect_cutting_errors": cutting_errors, "depth_axis": depth_axis}
+    got, expected = interface.find_tissue_interface(vol, s_xy, s_z, use_log, **options), slow(vol, *arguments)
     assert got.dtype == np.int32
     assert got.shape == expected.shape
     # Where two voxels are next to equal, the order of float32 sums decides.
@@ -68,6 +71,79 @@ def test_the_true_surface(looks, voxels):
     vol = block(spec, (0, 0, 0), spec.shape)
     error = np.abs(find_tissue_interface(vol, depth_axis=0) - surface_depth(spec))
     assert np.median(error) <= voxels
+
+
+@pytest.mark.parametrize("s_z", [1, 2, 4, 8, 12])
+@pytest.mark.parametrize("use_log", [False, True])
+def test_a_clean_step(s_z, use_log):
+    """The edge lies between voxels 49 and 50 whatever the Gaussian; the older definition lies below it."""
+    vol = np.full((3, 4, 120), 20.0, "f4")
+    vol[..., 50:] = 300
+    edge, contrast = find_tissue_interface(
+        vol, 3, s_z, use_log, depth_axis=2, definition="edge", min_contrast=3, return_confidence=True
+    )
+    assert edge.dtype == contrast.dtype == np.float32
+    np.testing.assert_allclose(edge, 49.5, atol=1e-3)
+    assert (contrast > 5).all()
+    assert (find_tissue_interface(vol, 3, s_z, use_log, depth_axis=2) == 49 + np.ceil(s_z / 2)).all()
+
+
+def test_an_edge_between_voxels():
+    """A voxel that the border goes through is as bright as its shares: the edge follows it, by fractions of a voxel."""
+    places = np.linspace(30, 31, 21)
+    vol = np.clip(np.arange(80) + 0.5 - places[:, None], 0, 1)[:, None, :].astype("f4") * 100 + 7
+    edge = find_tissue_interface(vol, 1, 2, False, depth_axis=2, definition="edge")[:, 0]
+    np.testing.assert_allclose(edge, places, atol=0.03)
+
+
+@pytest.mark.parametrize(("tile_shape", "looks"), [((96, 80, 80), 16), ((96, 80, 80), 1), ((200, 64, 64), 4)])
+def test_the_true_edge(tile_shape, looks):
+    spec = MosaicSpec(tiles=(1, 2), tile_shape=tile_shape, looks=looks)
+    edge = find_tissue_interface(block(spec, (0, 0, 0), spec.shape), s_xy=9, depth_axis=0, definition="edge")
+    error = edge - surface_depth(spec)
+    assert np.isfinite(error).mean() > 0.999
+    assert abs(np.nanmedian(error)) < 0.05
+    assert np.nanmedian(np.abs(error)) < (0.15 if looks == 1 else 0.1)
+
+
+def test_noise_has_no_edge():
+    noise = np.random.default_rng(0).gamma(4, 10, (60, 60, 200)).astype("f4")
+    assert np.isnan(find_tissue_interface(noise, 5, depth_axis=2, definition="edge")).mean() > 0.995
+    empty = np.zeros((4, 5, 60), "f4")
+    options = {"depth_axis": 2, "definition": "edge", "return_confidence": True}
+    edge, contrast = find_tissue_interface(empty, 3, min_contrast=0, **options)
+    assert np.isnan(edge).all()
+    assert (contrast == 0).all()
+    assert np.isnan(find_tissue_interface(empty + 9, 3, **options)[0]).all()
+
+
+def test_cutting_errors():
+    """The brightest voxel above the surface takes its place, as it is."""
+    vol = np.full((3, 3, 80), 50.0, "f4")
+    vol[..., :3] = 400  # tissue from the first voxel on, and a second, steeper edge
+    vol[..., 45:] = 900
+    plain = find_tissue_interface(vol, 1, 2, True, depth_axis=2)
+    assert (plain == 45).all()
+    assert (find_tissue_interface(vol, 1, 2, True, detect_cutting_errors=True, depth_axis=2) == 45).all()
+    vol[..., :3] = 5000
+    for definition in ("linumpy", "edge"):
+        options = {"detect_cutting_errors": True, "depth_axis": 2, "definition": definition, "min_contrast": 1}
+        assert (find_tissue_interface(vol, 1, 2, True, **options) == 0).all()
+
+
+def test_the_arguments_come_in_upstream_s_order():
+    names = ["vol", "s_xy", "s_z", "use_log", "mask", "order", "detect_cutting_errors"]
+    for function in (find_tissue_interface, interface.find_tissue_interface):
+        parameters = inspect.signature(function).parameters.values()
+        assert [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD] == names
+
+
+def test_a_missing_depth_axis_is_told(caplog):
+    vol = random_volume((12, 13, 14), "f4", 3)
+    assert np.array_equal(find_tissue_interface(vol, 3), find_tissue_interface(vol, 3, depth_axis=2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "depth_axis is not given: the last axis of (12, 13, 14) is taken for depth"
+    ]
 
 
 def test_a_depth_axis_is_only_a_name():
@@ -96,9 +172,10 @@ def test_what_is_no_number_spoils_only_the_means_over_it(value, s_xy, masked):
     vol[:, :, 40:] = 20
     vol += np.random.default_rng(0).random(vol.shape, "f4") / 10
     mask = np.ones(vol.shape[:2], bool) if masked else None
-    clean = interface_filters.interface_by_filters(vol, s_xy, 2, False, mask=mask)
+    options = interface_filters.SurfaceOptions(s_xy, 2, False)
+    clean = interface_filters.interface_by_filters(vol, options, mask)[0]
     vol[9, 11, 3] = value
-    dirty = interface_filters.interface_by_filters(vol, s_xy, 2, False, mask=mask)
+    dirty = interface_filters.interface_by_filters(vol, options, mask)[0]
     far = np.ones(clean.shape, bool)
     far[9 - s_xy // 2 : 9 + s_xy // 2 + 1, 11 - s_xy // 2 : 11 + s_xy // 2 + 1] = False
     assert np.array_equal(clean[far], dirty[far])
@@ -114,6 +191,11 @@ def test_what_is_no_number_spoils_only_the_means_over_it(value, s_xy, masked):
         ((4, 4, 5), {"depth_axis": 3}, "depth_axis=3"),
         ((4, 4, 5), {"s_xy": 0}, "s_xy=0"),
         ((4, 4, 5), {"s_z": 0}, "s_z=0"),
+        ((4, 4, 5), {"s_z": 1e9}, r"s_z=1e\+09: the Gaussian is wider than the 5 voxels along depth"),
+        ((4, 4, 5), {"definition": "upstream"}, "definition='upstream': choose 'linumpy' or 'edge'"),
+        ((4, 4, 5), {"definition": "edge", "min_contrast": -1}, "min_contrast=-1"),
+        ((4, 4, 5), {"definition": "edge", "min_contrast": np.nan}, "min_contrast=nan"),
+        ((4, 4, 5), {"return_confidence": True}, "pass definition='edge'"),
     ],
 )
 def test_bad_input(shape, options, message):

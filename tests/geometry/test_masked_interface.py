@@ -29,10 +29,11 @@ def slow(vol, mask, s_xy, s_z, cutting_errors):
             continue
         last = np.array([inside[max(0, np.searchsorted(inside, z, "right") - 1)] for z in range(vol.shape[2])])
         profile = scipy.ndimage.gaussian_filter1d(mean[place][last], s_z, order=1)
-        surface = inside[np.argmax(profile[inside])]
+        surface = min(np.ceil(inside[np.argmax(profile[inside])] + s_z / 2), vol.shape[2] - 1)
         if cutting_errors:
-            surface = min(surface, inside[np.argmax(np.abs(profile[inside]))])
-        result[place] = min(np.ceil(surface + s_z / 2), vol.shape[2] - 1)
+            level = np.abs(scipy.ndimage.gaussian_filter1d(mean[place][last], s_z))
+            surface = min(surface, inside[np.argmax(level[inside])])
+        result[place] = surface
     return result
 
 
@@ -52,6 +53,22 @@ def test_same_as_the_definition(seed):
         assert got.dtype == np.int32
         assert (got == expected).mean() > 0.98
         assert got[3, 4] == -1
+
+
+def test_the_edge_inside_a_mask():
+    """Where the mask leaves noise only there is no edge; where it leaves the step, it is where it is without a mask."""
+    rng = np.random.default_rng(0)
+    vol = rng.gamma(30, 1, (20, 24, 100)).astype("f4")
+    vol[..., 60:] *= 8
+    mask = np.ones(vol.shape, bool)
+    mask[:10, :, 50:] = False
+    mask[3, 4] = False
+    edge, contrast = find_tissue_interface(
+        vol, 5, depth_axis=2, mask=mask, definition="edge", min_contrast=7, return_confidence=True
+    )
+    assert np.isnan(edge[:8]).all()
+    assert np.isnan(contrast[3, 4]) or contrast[3, 4] == 0
+    np.testing.assert_allclose(edge[12:], 59.5, atol=0.3)
 
 
 def test_a_mask_that_covers_all_changes_nothing():

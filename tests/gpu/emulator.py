@@ -1,19 +1,18 @@
-"""Run a kernel of this package on the CPU: compiled by the host's C++ compiler, one thread after another.
+"""Run a kernel of this package on the CPU: compiled by the host's C++ compiler, a fiber a thread, 32 lanes a warp.
 
-It shows that a kernel computes the right thing, not that it is fast, nor that it is free of races.
+It shows that a kernel computes the right thing, whichever thread runs first, and that no barrier is missing or waits
+for threads that never come; with ``checked``, that shared memory is free of races. It does not show that it is fast.
 """
 
 import ctypes
 import functools
-import hashlib
-import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
+from compiled import shared_library
 
 from linumpy.gpu.kernels import source_text
 
@@ -33,12 +32,23 @@ _HERE = Path(__file__).parent
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
 
-def _without_static_shared(text):
-    """Make arrays in shared memory static ones: the threads of a block run one after another in one program."""
-    text = re.sub(
-        r"extern __shared__ (\w+) (\w+)\[\];", r"\1 *\2 = reinterpret_cast<\1 *>(shared_memory.data());", text
-    )
-    return re.sub(r"(?m)^(\s+)__shared__ ", r"\1static ", text)
+#: Barriers of some warps of a block, for which CUDA has no function: PTX, and what stands for it here.
+_ASM = (
+    (r'"barrier\.cta\.sync (\d+), %0;"\s*::"n"\(([^"]*)\)', r"emulated::wait(\1, \2, false);"),
+    (
+        r'"[^:]*barrier\.cta\.red\.or\.pred all, (\d+), %2[^:]*"\s*: "=r"\((\w+)\)\s*: "r"\((.*)\), "n"\(([^"]*)\)',
+        r"\2 = emulated::wait(\1, \4, \3);",
+    ),
+)
+
+
+def _translated(text):
+    """Put the emulator's functions in the place of what a C++ compiler does not read."""
+    shared = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
+    text = re.sub(shared, r"\1 *\2 = reinterpret_cast<\1 *>(dynamic_shared);", text)
+    for ptx, function in _ASM:
+        text = re.sub(rf'asm volatile\(\s*{ptx}\s*: "memory"\);', function, text)
+    return text
 
 
 def _wrapper(text, name):
@@ -46,20 +56,12 @@ def _wrapper(text, name):
     found = re.search(_SIGNATURE.format(name=name), text)
     assert found, f"no kernel {name}"
     types = [re.sub(r"\w+$", "", one.strip()).replace("__restrict__", "") for one in found[1].split(",")]
-    arguments = ", ".join(f"*reinterpret_cast<std::decay_t<{t}> *>(arguments[{i}])" for i, t in enumerate(types))
-    call = f"{name}({arguments});"
-    if re.search(r"__sync|__shfl", text[found.end() :].partition('extern "C"')[0]):
-        block = f"emulated::body = [&] {{ {call} }}; if (!emulated::run_block(threads)) return 1;"
-    else:
-        block = f"for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) {{ {call} }}"
+    values = (f"*reinterpret_cast<std::decay_t<{t}> *>(emulated::arguments[{i}])" for i, t in enumerate(types))
     return f"""
-extern "C" int emulate(const unsigned *blocks, unsigned threads, unsigned shared, void **arguments) {{
-    shared_memory.assign(shared + 16, char(0xA5));
-    gridDim.x = blocks[0]; gridDim.y = blocks[1]; gridDim.z = blocks[2]; blockDim.x = threads;
-    for (blockIdx.z = 0; blockIdx.z < blocks[2]; ++blockIdx.z)
-        for (blockIdx.y = 0; blockIdx.y < blocks[1]; ++blockIdx.y)
-            for (blockIdx.x = 0; blockIdx.x < blocks[0]; ++blockIdx.x) {{ {block} }}
-    return 0;
+static void run_{name}() {{ {name}({", ".join(values)}); }}
+extern "C" const char *emulate_{name}(const unsigned *blocks, unsigned threads, unsigned shared, unsigned seed,
+                                       void **values) {{
+    return emulated::run_grid(run_{name}, blocks, threads, shared, seed, values);
 }}
 """
 
@@ -68,9 +70,11 @@ class Kernel:
     """Takes what a ``cupy.RawKernel`` takes, with NumPy arrays in place of CuPy's."""
 
     max_dynamic_shared_size_bytes = 48 * 1024
+    seed = 1  # of the order in which threads run
 
     def __init__(self, function):
         self._function = function
+        function.restype = ctypes.c_char_p
 
     def __call__(self, grid, block, args, shared_mem=0):
         assert len(block) == 1
@@ -87,35 +91,32 @@ class Kernel:
             pointer = isinstance(arg, np.ndarray) and not by_value
             cells.append(np.array([arg.ctypes.data], np.uint64) if pointer else np.array([arg]))
         pointers = (ctypes.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
-        failed = self._function((ctypes.c_uint * 3)(*map(int, grid)), int(block[0]), int(shared_mem), pointers)
-        assert not failed, "threads wait for others that are gone"
+        blocks = (ctypes.c_uint * 3)(*map(int, grid))
+        failed = self._function(blocks, int(block[0]), int(shared_mem), self.seed, pointers)
+        assert not failed, f"{failed.decode()}, seed {self.seed}"
+
+
+#: The compiler checks for undefined behaviour; each access of shared memory is checked by emulator.h.
+_CHECKED = (
+    *("-O2", "-fsanitize=undefined", "-fno-sanitize-recover", "-DCHECK_SHARED"),
+    *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
+)
 
 
 @functools.cache
 def emulated(spec):
     """Compile a kernel for the CPU; in place of :func:`linumpy.gpu.kernels.load`."""
-    text = source_text(spec.source)
-    program = '#include "emulator.h"\n' + _without_static_shared(text) + _wrapper(text, spec.name)
-    defines = [f"-D{key}={value}" for key, value in spec.defines]
-    key = hashlib.sha256("\0".join([program, (_HERE / "emulator.h").read_text(), *defines]).encode()).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"linumpy-emulated-kernels-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    library = folder / f"{key}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            source, made = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
-            source.write_text(program)
-            options = [
-                "-std=c++17",
-                "-O1",
-                "-fPIC",
-                "-shared",
-                "-ffp-contract=off",
-                f"-I{_HERE}",
-                "-fno-strict-aliasing",
-            ]
-            command = [COMPILER, *options, *defines, "-o", made, source]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            made.rename(library)
-    return Kernel(ctypes.CDLL(library).emulate)
+    return Kernel(getattr(library(source_text(spec.source), spec.defines, (spec.name,)), f"emulate_{spec.name}"))
+
+
+@functools.cache
+def library(text, defines, names, checked=False):
+    """Compile kernels of a source into a library, which stays in a folder for the next process."""
+    program = _translated(text) + "".join(_wrapper(text, name) for name in names)
+    options = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
+    options += _CHECKED if checked else ()
+    # -fsanitize=thread only where it is compiled: its own library must not be linked.
+    link = ["-fsanitize=undefined", "-static-libubsan"] if checked else []
+    defined = [f"-D{key}={value}" for key, value in defines]
+    made = shared_library(program, _HERE / "emulator.h", [COMPILER, *options], defined, link)
+    return ctypes.CDLL(made)

@@ -1,20 +1,34 @@
-"""Broken stored bytes: what an encoder wrote, with bits flipped, bytes changed, cut off, doubled or put in.
+"""Stored bytes for the decoders: chosen ones, and broken ones, with bits flipped, bytes changed, cut off or put in.
 
 And zstd frames that numcodecs does not write, but others do.
 """
 
 import struct
 
+import google_crc32c
 import numcodecs
 import numpy as np
 
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.plan.codecs import DecodeChain
 
+
+def with_crc32c(data):
+    return bytes(data) + google_crc32c.value(bytes(data)).to_bytes(4, "little")
+
+
 #: Chains, each with an encoder of bytes.
 CHAINS = {
     "zstd": (DecodeChain("zstd"), numcodecs.Zstd(3).encode),
     "zstd-checksum": (DecodeChain("zstd"), numcodecs.Zstd(1, checksum=True).encode),
+    "crc32c-of-zstd": (
+        DecodeChain("zstd", stored_checksum=True),
+        lambda b: with_crc32c(numcodecs.Zstd(3).encode(b)),
+    ),
+    "zstd-of-crc32c": (
+        DecodeChain("zstd", decoded_checksum=True),
+        lambda b: numcodecs.Zstd(3).encode(with_crc32c(b)),
+    ),
     "lz4": (DecodeChain("lz4"), numcodecs.LZ4().encode),
     "gzip": (DecodeChain("gzip"), numcodecs.GZip(5).encode),
     "zlib": (DecodeChain("zlib"), numcodecs.Zlib(6).encode),
@@ -149,3 +163,37 @@ FRAMES = {
     "empty": b"",
     "four bytes": frame(HELLO)[:4],
 }
+
+
+def lz4_run(nbytes):
+    """Lengths of 15 and more go on in bytes of 255 and a smaller one."""
+    return b"" if nbytes < 15 else b"\xff" * ((nbytes - 15) // 255) + bytes([(nbytes - 15) % 255])
+
+
+def lz4_of_long_and_short_runs(rng):
+    """Sequences of which every other 64 end with a run too long for a batch, which the next ones copy from."""
+    stored, nbytes = b"", 0
+    for number in range(12 * 64 - 1):
+        literals = rng.bytes(500 if number == 0 else int(rng.integers(4)))
+        nbytes += len(literals)
+        match = 9000 if number % 128 == 63 else int(rng.integers(4, 40))
+        offset = int(rng.integers(1, min(nbytes, 60000 if number % 3 else 300) + 1))
+        token = min(len(literals), 15) << 4 | min(match - 4, 15)
+        stored += bytes([token]) + lz4_run(len(literals)) + literals + struct.pack("<H", offset) + lz4_run(match - 4)
+        nbytes += match
+    stored += bytes([15 << 4]) + lz4_run(20) + rng.bytes(20)
+    return struct.pack("<I", nbytes + 20) + stored
+
+
+def corpus(name):
+    """Chunks that reach every branch of a decoder, encoded; with what they decode to."""
+    chain, encode = CHAINS[name]
+    rng = np.random.default_rng(5)
+    far, few, runs = rng.bytes(30000), rng.binomial(9, 0.3, 70000).astype("u1"), lz4_of_long_and_short_runs(rng)
+    decoded = bytes(numcodecs.LZ4().decode(runs))
+    chunks = [far + b"z" * 9000 + far + far, few.tobytes(), b"ab" * 3000 + bytes(range(256)) * 300, decoded]
+    nbytes = len(decoded) // 4 * 4
+    chunks = [one[:nbytes].ljust(nbytes, b"?") for one in chunks]
+    yield chain, [encode(one) for one in chunks], chunks
+    if name == "lz4":
+        yield chain, [runs] * 2, [decoded] * 2

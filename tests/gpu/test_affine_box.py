@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from budget import examples, matrix
 from emulator import COMPILER, emulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,7 +135,7 @@ def as_if_on_a_device(monkeypatch):
 
 
 @needs_compiler
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
     """Blocks from their boxes are the whole from the whole, to the bit, in all modes and where axes have one voxel."""
@@ -155,9 +156,7 @@ def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
 
 
 @needs_compiler
-@pytest.mark.parametrize("mode", CLIPPED_MODES)
-@pytest.mark.parametrize("dtype", ["u2", "f4", "f8", "i4"])
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(("dtype", "mode", "rank"), matrix(["u2", "f4", "f8", "i4"], CLIPPED_MODES, [3, 2]))
 def test_cubic_splines_by_kernels(as_if_on_a_device, mode, dtype, rank):
     """Filtered box by box, also beyond the edges of the image, and cut where the filter forgets."""
     rng = np.random.default_rng(rank)

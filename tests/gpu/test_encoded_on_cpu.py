@@ -1,5 +1,7 @@
 """The reader of encoded chunks on the CPU, against zarr-python: its loop, its plans, and the device's own decoders."""
 
+import itertools
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,21 +10,23 @@ import numpy as np
 import pytest
 import reference
 import zarr
+from decoders import BIG, Decoder, kernel, needs_compiler, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutants import CHAINS, disagreements
+from mutants import CHAINS, corpus, disagreements
 from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from reference import PreadEngine
 from stores import encoded_cases, plain_values, random_values, same, write
-from twin import Decoder, launch, needs_compiler
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import reader, stored
 from linumpy.gpu.engines import PosixEngine
+from linumpy.gpu.kernels import source_text
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import read_array_filter
+from linumpy.plan.launches import DeviceLimits, ring_nbytes
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 values_of = {"random": random_values, "plain": plain_values}
@@ -54,7 +58,7 @@ def test_same_bytes_as_zarr(case, kind, slot, direct, decode_on):
 @inside_a_test
 @given(case=encoded_cases(), kind=st.sampled_from(sorted(values_of)), slot=st.sampled_from([None, 2**18]))
 def test_the_kernels_decode_what_zarr_encoded(case, kind, slot):
-    job = check(case, kind, kernels=launch, slab_nbytes=slot, decode_on="device")
+    job = check(case, kind, kernels=start, slab_nbytes=slot, decode_on="device")
     # Blosc blocks of 64 bytes are more streams than a slot has room for.
     tiny_blocks = any(one[0] == "blosc" and one[1][3] == 64 for one in case.codecs)
     if job.way is not None and job.way.slot is not None and kind == "plain" and not tiny_blocks:
@@ -71,6 +75,95 @@ def test_broken_bytes_are_refused_or_decoded_as_numcodecs_does(name, nbytes):
     assert refused > 10
 
 
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", sorted(CHAINS))
+@pytest.mark.parametrize("seed", range(10))
+def test_more_broken_bytes(name, seed):
+    rng = np.random.default_rng([seed, len(name)])
+    for nbytes in (64, 3000, 20000, 140000):
+        _, wrong = disagreements(Decoder, rng, name, nbytes, 200 if nbytes < 10000 else 60)
+        assert not wrong, [one[:40].hex() for one in wrong[:3]]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["zstd", "lz4", "gzip"])
+@pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
+def test_devices_with_less_shared_memory(name, kib, ring):
+    architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
+    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024)
+
+    def load(spec):
+        one = kernel(spec, architecture)
+        one.seed = kib  # another order of threads for each
+        return one
+
+    for chain, encoded, chunks in corpus(name):
+        nbytes = len(chunks[0])
+        assert ring_nbytes(chain, len(chunks), nbytes, limits) == ring * 1024
+        decoder = Decoder(chain, nbytes, limits=limits, load=load)
+        decoded, status = decoder.decode(encoded)
+        assert not status.any()
+        assert decoded == chunks
+
+
+#: Rings so short that long matches, and many batches, are copied one sequence after another.
+SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
+#: Barriers, by the line that begins the function around them and their number in it.
+BARRIERS = {
+    "team": ("zstd", "inline void flush(", 0),
+    "links": ("inflate", "inline void follow_links(", 0),
+    "literals": ("inflate", "bool put_literals(", 0),
+    "match": ("zstd", "inline bool put_match(", 0),
+    "weights": ("zstd", "inline int entropy_literals(", 0),
+    "codes": ("zstd", "inline bool build_huffman(", 1),
+    "tables": ("zstd", "zstd_entropy(", 0),
+    "symbols": ("zstd", "zstd_entropy(", 1),
+    "batch": ("lz4", "inline void read_batch(", 0),
+    "next stream": ("lz4", "    lz4(", 0),
+    "inflated batch": ("inflate", "    inflate(", 0),
+    "next inflated stream": ("inflate", "    inflate(", 2),
+    "row": ("blosc", "    unshuffle(", 0),
+    "next row": ("blosc", "    unshuffle(", 1),
+    "crc table": ("checksum", "inline u32 crc_of(", 0),
+    "crc rows": ("checksum", "inline u32 crc_of(", 1),
+    "crc": ("checksum", "inline u32 crc_of(", 2),
+    "next crc": ("checksum", "    check_crc32c(", 0),
+    "adler": ("checksum", "inline u32 adler_of(", 0),
+    "adler sums": ("checksum", "inline u32 adler_of(", 1),
+    "xxh": ("checksum", "inline u32 xxh_of(", 0),
+}
+SHOWN_BY = {
+    "zstd": ["zstd"],
+    "lz4": ["lz4"],
+    "inflate": ["gzip"],
+    "blosc": ["blosc-lz4-1-0"],
+    "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
+}
+IN_SHORT = {"team", "match", "symbols", "next stream", "crc"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in BARRIERS])
+def test_a_barrier_that_is_missing_is_noticed(name):
+    source, function, number = BARRIERS[name]
+    text = source_text(source)
+    begin = text.index(function)
+    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block)\(\);", text[begin:]), number, None))
+    changed = text[: begin + found.start()] + ";" + text[begin + found.end() :]
+
+    def load(spec):
+        return kernel(spec, text=changed if spec.source == source else None)
+
+    def decode_all():
+        for limits, one in itertools.product((SMALLEST, BIG), SHOWN_BY[source]):
+            for chain, encoded, chunks in corpus(one):
+                Decoder(chain, len(chunks[0]), limits=limits, load=load).decode(encoded * 2)
+
+    with pytest.raises(AssertionError, match=r"race|nobody wrote"):
+        decode_all()
+
+
 @needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
@@ -81,7 +174,7 @@ def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
             assert LEFT_TO_ZARR[name] in read_layout(zarr.open_array(folder, mode="r")).unsupported
             continue
         job = reference.make_job(folder, decode_on=decode_on)
-        assert same(reference.execute(job, kernels=launch), expected), name
+        assert same(reference.execute(job, kernels=start), expected), name
         assert (job.counts.by_host > 0) == (decode_on == "host" or name in HOST_ONLY)
         seen += 1
     assert seen == 13
@@ -93,7 +186,7 @@ def test_stores_that_tensorstore_wrote(tmp_path, name):
     expected = tensorstore_store(name, tmp_path / "a")
     for region in ((), (slice(3, 18), -4, slice(7, 40))):
         job = reference.make_job(tmp_path / "a", region, decode_on="device")
-        assert same(reference.execute(job, kernels=launch), expected[region])
+        assert same(reference.execute(job, kernels=start), expected[region])
         assert job.counts.by_host == 0
 
 

@@ -4,6 +4,9 @@ import functools
 import gc
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,20 +14,21 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from decoders import DeviceDecoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutants import CHAINS, FRAMES, by_numcodecs, disagreements, plain
+from mutants import CHAINS, FRAMES, by_numcodecs, corpus, disagreements, plain
 from other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write
-from twin import DeviceDecoder
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 from zarr.codecs import numcodecs as v3
 
 from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu
-from linumpy.gpu.job import make_job
+from linumpy.gpu.job import plan_transfer
 from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.launches import DeviceLimits
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +42,7 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options
 
 
 def decode(patch, **options):
-    patch.setattr(kvikio_zarr, "make_job", functools.partial(make_job, **options))
+    patch.setattr(kvikio_zarr, "plan_transfer", functools.partial(plan_transfer, **options))
 
 
 @settings(inside_a_test, max_examples=400)
@@ -79,6 +83,30 @@ def test_whole_bytes_are_decoded(name, nbytes, count):
         decoded, status = DeviceDecoder(chain, nbytes).decode([encode(one) for one in chunks], skew=3)
         assert not status.any()
         assert decoded == chunks
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+@pytest.mark.parametrize("kib", [22, 64, 99, None])
+def test_every_branch_of_a_decoder(name, kib):
+    """With the rings of this device, and with those of devices that have less shared memory."""
+    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024) if kib else None
+    for chain, encoded, chunks in corpus(name):
+        decoded, status = DeviceDecoder(chain, len(chunks[0]), limits).decode(encoded)
+        assert not status.any()
+        assert decoded == chunks
+
+
+@pytest.mark.slow
+def test_racecheck_finds_nothing():
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        pytest.skip("compute-sanitizer is not installed")
+    branches = f"{__file__}::test_every_branch_of_a_decoder"
+    checked = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--require-gpu", "-k", "22 or 99", branches]
+    done = subprocess.run([tool, "--tool", "racecheck", *checked], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+    assert "RACECHECK SUMMARY: 0 hazards displayed" in done.stdout, done.stdout[-3000:]
 
 
 COMPRESSED = {

@@ -1,10 +1,13 @@
 """What the functions that resample do not take, and what they take although SciPy does not."""
 
+import inspect
+
 import numpy as np
 import pytest
 from scipy import ndimage
 from test_sampling import image_of
 
+from linumpy.gpu import interpolation
 from linumpy.gpu.geometric import apply_displacement_field, compose_affine, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resample_volume, resize, spline_filter
 from linumpy.gpu.sampling_launch import MODES
@@ -272,8 +275,21 @@ def test_halves_which_scipy_does_not_know(order):
     assert np.array_equal(spline_filter(image, output="f4"), ndimage.spline_filter(wide, output="f4"))
 
 
+@pytest.mark.parametrize("name", [name for name in interpolation.__all__ if hasattr(ndimage, name)])
+def test_defaults_are_those_of_scipy(name):
+    """A script that changes its import gets the same voxels."""
+    mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (interpolation, ndimage))
+    shared = [one for one in theirs if one not in ("input", "coordinates", "matrix", "shift", "zoom", "angle")]
+    assert {one: mine[one].default for one in shared} == {one: theirs[one].default for one in shared}
+
+
+def test_the_names_that_scipy_has():
+    names = {name for name in interpolation.__all__ if hasattr(ndimage, name)}
+    assert names >= {"map_coordinates", "affine_transform", "spline_filter", "rotate", "shift", "zoom"}
+
+
 def test_forms_that_scipy_takes():
-    expected = ndimage.map_coordinates(IMAGE, [[1.5], [2.5]], order=1)
+    expected = ndimage.map_coordinates(IMAGE, [[1.5], [2.5]])
     assert map_coordinates(IMAGE, [[1.5], [2.5]]) == expected
     one = map_coordinates(IMAGE, np.array([1.5, 2.5]))
     assert one.shape == ()
@@ -283,7 +299,7 @@ def test_forms_that_scipy_takes():
     assert out == expected[0]
     for dtype in (">u2", "?", "c8", "<i8"):
         image = IMAGE.astype(dtype)
-        expected = ndimage.affine_transform(image, np.eye(2), 0.5, order=1)
+        expected = ndimage.affine_transform(image, np.eye(2), 0.5)
         got = affine_transform(image, np.eye(2), 0.5)
         assert np.array_equal(got, expected)
         assert got.dtype == expected.dtype

@@ -1,5 +1,7 @@
 """kvikio's settings around a read, with a made-up kvikio."""
 
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -83,3 +85,34 @@ def test_reads_side_by_side_share_one_scope(defaults):
     leave.wait()
     [thread.join() for thread in threads]
     assert defaults.values == {"num_threads": 1, "gds_threshold": 16384}
+
+
+COUNT_READING_THREADS = """
+import os, sys, types
+import numpy as np
+from linumpy.gpu.engines import choose_engine
+from linumpy.io import posix_aio
+
+kvikio, defaults = types.ModuleType("kvikio"), types.ModuleType("kvikio.defaults")
+defaults.get = lambda name: int(os.environ["KVIKIO_NTHREADS"])
+kvikio.defaults = defaults
+sys.modules |= {"kvikio": kvikio, "kvikio.defaults": defaults}
+
+path = sys.argv[1]
+before = len(os.listdir("/proc/self/task"))
+with choose_engine(direct=False, read_nbytes=100) as engine:
+    files = [os.open(path, os.O_RDONLY) for _ in range(64)]
+    got = np.zeros((64, 100), np.uint8)
+    posix_aio.read_batch(np.array(files), got.ctypes.data + np.arange(64) * 100, np.full(64, 100), np.zeros(64, int))
+    print(engine.name.split()[1], len(os.listdir("/proc/self/task")) - before, (got == 7).all())
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_c_library_reads_with_as_many_threads_as_kvikio_is_told_to(tmp_path, threads):
+    """In a process of its own, because the C library takes the number once."""
+    (tmp_path / "f").write_bytes(bytes([7] * 100))
+    command = [sys.executable, "-c", COUNT_READING_THREADS, str(tmp_path / "f")]
+    environment = os.environ | {"KVIKIO_NTHREADS": str(threads)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == f"lio_listio {threads} True\n", done.stderr

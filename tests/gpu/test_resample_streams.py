@@ -117,13 +117,13 @@ def device(monkeypatch):
 
     write_block = resample_blocks.write_block
 
-    def write(chunks, block, data):
+    def write(chunks, block, data, entries):
         """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
         host = np.empty(data.shape, data.dtype)
         time.sleep(0.002)  # so that the others run ahead
         here.stream.put(lambda: np.copyto(host, data.view(np.ndarray)))
         here.stream.synchronize()
-        write_block(chunks, block, host)
+        write_block(chunks, block, host, entries)
 
     streams = functools.lru_cache(resample_blocks._streams.__wrapped__)  # its own for each test
     monkeypatch.setattr(resample_blocks, "_streams", streams)

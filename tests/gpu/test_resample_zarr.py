@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from skimage.transform import resize as skimage_resize
 from test_affine_box import DTYPES, random_image, turned
+from zarr.codecs import ZstdCodec
 
 from linumpy.errors import (
     ChunkError,
@@ -71,6 +72,79 @@ def result(folder, level=0):
 
 def same(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def times_and_channels(folder, **options):
+    """An image of two times and three channels."""
+    image = volume((2, 3, 12, 13, 14))
+    write_omezarr(folder, image, (10.0, 6.0, 5.0), axes="tczyx", **{"chunks": (1, 1, 5, 6, 7), **options})
+    return image
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (4, 4, 4)}, {"chunks": (2, 2, 2), "shards": (4, 4, 4), "compressors": ZstdCodec()}]
+)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_each_time_and_channel_by_itself(tmp_path, options, device):
+    image = times_and_channels(tmp_path / "a", chunks=(2, 2, 5, 6, 7))
+    resample_zarr(tmp_path / "a", tmp_path / "b", 8.0, levels=2, device=device, **options)
+    got = open_image(tmp_path / "b")
+    assert "".join(axis.name for axis in got.axes) == "tczyx"
+    assert got.levels[0].chunks[:2] == (1, 1)
+    for t, c in np.ndindex(2, 3):
+        write(tmp_path / "one", image[t, c], overwrite=True)
+        resample_zarr(tmp_path / "one", tmp_path / "two", 8.0, levels=2, device=device, overwrite=True)
+        for level in (0, 1):
+            assert same(got.levels[level][t, c], result(tmp_path / "two", level))
+    assert got.spacing == open_image(tmp_path / "two").spacing
+
+
+def test_a_chosen_time_and_channel(tmp_path):
+    image = times_and_channels(tmp_path / "a")
+    for chosen, axes, data in [
+        ({"channel": 2}, "tzyx", image[:, 2]),
+        ({"time": 1}, "czyx", image[1]),
+        ({"time": 1, "channel": 0}, "zyx", image[1, 0]),
+    ]:
+        resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), overwrite=True, **chosen, **HERE)
+        assert "".join(axis.name for axis in open_image(tmp_path / "b").axes) == axes
+        assert same(result(tmp_path / "b"), data)
+    with pytest.raises(ValueError, match=r"channel=3: .* has 3 channels"):
+        resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, channel=3, **HERE)
+    with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): 3 sizes are needed, along the axes of space"):
+        resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, chunks=(1, 1, 4, 4, 4), **HERE)
+
+
+def test_single_times_and_channels_are_left_out(tmp_path):
+    image = volume((1, 1, 6, 7, 8))
+    write_omezarr(tmp_path / "a", image, (10.0, 6.0, 5.0), axes="tczyx")
+    resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), **HERE)
+    assert same(result(tmp_path / "b"), image[0, 0])
+
+
+def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
+    image, real, made = times_and_channels(tmp_path / "a"), resample_blocks.write_block, []
+
+    def write_until(chunks, block, data, entries):
+        if len(made) == 13:
+            raise OSError("the disk is gone")
+        real(chunks, block, data, entries)
+        made.append((entries, block.number))
+
+    monkeypatch.setattr(resample_blocks, "write_block", write_until)
+    options = {"chunks": (6, 13, 14), "device_memory": 14_000, **HERE}
+    with pytest.raises(OSError, match="gone"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", (5, 6, 5), **options)
+    assert not (tmp_path / "b").exists()
+    first, made[:] = list(made), []
+    made.append(None)  # so that the count does not stop the second run
+    monkeypatch.setattr(resample_blocks, "write_block", lambda *all: (real(*all), made.append((all[3], all[1].number))))
+    resample_zarr(tmp_path / "a", tmp_path / "b", (5, 6, 5), **options)
+    assert len(first) == 13
+    # What was under way when the disk went may be written twice.
+    assert len(set(first) & set(made[1:])) <= 2
+    for t, c in np.ndindex(2, 3):
+        assert same(result(tmp_path / "b")[t, c], by_spacing(image[t, c], (24, 13, 14)))
 
 
 @pytest.mark.parametrize("spacing", [(20.0, 12.0, 10.0), (7.0, 9.0, 3.3), 4.0, (10.0, 6.0, 5.0)])
@@ -416,13 +490,13 @@ import os, signal, sys, time
 from linumpy.gpu import resample_blocks, resample_zarr as room
 written, voxels, stop = [0], [0], int(sys.argv[3])
 real = resample_blocks.write_block
-def write(chunks, block, data):
+def write(chunks, block, data, entries):
     if written[0] == stop:
         # A part of a chunk's file, and then the end.
-        real(chunks, block, data * 0)
+        real(chunks, block, data * 0, entries)
         os.truncate(chunks._path([s.start // 8 for s in block.box]), 100)
         os.kill(os.getpid(), signal.SIGKILL)
-    real(chunks, block, data)
+    real(chunks, block, data, entries)
     written[0] += 1
     voxels[0] += data.size
 resample_blocks.write_block = write
@@ -717,10 +791,12 @@ def test_bad_sources(tmp_path):
     write(tmp_path / "c", volume((4, 4, 4)))
     metadata = tmp_path / "c" / "zarr.json"
     document = json.loads(metadata.read_text())
-    document["attributes"]["ome"]["multiscales"][0]["axes"][0] = {"name": "c", "type": "channel"}
+    document["attributes"]["ome"]["multiscales"][0]["axes"][0] = {"name": "angle", "type": "array"}
     metadata.write_text(json.dumps(document))
-    with pytest.raises(MetadataError, match="all of space"):
+    with pytest.raises(MetadataError, match="axis 'angle' of type 'array' has 4 entries"):
         resample_zarr(tmp_path / "c", tmp_path / "b", 2.0, **HERE)
+    with pytest.raises(ValueError, match="whose axes nobody names"):
+        resample_zarr(plain, tmp_path / "b", 2.0, channel=0, source_spacing=(1, 1, 1), **HERE)
     assert not (tmp_path / "b").exists()
     assert not (tmp_path / ".b.unfinished").exists()
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from budget import examples
 from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def by_kernels(image, axes, target=None, tuning=resizing.DEFAULT):
 
 
 @needs_compiler
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     shapes,
     st.sampled_from(DTYPES),
@@ -98,7 +99,7 @@ def test_kernels_as_scipy(pairs, dtype, order, mode, smoothing, tuning, seed):
 
 
 @needs_compiler
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.sampled_from(MODES), st.sampled_from([0, 1]), st.sampled_from(TUNINGS), st.integers(0, 999))
 def test_what_is_not_finite_spreads_as_far_as_weights_do(pairs, mode, order, tuning, seed):
     shape, wanted = zip(*pairs, strict=True)

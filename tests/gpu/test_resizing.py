@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skimage import transform
@@ -45,7 +46,7 @@ def precision(image, options):
     return 2e-3 if short else 2e-5
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     shapes,
     st.sampled_from(["?", "u1", ">u2", "i2", "i4", "f2", ">f4", "f4", "f8"]),

@@ -1,11 +1,14 @@
 """The sampling kernels on the CPU, thread after thread, against SciPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from budget import examples, matrix
 from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
+from nvrtc import compilations, compile_kernel, declared_shared
 from scipy import ndimage
 
 from linumpy.gpu import kernels, sampling
@@ -49,7 +52,7 @@ def close(got, expected, image, order):
 
 
 @needs_compiler
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
@@ -73,7 +76,7 @@ def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
 
 
 @needs_compiler
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
@@ -111,8 +114,7 @@ def check_affine(shape, dtype, order, mode, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("order", [0, 1, 3])
+@pytest.mark.parametrize(("mode", "order"), matrix(MODES, [0, 1, 3]))
 def test_places_that_are_no_numbers(mode, order):
     image = image_of("f4", (5, 6, 7), 1)
     bad = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 2.0**40])
@@ -188,10 +190,39 @@ def specs():
             yield KernelSpec("cells", "to_cells", tuple(copy.items()))
 
 
-@pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))
-def test_the_kernels_compile(spec):
-    for architecture in ("sm_80", "sm_90"):
-        assert spec.name.encode() in compile_kernel(spec, architecture)
+class Recorder:
+    """Takes the place of a kernel and notes what shared memory each launch asks for."""
+
+    max_dynamic_shared_size_bytes = 48 * 1024
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        self.asked, self.shared = self.max_dynamic_shared_size_bytes, shared_mem
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_a_brick_leaves_what_the_kernel_declares(monkeypatch, order):
+    """48 KiB and the corner that the kernel declares are more than a block has without asking."""
+    recorder, specs = Recorder(), []
+    monkeypatch.setattr(sampling, "load", lambda spec: specs.append(spec) or recorder)
+    scale = [(n - 1.5 - order) / (tile - 1) for n, tile in zip((16, 32, 20), launch.BRICKS[order].tile, strict=True)]
+    affine = AffineMap(tuple(map(tuple, np.diag(scale).tolist())), (0.0, 0.0, 0.0))
+    image = np.zeros((60,) * 3, "f4")
+    sampling.sample_affine(image, affine, Sampler(order, "nearest", 0.0), np.zeros((30, 30, 30), "f4"))
+    assert recorder.shared == 48 * 1024
+    (spec,) = specs
+    declared = declared_shared(compile_kernel(spec, "sm_75"), spec.name)
+    assert 0 < declared <= sampling._DECLARED
+    assert recorder.asked >= recorder.shared, "the launch would fail"
+    device = SimpleNamespace(device=SimpleNamespace(id=0))
+    for kib in (64, 99, 227):
+        monkeypatch.setattr(sampling, "is_device_array", lambda _: True)
+        monkeypatch.setattr(sampling, "_shared_nbytes", lambda _, kib=kib: kib * 1024)
+        assert sampling._shared_limit(device) + declared <= kib * 1024
+
+
+@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
+def test_the_kernels_compile(spec, architecture):
+    assert spec.name.encode() in compile_kernel(spec, architecture)
 
 
 @needs_compiler

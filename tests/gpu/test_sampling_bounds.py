@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from budget import examples
 from emulator import COMPILER, emulated
 
 from linumpy.gpu import sampling
@@ -78,12 +79,16 @@ def run(kind, seed, count):
         {"points": points, "affine": affine}[kind](rng)
 
 
+def _environment():
+    folders = [_HERE, _HERE.parent, _HERE.parents[1], os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 @pytest.mark.parametrize("kind", ["points", "affine"])
 def test_nothing_beyond_the_arrays_is_touched(kind):
-    paths = os.pathsep.join([str(_HERE), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(Path(__file__)), kind, "0", "60"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(Path(__file__)), kind, "0", str(examples(60))]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout[-20:], done.stderr[-2000:])
 
 
@@ -93,8 +98,7 @@ def test_the_guards_hold(at_end):
     code = "import ctypes, numpy as np; from test_sampling_bounds import guarded;"
     code += f"a = guarded(np.ones(5, 'u2'), {at_end});"
     code += f"ctypes.c_char.from_address(a.ctypes.data + {10 if at_end else -1}).value"
-    paths = os.pathsep.join([str(_HERE), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True)
     assert done.returncode < 0
 
 

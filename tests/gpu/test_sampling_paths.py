@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from budget import examples, matrix
 from emulator import COMPILER, emulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def agree(got, expected, image, places, order):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields())
 def test_displaced_voxels_as_scipy(case):
     image, field, spacing, options = case
@@ -124,8 +125,7 @@ def test_grids_that_are_longer_than_launches(monkeypatch, rank, order):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@pytest.mark.parametrize("spacing", [None, (2.0, 3.0, 0.5)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "spacing"), matrix(MODES, [None, (2.0, 3.0, 0.5)]))
 def test_fields_that_are_no_numbers(mode, spacing):
     image = image_of("f4", (5, 6, 7), 1)
     bad = [np.nan, np.inf, -np.inf, 1e300, -1e300]
@@ -151,7 +151,7 @@ def affine_of(seed, rank, turned):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=shapes_of(4, 7),
     dtype=st.sampled_from(["u1", "u2", "f4", "f8"]),

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from budget import examples, matrix
 from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
+from nvrtc import compilations, compile_kernel
 from scipy import ndimage
 from test_sampling import image_of
 
@@ -57,7 +58,7 @@ shapes = (
 
 
 @needs_compiler
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(shape=shapes, pair=st.sampled_from(PAIRS), mode=st.sampled_from(MODES), seed=st.integers(0, 2**32 - 1))
 def test_as_scipy(shape, pair, mode, seed):
     image = image_of(pair[0], shape, seed)
@@ -68,7 +69,7 @@ def test_as_scipy(shape, pair, mode, seed):
 
 
 @needs_compiler
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     shape=shapes,
     pair=st.sampled_from(PAIRS),
@@ -90,7 +91,7 @@ def test_padded_as_scipy(shape, pair, mode, cval, pad, seed):
 
 
 @needs_compiler
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     shape=st.sampled_from([(125, 9), (9, 190), (150, 5, 6), (5, 121, 3), (4, 3, 195), (330,)]),
     kind=st.sampled_from(["f4", "f8"]),
@@ -172,7 +173,7 @@ def test_what_is_not_finite_stays_on_its_line(axis, bad):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
     dtype=st.sampled_from(["u1", "u2", "f4", "f8"]),
@@ -196,8 +197,7 @@ def test_points_of_cubic_splines_as_scipy(shape, dtype, mode, kind, cval, far, s
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@pytest.mark.parametrize("kind", ["f4", "f8"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "kind"), matrix(MODES, ["f4", "f8"]))
 def test_places_in_and_beyond_the_pad(mode, kind):
     image = image_of(kind, (7, 15), 2)
     rng = np.random.default_rng(3)
@@ -216,7 +216,7 @@ def test_places_in_and_beyond_the_pad(mode, kind):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     shape=st.integers(2, 3).flatmap(lambda rank: st.tuples(*([st.integers(1, 14)] * rank))),
     dtype=st.sampled_from(["u1", "u2", "f4", "f8"]),
@@ -326,7 +326,6 @@ def specs():
             yield spline._spec(name, image, out, wide)
 
 
-@pytest.mark.parametrize("spec", list(specs()), ids=lambda s: s.name + "-" + "-".join(v for _, v in s.defines))
-def test_the_kernels_compile(spec):
-    for architecture in ("sm_80", "sm_90"):
-        assert spec.name.encode() in compile_kernel(spec, architecture)
+@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
+def test_the_kernels_compile(spec, architecture):
+    assert spec.name.encode() in compile_kernel(spec, architecture)

@@ -139,6 +139,7 @@ def test_work_goes_to_the_current_stream(cupy):
     assert error(to_host(doubled), 2 * exact(to_host(image), "mirror"), to_host(image)) < 1e-5
 
 
+@pytest.mark.gpu_alone
 def test_a_volume_of_more_than_2_to_the_31_voxels(cupy):
     """Its lines are those of small images: an axis is checked where indices exceed 32 bits."""
     shape = (1100, 1400, 1401)

@@ -10,11 +10,11 @@ import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
+from decoders import Decoder, needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
 from mutants import FRAMES, HELLO, frame
 from script_runs import environment
-from twin import Decoder, needs_compiler
 
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.plan.codecs import DecodeChain, read_chain

@@ -157,6 +157,60 @@ def test_others_open_it(tmp_path, version, shape):
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])
+@pytest.mark.parametrize("axes", ["tczyx", "czyx", "tyx", "cxyz"])
+def test_times_and_channels(tmp_path, version, axes):
+    """They come before space, in chunks of one by default, and no resolution has fewer of them."""
+    from ome_zarr_models import open_ome_zarr
+
+    leading = sum(name in "tc" for name in axes)
+    shape = (3, 5)[-leading:] + (6, 9, 8)[: len(axes) - leading]
+    data, sizes = values(shape), (5.0, 2.0, 3.0)[: len(axes) - leading]
+    options = {
+        "axes": axes,
+        "ngff_version": version,
+        "n_levels": 3,
+        "origin": sizes,
+        "attributes": {"linumpy": {"a": 1}},
+    }
+    with OmeZarrWriter(tmp_path / "i", shape, "u2", sizes, **options) as target:
+        assert target.stored == (1,) * leading + shape[leading:]
+        for number, part in enumerate(data):  # the first of the leading axes entry by entry
+            target[number] = part
+    open_ome_zarr(zarr.open_group(tmp_path / "i", mode="r"))
+    (node,) = ome_zarr.reader.Reader(ome_zarr.io.parse_url(tmp_path / "i"))()
+    kinds = [axis["type"] for axis in node.metadata["axes"]]
+    assert kinds == [{"t": "time", "c": "channel"}.get(name, "space") for name in axes]
+    expected = data
+    for array in node.data:
+        assert np.array_equal(np.asarray(array), expected)
+        expected = np.stack([halve(one) for one in expected.reshape(-1, *expected.shape[leading:])])
+        expected = expected.reshape(*shape[:leading], *expected.shape[1:])
+    image = open_image(tmp_path / "i")
+    assert image.spacing == (sizes, tuple(2 * s for s in sizes), tuple(4 * s for s in sizes))
+    assert image.origin[:2] == (sizes, tuple(1.5 * s for s in sizes))
+    assert image.linumpy == {"a": 1}
+
+
+def test_times_in_chunks_and_shards_of_several(tmp_path):
+    data = values((5, 2, 8, 9, 10))
+    options = {"axes": "tczyx", "chunks": (2, 1, 4, 4, 4), "shards": (4, 2, 8, 4, 8), "n_levels": 2}
+    with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target:
+        target[:4, :, :, :8] = data[:4, :, :, :8]
+        target[:4, :, :, 8:] = data[:4, :, :, 8:]
+        target[4:] = data[4:]
+    assert np.array_equal(levels_of(tmp_path / "i")[0], data)
+    expected = [[halve(volume) for volume in channels] for channels in data]
+    assert np.array_equal(levels_of(tmp_path / "i")[1], np.array(expected))
+
+
+def test_more_than_three_axes_are_named(tmp_path):
+    with pytest.raises(ValueError, match="name them by axes=, such as 'tczyx'"):
+        OmeZarrWriter(tmp_path / "i", (2, 4, 4, 4), "u2", (1, 1, 1))
+    with pytest.raises(ValueError, match="NGFF has ome for itself"):
+        OmeZarrWriter(tmp_path / "i", (4, 4, 4), "u2", (1, 1, 1), attributes={"ome": 1})
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.4"])
 def test_ngff_zarr_opens_it(tmp_path, version):
     ngff_zarr = pytest.importorskip("ngff_zarr")
     data = values((20, 31, 40))

@@ -313,12 +313,27 @@ def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_map_of_edges(tmp_path):
+    """The same places as in memory, however the mosaic is cut, with NaN where there is none; and the picture of it."""
+    vol = volume().copy()
+    vol[:, :30] = np.random.default_rng(0).gamma(4, 10, vol[:, :30].shape)  # noise
+    write_omezarr(tmp_path / "m.zarr", vol, SPEC.spacing_um, chunks=(16, 20, 34))
+    expected = find_tissue_interface(vol, 9, depth_axis=0, definition="edge")
+    assert 0.1 < np.isnan(expected).mean() < 0.5
+    for tile_bytes in TILE_BYTES:
+        method, out = SurfaceMethod(s_xy=9, definition="edge"), tmp_path / f"{tile_bytes}.zarr"
+        picture = tmp_path / f"{tile_bytes}.png"
+        find_mosaic_surface(tmp_path / "m.zarr", out, method, overlay=picture, tile_bytes=tile_bytes)
+        np.testing.assert_allclose(values(out) / SPEC.spacing_um[0], expected, atol=1e-4)
+        assert picture.stat().st_size > 10_000
+
+
 def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("linumpy.mosaic.surface._PICTURE_VOXELS", 20)
     drawn = []
 
-    def draw(path, section, found, depth_um, spacing, place_um, names):
-        drawn.append((section.copy(), found.copy(), depth_um.copy(), spacing, place_um, names))
+    def draw(path, section, found, edge, depth_um, spacing, place_um, names):
+        drawn.append((section.copy(), found.copy(), edge.copy(), depth_um.copy(), spacing, place_um, names))
         path.write_bytes(b"picture")
 
     monkeypatch.setattr("linumpy.pictures.draw_surface", draw)
@@ -327,10 +342,12 @@ def test_a_picture_of_a_wide_mosaic_is_thinned_out_alike_however_it_is_cut(tmp_p
         out = tmp_path / f"{tile_bytes}.zarr"
         find_mosaic_surface(tmp_path / "m.zarr", out, overlay=tmp_path / f"{tile_bytes}.png", tile_bytes=tile_bytes)
     surface = find_tissue_interface(volume(), depth_axis=0)
+    edges = find_tissue_interface(volume(), depth_axis=0, definition="edge")
     # 90 × 102 voxels, at most 20 of which are shown: every fifth, every sixth.
-    for section, found, depth_um, spacing, place_um, names in drawn:
+    for section, found, edge, depth_um, spacing, place_um, names in drawn:
         np.testing.assert_array_equal(section, volume()[:, 45, ::6])
         np.testing.assert_array_equal(found, surface[45, ::6])
+        np.testing.assert_allclose(edge, edges[45, ::6], atol=1e-4)
         np.testing.assert_array_equal(depth_um, surface[::5, ::6] * 5.0)
         assert (spacing, place_um, names) == ((5.0, 40.0, 72.0), 45 * 8.0, ("Y", "X"))
     assert len(drawn) == len(TILE_BYTES)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from linumpy.gpu import plan_zarr_read
 from linumpy.io.layout import read_layout
+from linumpy.plan import pieces as plan_pieces
 from linumpy.plan.pieces import axis_windows
 from linumpy.plan.read import plan_read
 from linumpy.plan.slabs import SlabLimits, Spans, pack
@@ -102,6 +103,37 @@ def test_pieces_cover_the_region_once(axes, max_elements, data):
     assert (pieces.nbytes <= 2 * max_elements).all()
     assert (pieces.offset >= 0).all()
     assert (pieces.offset + pieces.nbytes <= plan.layout.chunk_nbytes).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=3),
+    st.sampled_from([None, 2, 30, 2**20]),
+    st.integers(1, 30),
+    st.booleans(),
+    st.data(),
+)
+def test_batches_are_whole_objects_and_counted_without_cutting(axes, max_nbytes, max_chunks, sharded, data):
+    shape, chunks = tuple(a for a, _, _ in axes), tuple(b for _, b, _ in axes)
+    shards = {"shards": tuple(b * c for _, b, c in axes)} if sharded else {}
+    region = tuple(sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape)
+    plan = plan_read(read_layout(make(shape, chunks, **shards)), tuple(slice(a, b) for a, b in region))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_pieces, "READ_THROUGH_BYTES", data.draw(st.sampled_from([0, 20, 2**18])))
+        whole, count = plan.pieces(max_nbytes), plan.count(max_nbytes)
+        parts = [plan.pieces(max_nbytes, box) for box in plan.batches(max_chunks)]
+    chunk = np.unique(whole.chunk, axis=0)
+    assert (count.pieces, count.nbytes) == (len(whole), whole.nbytes.sum())
+    assert count.most == (np.unique(whole.chunk, axis=0, return_counts=True)[1].max() if len(whole) else 0)
+    assert (plan.chunk_count, plan.object_count) == (len(chunk), len(plan.objects(whole)[0]))
+    seen = {}
+    for number, part in enumerate(parts):
+        objects = {tuple(row) for row in (part.chunk // np.array(plan.chunks_per_object)).tolist()}
+        assert len(np.unique(part.chunk, axis=0)) <= max_chunks or len(objects) == 1
+        assert all(seen.setdefault(one, number) == number for one in objects), "an object is in two batches"
+    together = [np.concatenate([getattr(part, name) for part in parts]) for name in ("target", "offset", "nbytes")]
+    order, expected = np.argsort(together[0]), np.argsort(whole.target)
+    for mine, theirs in zip(together, (whole.target, whole.offset, whole.nbytes), strict=True):
+        assert (mine[order] == theirs[expected]).all()
 
 
 def test_windows_of_a_region():

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,13 @@ def main():
 def no_gpu(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda device_id=None: "no wool in this machine")
     monkeypatch.setattr("linumpy.benchmark.paths.why_no_cuda", lambda: "no wool in this machine")
+
+
+@pytest.fixture
+def fewer_chunks(monkeypatch):
+    """The raw suite with a quarter of its chunks, and still more shards than one."""
+    specs = (replace(spec, shape=(spec.shape[0] // 2, spec.shape[1] // 2, spec.shape[2])) for spec in SUITES["raw"])
+    monkeypatch.setitem(SUITES, "raw", tuple(specs))
 
 
 def run_script(*words, **environment):
@@ -93,7 +101,7 @@ def test_an_array_that_is_there_is_timed_and_left_alone(main, tmp_path, capsys, 
     assert [file.name for file in tmp_path.iterdir()] == ["a.zarr"]
 
 
-def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys, no_gpu, monkeypatch):
+def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys, no_gpu, fewer_chunks, monkeypatch):
     monkeypatch.setattr(measure.tempfile, "tempdir", str(tmp_path))
     assert main("--suite", "raw", "--scale", "0.0625", "--runs", "1", "--only", "flat", "zarr-numpy") == 0
     text = capsys.readouterr().out
@@ -101,7 +109,7 @@ def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_suite_can_stay_in_a_folder(main, tmp_path, no_gpu):
+def test_the_suite_can_stay_in_a_folder(main, tmp_path, no_gpu, fewer_chunks):
     words = ("--suite", "raw", "--scale", "0.0625", "--runs", "1", "--only", "zarr-numpy", "--generate", tmp_path)
     assert main(*words) == 0
     assert len(list(tmp_path.iterdir())) == 4
@@ -183,6 +191,7 @@ def test_an_error_has_no_traceback_in_a_process_of_its_own(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 @pytest.mark.parametrize("cache", ["--warm", "--cold"])
 def test_the_raw_suite_on_a_gpu_is_right_everywhere(main, tmp_path, capsys, cache):
     file, picture = tmp_path / "a.json", tmp_path / "a.png"

@@ -84,6 +84,18 @@ def test_its_options_reach_the_library(main, image, tmp_path):
     assert np.abs(expected - made("level", "--level", "1")).max() <= 0.51
 
 
+def test_times_channels_and_a_spacing_that_the_metadata_lacks(main, tmp_path):
+    made = np.stack([voxels(), voxels() // 2])[None]
+    source = write_omezarr(tmp_path / "m.ome.zarr", made, SPACING, axes="tczyx", chunks=(1, 1, 8, 8, 8))
+    words = [str(source), "--resolution", "24", "--no-use_gpu", "--spacing", "20", "12", "10"]
+    assert main([*words, str(tmp_path / "all")]) == 0
+    assert main([*words, str(tmp_path / "one"), "--channel", "1"]) == 0
+    for channel in range(2):
+        expected, _ = resample_volume(made[0, channel], (20, 12, 10), 24)
+        assert np.array_equal(values(tmp_path / "all")[channel], np.trunc(expected + 0.5).astype("u2"))
+    assert np.array_equal(values(tmp_path / "one"), values(tmp_path / "all")[1])
+
+
 def test_refusals(main, image, tmp_path, capsys):
     new, cpu = tmp_path / "x.zarr", "--no-use_gpu"
     taken = tmp_path / "taken"
@@ -98,18 +110,18 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, image / "new.zarr", "--resolution", 10, cpu], "inside the source"),
         ([image, "s3://bucket/x", "--resolution", 10, cpu], "is a URL"),
         ([tmp_path / "none", new, "--resolution", 10, cpu], "none"),
-        ([plain, new, "--resolution", 10, cpu], "spacing"),
+        ([plain, new, "--resolution", 10, cpu], "pass --spacing Z Y X in µm"),
         ([image, new, cpu], "--resolution"),
         ([image, new, "--resolution", "ten", cpu], "'ten'"),
         ([image, new, "--resolution", 0, cpu], "0.0"),
         ([image, new, "--resolution", "nan", cpu], "nan"),
         ([image, new, "--resolution", 10, 10, cpu], "3 axes"),
-        ([image, new, "--resolution", 10, "--n_levels", 0, cpu], "levels=0"),
+        ([image, new, "--resolution", 10, "--n_levels", 0, cpu], "--n_levels 0"),
         ([image, new, "--resolution", 10, "--level", 2, cpu], "no resolution level 2"),
-        ([image, new, "--resolution", 10, "--order", 6, cpu], "order=6"),
+        ([image, new, "--resolution", 10, "--order", 6, cpu], "--order 6"),
         ([image, new, "--resolution", 10, "--device_memory", 0, cpu], "--device_memory 0"),
         ([image, new, "--resolution", 10, "--device_memory", "nan", cpu], "--device_memory nan"),
-        ([image, new, "--resolution", 10, "--device_memory", 1e-6, cpu], "--device_memory 1e-06 is too little"),
+        ([image, new, "--resolution", 10, "--device_memory", 1e-6, cpu], "or more --device_memory GIB"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
         ([image, tmp_path / "x.png", "--resolution", 10, cpu], "x.png"),
     ]:

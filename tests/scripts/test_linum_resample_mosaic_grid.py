@@ -62,7 +62,7 @@ def test_a_run(mosaic, tmp_path):
     done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--n_levels", 2, "--no-use_gpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
-    assert "GiB/s" in done.stdout
+    assert "iB/s" in done.stdout
     array, spacing = read_omezarr(out)
     # 20 voxels of 5 µm are 10 of 10 µm; 16 of 10 are 7 of 22.86; 15 of 12 are 7 of 25.71.
     assert array.chunks == (10, 7, 7)
@@ -122,7 +122,7 @@ def test_ragged_tiles_and_any_numbers(tmp_path, dtype):
 def test_tiles_of_another_size_than_chunks(tmp_path):
     volume = tiles().astype("f4")
     source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 12), chunks=(20, 48, 30))
-    resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), lateral_tile=TILE[1:], tile_bytes=1)
+    resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), tile_shape=TILE[1:], tile_bytes=1)
     expected, _ = expected_grid(volume, (5, 10, 12), (10, 22, 25))
     np.testing.assert_allclose(values(tmp_path / "o.zarr"), expected, rtol=2e-5)
 
@@ -145,7 +145,7 @@ def test_batches_are_small_where_tiles_grow(mosaic, tmp_path, monkeypatch):
 def test_tiles_in_shards(tmp_path):
     volume = tiles().astype("u2")
     source = write_omezarr(tmp_path / "m.zarr", volume, (5, 10, 12), chunks=(10, 8, 15), shards=(20, 16, 30))
-    resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), lateral_tile=TILE[1:], tile_bytes=1)
+    resample_mosaic_grid(source, tmp_path / "o.zarr", (10, 22, 25), tile_shape=TILE[1:], tile_bytes=1)
     expected, _ = expected_grid(volume, (5, 10, 12), (10, 22, 25))
     assert np.abs(values(tmp_path / "o.zarr") - expected).max() <= 0.51
     assert zarr.open_group(tmp_path / "o.zarr", mode="r")["0"].chunks == (10, 7, 7)
@@ -174,9 +174,9 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", "nan", cpu], "nan"),
         ([mosaic, new, "--resolution", 10, 10, cpu], "2 numbers"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
-        ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "levels=0"),
-        ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "tiles of (0, 4)"),
-        ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 along x"),
+        ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "--n_levels 0"),
+        ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),
+        ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 voxels along x"),
         ([sharded, new, "--resolution", 10, cpu], "shards"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
     ]:

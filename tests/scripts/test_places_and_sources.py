@@ -137,8 +137,8 @@ def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refuse
     name = "linum_stack_slices_motor"
     assert "place of the source" in refused(name, *words, slices / "slice_z1.zarr")
     assert "place of the source" in refused(name, *words, tmp_path / "s.zarr", "--decisions", table)
-    assert "min_correlation=nan" in refused(name, *words, tmp_path / "s.zarr", "--min_correlation", "nan")
-    assert "max_deviation=-1.0" in refused(name, *words, tmp_path / "s.zarr", "--max_deviation", "-1")
+    assert "--min_correlation nan" in refused(name, *words, tmp_path / "s.zarr", "--min_correlation", "nan")
+    assert "--max_deviation -1.0" in refused(name, *words, tmp_path / "s.zarr", "--max_deviation", "-1")
     assert whole(slices / "slice_z1.zarr")
     assert table.read_text().count("\n") == 2
 

@@ -30,6 +30,18 @@ UUID=0f0e0d0c-1111-2222-3333-444455556666
     says "fstab: UUID=$UUID /data ext4 defaults,nosuid,nodev,noatime,discard,data=ordered 0 2"
 }
 
+@test "no disk that can be seen is not a disk without faults: exit 1" {
+    change data fstype=xfs number=0:50 source=anonymous
+    run "$CHECK" /data
+    exits 1
+    says 'unknown: no disk below /data is known to /sys'
+    change md level=weird -- data number=9:0 source=/dev/md0
+    rm "$TREE/sys/class/block/md0/md/level"
+    run "$CHECK" /data
+    exits 1
+    says 'unknown: the level of an md array cannot be read'
+}
+
 @test "XFS" {
     change data fstype=xfs super_options=rw,inode64,logbufs=8
     run "$CHECK" /data

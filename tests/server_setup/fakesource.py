@@ -60,31 +60,31 @@ static unsigned long older_walk(struct req_iterator *position)
 #else
 #define trace(x) (0)
 #endif
-static int peek(struct req_iterator *req_iter, unsigned *size)
+static int nvfs_peek_next_bvec(struct req_iterator *req_iter, unsigned *size)
 {
 \t*size = req_iter->iter.bi_size;
 \treturn trace(*size) == 0;
 }
 
-static void step(struct req_iterator *req_iter, unsigned size)
+static void nvfs_advance_bvec(struct req_iterator *req_iter, unsigned size)
 {
 \treq_iter->iter.bi_size -= size;
 }
 
-static void join(unsigned *length,
-                 struct req_iterator *req_iter)
+static void nvfs_coalesce_gpu_pages(unsigned *length,
+                                    struct req_iterator *req_iter)
 {
 \tunsigned size;
-\tif (peek(req_iter, &size))
-\t\tstep(req_iter, size);
+\tif (nvfs_peek_next_bvec(req_iter, &size))
+\t\tnvfs_advance_bvec(req_iter, size);
 \t*length += size;
 }
 
-int next_segment(struct blk_dma_iter *iter)
+int nvfs_map_next_gpu_segment(struct blk_dma_iter *iter)
 {
 \tstruct req_iterator *req_iter = &iter->iter;
 \tunsigned length = 0;
-\tjoin(&length, req_iter);
+\tnvfs_coalesce_gpu_pages(&length, req_iter);
 \treturn (int)length;
 }
 #endif /* HAVE_BLK_RQ_DMA_MAP_ITER_START */

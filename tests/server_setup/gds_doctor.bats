@@ -312,6 +312,18 @@ teardown() { common_teardown; }
     exits 1
 }
 
+@test "a value that nobody knows is not taken for the good one: unknown" {
+    for setting in CUFILE_FORCE_COMPAT_MODE=maybe KVIKIO_COMPAT_MODE=sometimes; do
+        run env "$setting" "$DOCTOR" /data
+        verdict unknown
+        says "'${setting#*=}', "
+    done
+    change cufile force_compat_mode=2
+    run "$DOCTOR" /data
+    verdict unknown
+    row unsure both force-compat
+}
+
 @test "forced compat mode, by file and by environment" {
     CUFILE_FORCE_COMPAT_MODE=true run "$DOCTOR" /data
     exits 10

@@ -98,6 +98,15 @@ builds_on() {
     [ "$(stat -c %Y "$SRC/nvfs-dma.c")" = "$(date -d '2001-02-03 04:05:06' +%s)" ]
 }
 
+@test "revert needs no temporary folder, and writes nowhere else without one" {
+    printf '#!/bin/sh\necho "$*" >>"$TRAP_LOG"\nexit 1\n' >"$BOX/trap/mktemp"
+    "$PATCH" --apply --src "$SRC"
+    chmod +x "$BOX/trap/mktemp"
+    run "$PATCH" --revert --src "$SRC"
+    exits 0
+    unchanged
+}
+
 @test "revert without apply: nothing to do" {
     run "$PATCH" --revert --src "$SRC"
     exits 0
@@ -184,8 +193,8 @@ builds_on() {
         's/vm_flags = ACCESS_PRIVATE(vma, __vm_flags);/vm_flags = read(\&vma->__vm_flags);/ nvfs-mmap.c'
         's/ACCESS_PRIVATE(vma, __vm_flags)/hidden(vma, __vm_flags)/ nvfs-mmap.c'
         '/vm_flags = /d nvfs-mmap.c'
-        's/static void step(struct req_iterator \*/static void step(struct unknown */ nvfs-dma.c'
-        's/^int next_segment.*/&;int more(struct req_iterator *a);/ nvfs-dma.c'
+        's/static void nvfs_advance_bvec(struct req_iterator \*/static void nvfs_advance_bvec(struct unknown */ nvfs-dma.c'
+        's/^int nvfs_map_next_gpu_segment.*/&;int more(struct req_iterator *a);/ nvfs-dma.c'
         's/HAVE_BLK_RQ_DMA_MAP_ITER_START/HAVE_ELSE/ nvfs-dma.c'
         '$a#endif nvfs-dma.c'
         '$a#if_1\n#ifdef_X nvfs-dma.c'
@@ -208,6 +217,90 @@ builds_on() {
     done
 }
 
+# Runs the script on a copy of the tree in $BOX/whole with one edit: PATTERN FILE.
+refuses_edit() {
+    rm -rf "$SRC"
+    cp -a "$BOX/whole" "$SRC"
+    sed -i "${1% *}" "$SRC/${1##* }"
+    if cmp -s "$SRC/${1##* }" "$BOX/whole/${1##* }"; then
+        echo "changes nothing: $1"
+        return 1
+    fi
+    ORIGINAL=$(fingerprint "$SRC")
+    run "$PATCH" --apply --src "$SRC"
+    [ "$status" -eq 4 ] || echo "edit: $1"
+    exits 4
+    says "${1##* }"
+    unchanged
+}
+
+@test "a private member of another name, though vm_flags is read elsewhere: exit 4" {
+    mv "$SRC" "$BOX/whole"
+    refuses_edit 's/ACCESS_PRIVATE(vma, __vm_flags)/ACCESS_PRIVATE(vma, weird)/ nvfs-mmap.c'
+}
+
+@test "a function of another name around an iterator: exit 4" {
+    mv "$SRC" "$BOX/whole"
+    refuses_edit 's/nvfs_map_next_gpu_segment/renamed/ nvfs-dma.c'
+}
+
+@test "every anchor drifted, one at a time: exit 4, and no file changes" {
+    mv "$SRC" "$BOX/whole"
+    while IFS= read -r edit; do
+        refuses_edit "$edit"
+    done <<'EDITS'
+s/ACCESS_PRIVATE(vma, __vm_flags)/READ_PRIVATE(vma, __vm_flags)/ nvfs-mmap.c
+s/ACCESS_PRIVATE(vma, __vm_flags)/flags_of(vma)/ nvfs-mmap.c
+s/vm_flags = ACCESS_PRIVATE(vma, __vm_flags);/weird = 0;/ nvfs-mmap.c
+s/vm_flags = vma->vm_flags;/vm_flags = vma->weird;/ nvfs-mmap.c
+s/vm_flags = vma->vm_flags;/weird = vma->vm_flags;/ nvfs-mmap.c
+/vm_flags = ACCESS/d nvfs-mmap.c
+/vm_flags = vma/d nvfs-mmap.c
+s/^#else/#elif PRETENDED_NEW/ nvfs-mmap.c
+s/^#else/#endif\n#ifdef PRETENDED_NEW/ nvfs-mmap.c
+/^#else/d nvfs-mmap.c
+/^#endif/d nvfs-mmap.c
+s/nvfs_peek_next_bvec(struct/peek(struct/ nvfs-dma.c
+s/nvfs_advance_bvec(struct/advance(struct/ nvfs-dma.c
+s/nvfs_coalesce_gpu_pages(unsigned/coalesce(unsigned/ nvfs-dma.c
+/nvfs_peek_next_bvec(struct/s/struct req_iterator/struct weird/ nvfs-dma.c
+/nvfs_advance_bvec(struct/s/struct req_iterator/struct weird/ nvfs-dma.c
+/^  *struct req_iterator/s/struct req_iterator/struct weird/ nvfs-dma.c
+s/struct req_iterator \*req_iter = &iter->iter/void *req_iter = \&iter->iter/ nvfs-dma.c
+s/struct req_iterator \*req_iter = /&0; struct req_iterator *more = / nvfs-dma.c
+/^static void nvfs_advance_bvec/,/^}/d nvfs-dma.c
+s/HAVE_BLK_RQ_DMA_MAP_ITER_START/HAVE_WEIRD/ nvfs-dma.c
+s/^#ifdef HAVE_BLK_RQ_DMA_MAP_ITER_START/#ifndef HAVE_BLK_RQ_DMA_MAP_ITER_START/ nvfs-dma.c
+/^#endif .*ITER_START/d nvfs-dma.c
+s/ko\.xz)/ko.weird)/ create_nv.symvers.sh
+s/xz -d/xz -k/ create_nv.symvers.sh
+s/xz -d/weird -d/ create_nv.symvers.sh
+s/^case .*/case $1 in/ create_nv.symvers.sh
+s/sR/sX/ create_nv.symvers.sh
+s/__crc"/__weird"/ create_nv.symvers.sh
+s/grep -qe/awk/ create_nv.symvers.sh
+EDITS
+}
+
+@test "a mended file that lost one of its mends is not called mended" {
+    "$PATCH" --apply --src "$SRC"
+    rm "$SRC"/*.before-kernel7
+    mv "$SRC" "$BOX/whole"
+    while IFS= read -r edit; do
+        refuses_edit "$edit"
+    done <<'EDITS'
+s/vm_flags = vma->vm_flags; .*/vm_flags = ACCESS_PRIVATE(vma, weird);/ nvfs-mmap.c
+/vm_flags = vma->vm_flags; .*/d nvfs-mmap.c
+s/nvfs_map_next_gpu_segment(struct/renamed(struct/ nvfs-dma.c
+/nvfs_peek_next_bvec(__typeof/s/__typeof__.*iter) \*/struct weird */ nvfs-dma.c
+/^\t__typeof/s/__typeof__.*iter) \*/struct weird */ nvfs-dma.c
+/^static void nvfs_advance_bvec/,/^}/d nvfs-dma.c
+s/xz -f -d/weird -f -d/ create_nv.symvers.sh
+s/zstd -d -f/weird -d -f/ create_nv.symvers.sh
+s/\[Rr\]/[Xx]/ create_nv.symvers.sh
+EDITS
+}
+
 @test "a file that is missing, a link, or holds NUL bytes: exit 4" {
     rm "$SRC/nvfs-dma.c"
     ORIGINAL=$(fingerprint "$SRC")
@@ -219,7 +312,7 @@ builds_on() {
     ln -s "$BOX/elsewhere.c" "$SRC/nvfs-dma.c"
     run "$PATCH" --apply --src "$SRC"
     exits 4
-    grep -q 'peek(struct req_iterator' "$BOX/elsewhere.c"
+    grep -q 'nvfs_peek_next_bvec(struct req_iterator' "$BOX/elsewhere.c"
     new_source
     printf '\0' >>"$SRC/nvfs-dma.c"
     run "$PATCH" --apply --src "$SRC"
@@ -231,7 +324,7 @@ builds_on() {
 
 @test "files mended by hand are accepted, in several spellings" {
     sed -i 's/ACCESS_PRIVATE(vma, __vm_flags)/vma->vm_flags/' "$SRC/nvfs-mmap.c"
-    sed -i '/^static int peek/,$s/struct req_iterator \*req_iter/typeof( ((struct blk_dma_iter *)NULL)->iter ) *req_iter/' "$SRC/nvfs-dma.c"
+    sed -i '/^static int nvfs_peek_next_bvec/,$s/struct req_iterator \*req_iter/typeof( ((struct blk_dma_iter *)NULL)->iter ) *req_iter/' "$SRC/nvfs-dma.c"
     sed -i 's/xz -d/xz -df/; s/grep -qe/grep -qie/' "$SRC/create_nv.symvers.sh"
     sed -i 's/^esac/\t*.ko.zst)\n\t\tcp -f "$nvidia_mod" .\n\t\tnvidia_mod=$(basename "$nvidia_mod" .zst)\n\t\tzstd -d --force "$nvidia_mod.zst"\n\t\t;;\nesac/' "$SRC/create_nv.symvers.sh"
     ORIGINAL=$(fingerprint "$SRC")
@@ -260,7 +353,7 @@ builds_on() {
 }
 
 @test "struct blk_map_iter named outright breaks 6.17, and is mended" {
-    sed -i '/^static int peek/,/^#endif .*ITER/s/struct req_iterator \*/struct blk_map_iter */' "$SRC/nvfs-dma.c"
+    sed -i '/^static int nvfs_peek_next_bvec/,/^#endif .*ITER/s/struct req_iterator \*/struct blk_map_iter */' "$SRC/nvfs-dma.c"
     if builds_on 617; then false; fi
     run "$PATCH" --check --src "$SRC"
     exits 3
@@ -374,7 +467,7 @@ SH
     run "$PATCH" --apply --src "$SRC"
     exits 137
     rm "$BOX/trap/mv"
-    grep -q 'peek(struct req_iterator' "$SRC/nvfs-dma.c"
+    grep -q 'nvfs_peek_next_bvec(struct req_iterator' "$SRC/nvfs-dma.c"
     run "$PATCH" --apply --src "$SRC"
     exits 0
     builds_on 700

@@ -3,13 +3,11 @@
 import os
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from server_tools import HERE, SETUP_DIR, ensure_tools
 
-# The longest first: two run at a time.
-FILES = sorted(HERE.glob("*.bats"), key=lambda file: -file.stat().st_size)
+FILES = sorted(HERE.glob("*.bats"))
 
 
 def run_bats(file):
@@ -19,15 +17,9 @@ def run_bats(file):
     )
 
 
-@pytest.fixture(scope="module")
-def runs(tools):
-    with ThreadPoolExecutor(2) as pool:
-        yield {file: pool.submit(run_bats, file) for file in FILES}
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_bats_file(file, runs):
-    done = runs[file].result()
+def test_bats_file(file, tools):
+    done = run_bats(file)
     failed = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     assert done.returncode == 0, "\n".join(failed) + done.stderr
     plan = int(re.match(r"1\.\.(\d+)", done.stdout).group(1))

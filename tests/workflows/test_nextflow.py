@@ -26,7 +26,7 @@ GUIDE = (nf.WORKFLOWS / "README.md").read_text(encoding="utf-8")
 PROCESSES = {name: nf.process(TEXT, name) for name in nf.names(TEXT, "process")}
 PARAMS = nf.defaults(CONFIG)
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.12", "focal_tile_shape": "16 16"}
+GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.12"}
 
 
 def script_of(command):

@@ -67,7 +67,6 @@ __device__ inline u32 adler_of(Scratch &s, const u8 *p, u64 n) {
     constexpr u32 MODULUS = 65521;
     if (threadIdx.x < 2) s.sum[threadIdx.x] = 0;
     sync_block();
-    if (blockDim.x == 1) s.sum[1] = 0;
     u64 bytes = 0, weighted = 0;
     for (u64 i = threadIdx.x; i < n; i += blockDim.x) {
         bytes += p[i];

@@ -3,9 +3,6 @@
 // A stream is one run of stored bytes that decodes by itself. Stored bytes are never trusted: every read is checked
 // against the end of its stream and every write against the end of its place before it happens, so that broken bytes
 // end in a status and never in a fault that would take the GPU away from the process.
-//
-// Compiled for a GPU (LANES is the width of a warp) or, with HOST_TWIN, by a C++ compiler for one lane, so that the
-// same lines run in tests without a GPU.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,9 +10,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#ifndef HOST_TWIN
-#define LANES 32
-#define FULL 0xffffffffu
+constexpr int LANES = 32;  // of a warp
+constexpr unsigned FULL = 0xffffffffu;
 __device__ inline int lane_id() { return threadIdx.x & (LANES - 1); }
 __device__ inline int warp_id() { return threadIdx.x / LANES; }
 __device__ inline u32 vote(bool p) { return __ballot_sync(FULL, p); }
@@ -47,7 +43,6 @@ __device__ inline bool any_in_team(bool p) {
         : "memory");
     return any;
 }
-#define RING_IN_SHARED(name) extern __shared__ __align__(16) u8 name[]
 #define READER_WARP (warp_id() == 0)
 #define IN_TEAM (warp_id() >= 1)
 #define TEAM_RANK (threadIdx.x - LANES)
@@ -65,7 +60,6 @@ __device__ inline u32 any_of(u32 bits) {
 }
 __device__ inline int bits_set(u32 v) { return __popc(v); }
 __device__ inline int leading_zeros(u32 v) { return __clz(v); }
-#endif
 
 // What a stream is encoded with; linumpy/gpu/decode.py knows the same numbers.
 enum Codec { NOTHING = 0, STORED = 1, LZ4 = 2, ZSTD = 3, ZLIB = 4, GZIP = 5 };

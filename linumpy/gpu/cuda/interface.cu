@@ -1,7 +1,7 @@
 // Find the surface of tissue: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
 //
-// Compiled for SOURCE (type of a voxel), LOG (0, 1: logarithm first) and CUTTING (0, 1: the rule for cutting errors),
-// never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
+// Compiled for SOURCE (type of a voxel), LOG (0, 1: logarithm first), CUTTING (0, 1: the rule for cutting errors) and EDGE
+// (0: the voxel of the largest derivative, 1: the place of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
 //
 // A mean of s voxels covers those from s / 2 before to s - 1 - s / 2 after. Eight neighbouring means are taken from
 // sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
@@ -180,11 +180,17 @@ __device__ inline void profiles(Value value, const float *weights, int radius, b
 constexpr int STEP = 8;
 
 extern "C" __global__ void __launch_bounds__(256)
-steepest_columns(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ weights,
-                 int radius, int odd, double half_s_z, int64 stride_a, int64 stride_b, int64 stride_z, int count_a,
-                 int size_b, int depth, int64 to_a, int64 to_b) {
+steepest_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+                 const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd, Rule rule,
+                 int64 stride_a, int64 stride_b, int64 stride_z, int count_a, int size_b, int depth, int64 to_a,
+                 int64 to_b) {
     extern __shared__ float shared[];
-    for (int k = threadIdx.x; k <= radius; k += blockDim.x) shared[k] = weights[k];
+    for (int k = threadIdx.x; k <= radius; k += blockDim.x) {
+        shared[k] = weights[k];
+#if CUTTING
+        shared[radius + 1 + k] = smoothing[k];
+#endif
+    }
     __syncthreads();
     const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (line >= static_cast<int64>(count_a) * size_b) return;
@@ -193,27 +199,47 @@ steepest_columns(const float *__restrict__ mean, int *__restrict__ surface, cons
     Steepest steepest;
     float profile[STEP];
     for (int z = 0; z < depth; z += STEP) {
-        if (z >= radius && z + STEP + radius <= depth)
-            profiles<STEP>([&](int k) { return from[k * stride_z]; }, shared, radius, odd, z, profile);
+        const bool inside = z >= radius && z + STEP + radius <= depth;
+        const auto straight = [&](int k) { return from[k * stride_z]; };
+        const auto mirrored = [&](int k) { return from[reflected(k, depth) * stride_z]; };
+        if (inside)
+            profiles<STEP>(straight, shared, radius, odd, z, profile);
         else
-            profiles<STEP>([&](int k) { return from[reflected(k, depth) * stride_z]; }, shared, radius, odd, z, profile);
+            profiles<STEP>(mirrored, shared, radius, odd, z, profile);
 #pragma unroll
         for (int d = 0; d < STEP; ++d)
             if (z + d < depth) steepest.meet(profile[d], z + d);
+#if CUTTING
+        if (inside)
+            profiles<STEP>(straight, shared + radius + 1, radius, false, z, profile);
+        else
+            profiles<STEP>(mirrored, shared + radius + 1, radius, false, z, profile);
+#pragma unroll
+        for (int d = 0; d < STEP; ++d)
+            if (z + d < depth) steepest.meet_level(profile[d], z + d);
+#endif
     }
-    surface[a * to_a + b * to_b] = steepest.surface(half_s_z, depth);
+    surface[a * to_a + b * to_b] = steepest.surface(rule, depth);
+#if EDGE
+    contrast[a * to_a + b * to_b] = steepest.contrast(rule, depth);
+#endif
 }
 
 // Where depth is contiguous: GROUP A-lines of one a a block. Their mean along b and the profile in one go; a warp
 // takes a line.
 extern "C" __global__ void __launch_bounds__(128)
-steepest_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ weights,
-               int radius, int odd, double half_s_z, int size_b, int depth, unsigned groups, int64 to_a, int64 to_b,
-               int s) {
+steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+               const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd, Rule rule,
+               int size_b, int depth, unsigned groups, int64 to_a, int64 to_b, int s) {
     extern __shared__ float shared[];
     const int padded = (depth + STEP - 1) / STEP * STEP + 2 * radius, pitch = spread(padded) + 1;
-    float *const lines = shared + radius + 1;
-    for (int k = threadIdx.x; k <= radius; k += blockDim.x) shared[k] = weights[k];
+    float *const lines = shared + 2 * (radius + 1);
+    for (int k = threadIdx.x; k <= radius; k += blockDim.x) {
+        shared[k] = weights[k];
+#if CUTTING
+        shared[radius + 1 + k] = smoothing[k];
+#endif
+    }
 
     const int64 a = blockIdx.x / groups;
     const int b0 = static_cast<int>(blockIdx.x % groups) * GROUP;
@@ -250,8 +276,28 @@ steepest_lines(const float *__restrict__ mean, int *__restrict__ surface, const 
 #pragma unroll
             for (int d = 0; d < STEP; ++d)
                 if (z + d < depth) steepest.meet(profile[d], z + d);
+#if CUTTING
+            const float *const level = shared + radius + 1;
+            profiles<STEP>([&](int k) { return line[spread(radius + k)]; }, level, radius, false, z, profile);
+#pragma unroll
+            for (int d = 0; d < STEP; ++d)
+                if (z + d < depth) steepest.meet_level(profile[d], z + d);
+#endif
         }
         steepest.agree();
-        if (lane == 0) surface[a * to_a + (b0 + j) * to_b] = steepest.surface(half_s_z, depth);
+        if (lane == 0) {
+#if EDGE
+            float beside[1];
+            if (steepest.at_rise > 0 && steepest.at_rise < depth - 1) {
+                const auto value = [&](int k) { return line[spread(radius + k)]; };
+                profiles<1>(value, shared, radius, odd, steepest.at_rise - 1, beside);
+                steepest.before = beside[0];
+                profiles<1>(value, shared, radius, odd, steepest.at_rise + 1, beside);
+                steepest.after = beside[0];
+            }
+            contrast[a * to_a + (b0 + j) * to_b] = steepest.contrast(rule, depth);
+#endif
+            surface[a * to_a + (b0 + j) * to_b] = steepest.surface(rule, depth);
+        }
     }
 }

@@ -16,15 +16,52 @@ __device__ inline void choose(const Candidate &other, float &value, int &at) {
     if (other.value > value || (other.value == value && other.at < at)) value = other.value, at = other.at;
 }
 
-// The first voxel of the largest profile, and of the largest in size.
+// What a kernel writes for each A-line: a voxel, or with EDGE a place between voxels, NaN where there is no edge.
+#if EDGE
+typedef float Depth;
+#else
+typedef int Depth;
+#endif
+
+// What decides on the surface besides the profile.
+struct Rule {
+    double half_s_z;    // added to the voxel of the largest profile, without EDGE
+    float width;        // voxels over which a step's profile has the energy of its peak: s_z times the root of pi
+    float min_contrast; // of an edge
+};
+
+// What an A-line has met: the first voxel of the largest profile; with CUTTING that of the largest smoothed intensity.
 struct Steepest {
-    float rise, change;
-    int at_rise, at_change;
-    __device__ Steepest() : rise(-infinity()), change(-infinity()), at_rise(0), at_change(0) {}
-    __device__ void meet(float profile, int z) {
-        if (profile > rise) rise = profile, at_rise = z;
+    float rise;
+    int at_rise;
 #if CUTTING
-        if (fabsf(profile) > change) change = fabsf(profile), at_change = z;
+    float level;
+    int at_level;
+#endif
+#if EDGE
+    float energy, before, after, last;
+#endif
+    __device__ Steepest() : rise(-infinity()), at_rise(0) {
+#if CUTTING
+        level = -infinity(), at_level = 0;
+#endif
+#if EDGE
+        energy = before = after = last = 0.0f;
+#endif
+    }
+    __device__ void meet(float profile, int z) {
+#if EDGE
+        // In order, neighbours are met before and after; kernels that jump along a line set both at the end.
+        if (z == at_rise + 1) after = profile;
+        if (profile > rise) before = last;
+        last = profile;
+        if (profile == profile) energy += profile * profile;
+#endif
+        if (profile > rise) rise = profile, at_rise = z;
+    }
+    __device__ void meet_level(float smooth, int z) {
+#if CUTTING
+        if (fabsf(smooth) > level) level = fabsf(smooth), at_level = z;
 #endif
     }
     // What a warp has met.
@@ -33,18 +70,41 @@ struct Steepest {
             const float other = __shfl_xor_sync(0xffffffffu, rise, step);
             choose({other, __shfl_xor_sync(0xffffffffu, at_rise, step)}, rise, at_rise);
 #if CUTTING
-            const float change_there = __shfl_xor_sync(0xffffffffu, change, step);
-            choose({change_there, __shfl_xor_sync(0xffffffffu, at_change, step)}, change, at_change);
+            const float level_there = __shfl_xor_sync(0xffffffffu, level, step);
+            choose({level_there, __shfl_xor_sync(0xffffffffu, at_level, step)}, level, at_level);
+#endif
+#if EDGE
+            energy += __shfl_xor_sync(0xffffffffu, energy, step);
 #endif
         }
     }
-    __device__ int surface(double half_s_z, int depth) const {
-        int at = at_rise;
-#if CUTTING
-        if (at_change < at) at = at_change;
+    // The largest profile over the root mean square of the rest of the line, of which an ideal step is taken out. At
+    // most four times that over the whole line, so that a line that is all step has a finite contrast.
+    __device__ float contrast(const Rule &rule, int depth) const {
+#if EDGE
+        if (!(rise > 0.0f)) return 0.0f;
+        const float rest = (energy - rise * rise * rule.width) / fmaxf(depth - rule.width, 1.0f);
+        return rise / sqrtf(fmaxf(rest, energy / (16.0f * depth)));
+#else
+        return 0.0f;
 #endif
-        const double below = ceil(at + half_s_z);
-        return below < depth - 1 ? static_cast<int>(below) : depth - 1;
+    }
+    __device__ Depth surface(const Rule &rule, int depth) const {
+#if EDGE
+        float at = static_cast<float>(at_rise);
+        const float bend = before - 2.0f * rise + after;
+        // The parabola through three profiles; at an end one of them is a mirrored voxel's.
+        if (at_rise > 0 && at_rise < depth - 1 && bend < 0.0f) at += 0.5f * (before - after) / bend;
+        const float clear = contrast(rule, depth);
+        if (!(clear > 0.0f && clear >= rule.min_contrast)) return __int_as_float(0x7fc00000);
+#else
+        const double below = ceil(at_rise + rule.half_s_z);
+        int at = below < depth - 1 ? static_cast<int>(below) : depth - 1;
+#endif
+#if CUTTING
+        if (at_level < at) at = static_cast<Depth>(at_level);
+#endif
+        return at;
     }
 };
 

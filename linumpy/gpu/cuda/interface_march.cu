@@ -1,8 +1,8 @@
 // Find the surface of tissue, marching: a thread goes along an axis and keeps what its window covers in registers, so
 // that every voxel is read once and its logarithm taken once. For common sizes of the window; interface.cu has the rest.
 //
-// Compiled for SOURCE, LOG and CUTTING as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the derivative,
-// 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
+// Compiled for SOURCE, LOG, CUTTING and EDGE as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
+// derivative, 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
 // are called a (outer) and b (inner).
 //
 // Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the others
@@ -180,16 +180,30 @@ __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const 
     }
 }
 
+// The same at one place of a line in shared memory.
+__device__ inline float profile_at(const float *here, const float *weights, float sign) {
+    float out = weights[0] * here[0];
+#pragma unroll
+    for (int k = 1; k <= RADIUS; ++k) out += weights[k] * (here[k] + sign * here[-k]);
+    return out;
+}
+
 // A thread per A-line of a smoothed volume in which b is contiguous.
 extern "C" __global__ void __launch_bounds__(128)
-march_columns(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
-              double half_s_z, int64 stride_z, int count_a, int size_b, int depth, int64 to_a, int64 to_b) {
+march_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+              const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule, int64 stride_z,
+              int count_a, int size_b, int depth, int64 to_a, int64 to_b) {
     const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (line >= static_cast<int64>(count_a) * size_b) return;
     const float *const from = mean + line;
     float weights[RADIUS + 1], value[2 * RADIUS + GROUP], next[GROUP], profile[GROUP];
 #pragma unroll
     for (int k = 0; k <= RADIUS; ++k) weights[k] = given[k];
+#if CUTTING
+    float level[RADIUS + 1];
+#pragma unroll
+    for (int k = 0; k <= RADIUS; ++k) level[k] = smoothing[k];
+#endif
 #pragma unroll
     for (int k = 0; k < 2 * RADIUS; ++k) value[k] = from[reflected(k - RADIUS, depth) * stride_z];
     const float sign = odd ? -1.0f : 1.0f;
@@ -203,11 +217,20 @@ march_columns(const float *__restrict__ mean, int *__restrict__ surface, const f
 #pragma unroll
         for (int d = 0; d < GROUP; ++d)
             if (z + d < depth) steepest.meet(profile[d], z + d);
+#if CUTTING
+        profiles<RADIUS>(value, level, 1.0f, profile);
+#pragma unroll
+        for (int d = 0; d < GROUP; ++d)
+            if (z + d < depth) steepest.meet_level(profile[d], z + d);
+#endif
 #pragma unroll
         for (int k = 0; k < 2 * RADIUS; ++k) value[k] = value[k + GROUP];
     }
-    const int64 a = line / size_b;
-    surface[a * to_a + (line - a * size_b) * to_b] = steepest.surface(half_s_z, depth);
+    const int64 a = line / size_b, to = a * to_a + (line - a * size_b) * to_b;
+    surface[to] = steepest.surface(rule, depth);
+#if EDGE
+    contrast[to] = steepest.contrast(rule, depth);
+#endif
 }
 
 // Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most. A block marches along b, a thread for
@@ -220,13 +243,18 @@ constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32
 constexpr int LINE_BLOCKS = (S + RADIUS < 24 ? 768 : 512) / THREADS;  // as registers allow
 
 extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
-march_lines(const float *__restrict__ mean, int *__restrict__ surface, const float *__restrict__ given, int odd,
-            double half_s_z, int size_b, int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
+march_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+            const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule, int size_b,
+            int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
     __shared__ Four lines_words[LINES * PITCH / 4];
     __shared__ Four weights_words[MARGIN / 4 + 1];
     __shared__ Candidate rises[THREADS];
 #if CUTTING
-    __shared__ Candidate changes[THREADS];
+    __shared__ Candidate levels[THREADS];
+    __shared__ Four level_words[MARGIN / 4 + 1];
+#endif
+#if EDGE
+    __shared__ float energies[THREADS];
 #endif
     float *const smooth = lines_words[0].at;
     const int t = static_cast<int>(threadIdx.x), line = t % LINES, worker = t / LINES;
@@ -239,7 +267,12 @@ march_lines(const float *__restrict__ mean, int *__restrict__ surface, const flo
     const float *const column = mean + a * size_b * depth + t;
     const float sign = odd ? -1.0f : 1.0f;
     // The mean's division is in the weights.
-    if (t < 4 * (MARGIN / 4 + 1)) weights_words[0].at[t] = t <= RADIUS ? given[t] * (1.0f / S) : 0.0f;
+    if (t < 4 * (MARGIN / 4 + 1)) {
+        weights_words[0].at[t] = t <= RADIUS ? given[t] * (1.0f / S) : 0.0f;
+#if CUTTING
+        level_words[0].at[t] = t <= RADIUS ? smoothing[t] * (1.0f / S) : 0.0f;
+#endif
+    }
 
     Windows windows;
     float next[GROUP], sum[GROUP];
@@ -300,10 +333,25 @@ march_lines(const float *__restrict__ mean, int *__restrict__ surface, const flo
             }
 #pragma unroll
             for (int d = 0; d < GROUP; ++d) steepest.meet(profile[d], z + d);
+#if CUTTING
+#pragma unroll
+            for (int k = 0; k <= RADIUS; k += 4) {
+                const Four four = level_words[k / 4];
+#pragma unroll
+                for (int q = 0; q < 4; ++q) weights[k + q] = four.at[q];
+            }
+            profiles<REACH>(value, weights, 1.0f, profile);
+#pragma unroll
+            for (int d = 0; d < GROUP; ++d)
+                if (z + d < depth) steepest.meet_level(profile[d], z + d);
+#endif
         }
         rises[t] = {steepest.rise, steepest.at_rise};
 #if CUTTING
-        changes[t] = {steepest.change, steepest.at_change};
+        levels[t] = {steepest.level, steepest.at_level};
+#endif
+#if EDGE
+        energies[t] = steepest.energy;
 #endif
         __syncthreads();
         // The lines are read: what they held may be overwritten while the last threads choose.
@@ -311,10 +359,25 @@ march_lines(const float *__restrict__ mean, int *__restrict__ surface, const flo
             for (int w = 0; w < WORKERS - 1; ++w) {
                 choose(rises[w * LINES + line], steepest.rise, steepest.at_rise);
 #if CUTTING
-                choose(changes[w * LINES + line], steepest.change, steepest.at_change);
+                choose(levels[w * LINES + line], steepest.level, steepest.at_level);
+#endif
+#if EDGE
+                steepest.energy += energies[w * LINES + line];
 #endif
             }
-            surface[a * to_a + (begin + m + line) * to_b] = steepest.surface(half_s_z, depth);
+            const int64 to = a * to_a + (begin + m + line) * to_b;
+#if EDGE
+            const float *const here = smooth + line * PITCH + MARGIN;
+            if (steepest.at_rise > 0 && steepest.at_rise < depth - 1) {
+                steepest.before = profile_at(here + steepest.at_rise - 1, weights_words[0].at, sign);
+                steepest.after = profile_at(here + steepest.at_rise + 1, weights_words[0].at, sign);
+            }
+            contrast[to] = steepest.contrast(rule, depth);
+#endif
+            surface[to] = steepest.surface(rule, depth);
         }
+#if EDGE
+        __syncthreads();  // the last threads have read the lines once more
+#endif
     }
 }

@@ -103,7 +103,7 @@ extern "C" __global__ void lz4_heads(const u8 *__restrict__ arena, Stream *strea
 extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
     lz4(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, const i64 *__restrict__ count,
         i64 capacity, i64 ring_size, int *status) {
-    RING_IN_SHARED(ring);
+    extern __shared__ __align__(16) u8 ring[];
     __shared__ Links links;
     __shared__ __align__(16) u8 tile[TILE];
     __shared__ Batch batches[2];

@@ -250,7 +250,6 @@ struct SequenceTables {
     u16 next[64];
     int log[3];
     u32 begin;  // of the bits of the sequences, in the content
-    int state;
 };
 
 __device__ inline int max_log(int kind) { return kind == OFFSET ? 8 : 9; }
@@ -492,15 +491,17 @@ extern "C" __global__ void __launch_bounds__(2 * LANES, 12)
         Block &block = blocks[number];
         if (block.type != COMPRESSED) continue;
         if (FIRST_TASK && block.sequences) {
-            if (lane_id() == 0) sequences.state = make_tables(sequences, arena, blocks, number) ? FINE : BAD_DATA;
+            // Of the first lane, in a register: from shared memory the compiler lets all lanes load what one is writing.
+            int state = FINE;
+            if (lane_id() == 0) state = make_tables(sequences, arena, blocks, number) ? FINE : BAD_DATA;
             sync_warp();
-            if (sequences.state == FINE) {
+            if (from_lane(state, 0) == FINE) {
                 fold_symbols(sequences);
                 sync_warp();
                 if (lane_id() == 0)
-                    sequences.state = decode_sequences(sequences, arena + block.source, block, block_sequences(block, pool, pool_nbytes));
+                    state = decode_sequences(sequences, arena + block.source, block, block_sequences(block, pool, pool_nbytes));
             }
-            if (lane_id() == 0 && sequences.state != FINE) fail(status, block.chunk, sequences.state);
+            if (lane_id() == 0 && state != FINE) fail(status, block.chunk, state);
             sync_warp();
         }
         if (SECOND_TASK && block.literals_type >= NEW_TREE) {
@@ -570,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, 3)
     zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
                  const u8 *pool, i64 pool_nbytes, i64 ring_size, int *status) {
-    RING_IN_SHARED(ring);
+    extern __shared__ __align__(16) u8 ring[];
     __shared__ Links links;
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;

@@ -1,61 +1,57 @@
-"""The decoders of the device on the CPU: their own CUDA source, compiled by a C++ compiler for a GPU of one lane."""
+"""The decoders of the device on the CPU: their own launches and CUDA source, in the emulator with all its checks."""
 
-import ctypes
+import dataclasses
 import functools
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from emulator import COMPILER, Kernel, library
 
+from linumpy.gpu import decode
 from linumpy.gpu.kernels import source_text
 from linumpy.plan import launches, workspace
 from linumpy.plan.codecs import DecodeChain
 
-COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the decoders run on a GPU only")
+
+#: A device of few processors and much shared memory.
+BIG = launches.DeviceLimits(processors=4, shared_nbytes=227 * 1024)
+_START = decode.start  # as it is where a test has put something in its place
+_BLOCKS = 3  # odd: warps take the tasks of zstd_entropy in turn
 
 
 @functools.cache
-def library(source):
-    """Compile one CUDA source; with bounds and undefined behaviour checked by the compiler's own means."""
-    folder = Path(tempfile.mkdtemp(prefix="linumpy-twin-"))
-    (folder / f"{source}.cpp").write_text(f'#include "{Path(__file__).with_name("twin.h")}"\n{source_text(source)}')
-    command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-fsanitize=undefined", "-fno-sanitize-recover"]
-    command += ["-fno-sanitize=alignment", "-static-libubsan"] if "g++" in COMPILER else []
-    subprocess.run([*command, f"{source}.cpp", "-o", f"{source}.so"], cwd=folder, check=True, capture_output=True)
-    loaded = ctypes.CDLL(str(folder / f"{source}.so"))
-    shutil.rmtree(folder)
-    return loaded
+def kernel(spec, architecture=900, text=None):
+    """Compile a decoder for the CPU, together with the others of its source; or of another text in its place."""
+    names, teams = zip(*(one[1:] for one in launches.KERNELS if one[0] == spec.source), strict=True)
+    defines = (("TEAM_WARPS", str(max(*teams, 1))), ("__CUDA_ARCH__", str(architecture)))
+    assert not spec.defines or spec.defines == defines[:1]
+    compiled = library(text or source_text(spec.source), defines, names, checked=True)
+    return Kernel(getattr(compiled, f"emulate_{spec.name}"))
 
 
-def launch(one):
-    """Run a kernel as one block of one thread, once for each place in the grid's second axis."""
-    loaded = library(one.source)
-    function = getattr(loaded, one.kernel)
-    arguments = [ctypes.c_longlong(value) for value in one.args]
-    for y in range(one.grid[1] if len(one.grid) > 1 else 1):
-        ctypes.c_uint.in_dll(loaded, "block_y").value = y
-        function(*arguments)
+def start(planned, load=kernel):
+    """Run launches as :func:`linumpy.gpu.decode.start` does, but by so few blocks that each has many streams."""
+    few = [dataclasses.replace(one, grid=(min(one.grid[0], _BLOCKS), *one.grid[1:])) for one in planned]
+    with mock.patch.object(decode, "load", load):
+        _START(few)
 
 
 class Decoder:
     """Decodes chunks as a slot does. Memory is poisoned, and what lies around each chunk must stay as it was."""
 
-    def __init__(self, chain: DecodeChain, chunk_nbytes: int):
-        self.chain, self.chunk_nbytes = chain, chunk_nbytes
-
     pool = 3  # bytes of literals and sequences, a decoded byte: more than any frame needs
+
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, *, limits=BIG, load=kernel):
+        self.chain, self.chunk_nbytes, self.limits, self._load = chain, chunk_nbytes, limits, load
 
     def run(self, memory, plan):
         """Run the launches that `plan` lists for an address on `memory`, aligned to 256 bytes; returns the memory."""
         aligned = np.empty(len(memory) + 256, np.uint8)
         aligned = aligned[-aligned.ctypes.data % 256 :][: len(memory)]
         aligned[:] = memory
-        for one in plan(aligned.ctypes.data):
-            launch(one)
+        start(plan(aligned.ctypes.data), self._load)
         return aligned
 
     def decode(self, stored: list[bytes], *, skew: int = 0):
@@ -81,7 +77,7 @@ class Decoder:
         memory[space.words : space.words + len(words)] = words
         memory[behind : behind + 4 * n] = 0
         plan = functools.partial(launches.plan_launches, self.chain, space)
-        memory = self.run(memory, lambda base: plan(base, base + behind, n, self.chunk_nbytes, self.processors))
+        memory = self.run(memory, lambda base: plan(base, base + behind, n, self.chunk_nbytes, self.limits))
         assert (memory[behind + 4 * n :] == 0xA5).all(), "a kernel wrote behind its slot"
         decoded = memory[space.decoded : space.decoded + n * room].reshape(n, room)
         if not self.chain.is_reordered:
@@ -89,19 +85,18 @@ class Decoder:
         status = memory[behind : behind + 4 * n].view(np.int32).copy()
         return [row[: self.chunk_nbytes].tobytes() for row in decoded], status
 
-    processors = 4
-
 
 class DeviceDecoder(Decoder):
     """The same on the current CUDA device."""
 
-    processors = 132
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, limits=None):
+        import cupy
+
+        super().__init__(chain, chunk_nbytes, limits=limits or decode.limits_of(cupy.cuda.Device()))
 
     def run(self, memory, plan):
         import cupy
 
-        from linumpy.gpu.decode import start
-
         device = cupy.asarray(memory)
-        start(plan(device.data.ptr))
+        decode.start(plan(device.data.ptr))
         return device.get()

@@ -1,0 +1,152 @@
+"""What all reads of this process may use at the same time: open files, host memory, decoding threads.
+
+In: what a read needs at least, and the most that it can use. Out: its :class:`Share`, held for the time of a ``with``
+block. A read waits for its share while others hold too much, in the order of asking. It never waits for itself: one
+that begins inside another read of the same thread gets what it needs at least, and so does one while no other holds
+anything, even if that is more than there is. No errors are raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+
+#: Descriptors that reads leave to the rest of the process.
+_SPARE_FILES = 64
+#: Where the process has no limit of open files.
+_MANY_FILES = 2**20
+#: Part of the machine's memory that buffers of reads may take, most of it pinned.
+_MEMORY_PART = 4
+#: Decoding threads for each core. A read takes one for each core at most, and leaves as many to others.
+_THREADS_PER_CORE = 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a read may use.
+
+    Attributes
+    ----------
+    descriptors : int
+        Open files, duplicates included.
+    host_nbytes : int
+        Bytes of buffers in host memory.
+    threads : int
+        Threads that decode.
+    """
+
+    descriptors: int = 0
+    host_nbytes: int = 0
+    threads: int = 0
+
+    def covers(self, other: Share) -> bool:
+        """Say whether there is enough of everything that `other` asks for."""
+        return all(mine >= theirs for mine, theirs in zip(self._values(), other._values(), strict=True) if theirs)
+
+    def part(self, least: Share, most: Share) -> Share:
+        """Half of what there is, within bounds: what is left lets the next reads run beside this one."""
+        bounds = zip(self._values(), least._values(), most._values(), strict=True)
+        return Share(*(min(high, max(low, free // 2)) for free, low, high in bounds))
+
+    def _values(self) -> tuple[int, ...]:
+        return tuple(getattr(self, one.name) for one in fields(self))
+
+
+class Budget:
+    """Shares of one total.
+
+    Parameters
+    ----------
+    total : callable
+        Gives the total. Asked for each read, since a limit of open files can be changed.
+    open_files : callable
+        Gives the number of descriptors that are open in the process, those of its reads included.
+    """
+
+    def __init__(self, total: Callable[[], Share], open_files: Callable[[], int]) -> None:
+        self._total, self._open_files = total, open_files
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all shares, as in a child process, which has none of its parent's threads."""
+        self._changed = threading.Condition()
+        self._held: dict[object, Share] = {}
+        self._queue: deque[object] = deque()
+        self._mine = threading.local()
+        self._others = 0
+
+    @contextmanager
+    def take(self, least: Share, most: Share) -> Iterator[Share]:
+        """Hold a share, which is at least `least` and at most `most`, for the time of a block."""
+        ticket, mine = object(), self._mine
+        outside = getattr(mine, "depth", 0)
+        mine.depth = outside + 1
+        try:
+            yield self._admit(ticket, least, least if outside else most, waits=not outside)
+        finally:
+            mine.depth = outside
+            self._let_go(ticket)
+
+    def _admit(self, ticket: object, least: Share, most: Share, *, waits: bool) -> Share:
+        with self._changed:
+            self._queue.append(ticket)
+            while waits and (self._queue[0] is not ticket or (self._held and not self._free().covers(least))):
+                self._changed.wait()
+            self._held[ticket] = share = self._free().part(least, most)
+            self._queue.remove(ticket)
+            self._changed.notify_all()  # the next in the queue may go beside this one
+            return share
+
+    def _let_go(self, ticket: object) -> None:
+        with self._changed:
+            self._held.pop(ticket, None)
+            if ticket in self._queue:  # interrupted while it waited
+                self._queue.remove(ticket)
+            self._changed.notify_all()
+
+    def _free(self) -> Share:
+        total, held = self._total(), Share(*map(sum, zip(*(one._values() for one in self._held.values()), strict=True)))
+        # How many of the files that reads hold are open just now is not known, so that the rest of the process is
+        # counted while there are no reads, and is known to have grown where reads could not have opened so many.
+        opened = self._open_files()
+        self._others = max(self._others, opened - held.descriptors) if self._held else opened
+        return Share(
+            total.descriptors - self._others - held.descriptors,
+            total.host_nbytes - held.host_nbytes,
+            total.threads - held.threads,
+        )
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return _SPARE_FILES
+
+
+def _process_total() -> Share:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = _MANY_FILES if files == resource.RLIM_INFINITY else files
+    return Share(files - _SPARE_FILES, _memory() // _MEMORY_PART, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
+
+
+@functools.cache
+def _memory() -> int:
+    """Bytes of memory of this machine, or of the container that the process runs in."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            return min(machine, int(file.read()))
+    except (OSError, ValueError):  # no such group, or "max"
+        return machine
+
+
+#: The budget of this process.
+PROCESS = Budget(_process_total, _open_files)
+os.register_at_fork(after_in_child=PROCESS.reset)

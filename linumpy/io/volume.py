@@ -1,0 +1,250 @@
+"""The volumes of an OME-Zarr image: its axes of space, at each entry of t and c or at the one that is asked for.
+
+In: an image and what is chosen of its channels and times. Out: :class:`Volumes`, unread: boxes in the axes of space are
+turned into regions of the whole array, so nothing is copied. Errors: ``ValueError`` for a choice that the image does
+not have, :class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.errors import MetadataError, SourceError
+from linumpy.io.ome import Axis, OmeZarrImage, Spacing, check_level, open_image
+from linumpy.io.zarr_mode import read_on_host
+
+#: Kinds of axes beside space, in the order in which NGFF wants them, with the names that they go by.
+KINDS = {"time": "t", "channel": "c"}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """The axes of space of an array, at one entry of each other axis.
+
+    Attributes
+    ----------
+    array : zarr.Array
+        Unread, of any rank.
+    index : tuple of int or None
+        For each axis of the array the entry that is looked at; None for an axis of space.
+    """
+
+    array: zarr.Array
+    index: tuple[int | None, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels along each axis of space."""
+        return self._spatial(self.array.shape)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Voxels of a chunk along each axis of space."""
+        return self._spatial(self.array.chunks)
+
+    @property
+    def shards(self) -> tuple[int, ...] | None:
+        """Voxels of a shard along each axis of space; None where the array has none."""
+        return None if self.array.shards is None else self._spatial(self.array.shards)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the voxels."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes of space there are."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all voxels, decoded."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def region(self, box: tuple[slice, ...]) -> tuple[int | slice, ...]:
+        """Return the region of :attr:`array` that a box of this volume is, as NumPy and zarr take it."""
+        slices = iter(box)
+        return tuple(next(slices) if one is None else one for one in self.index)
+
+    def read(self, box: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Read a box, by default all of it, into host memory."""
+        return read_on_host(self.array, self.region((slice(None),) * self.ndim if box is None else box))
+
+    def _spatial(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(size for size, one in zip(sizes, self.index, strict=True) if one is None)
+
+
+def as_volume(array: zarr.Array | Volume) -> Volume:
+    """Take an array as a volume, all of whose axes are of space."""
+    return array if isinstance(array, Volume) else Volume(array, (None,) * array.ndim)
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """What is chosen of one resolution of an image: one volume, or one for each time and channel.
+
+    Attributes
+    ----------
+    name : str
+        Where it is, for people.
+    axes : str
+        Names of the axes of space in their order, such as ``"zyx"``.
+    spacing : tuple of float
+        Voxel spacing in µm along the axes of space.
+    origin : tuple of float
+        Where the centre of the first voxel lies, in µm.
+    leading : str
+        Which of ``"tc"`` are kept: those with more than one entry, of which none is chosen.
+    volumes : mapping of tuple of int to Volume
+        By the entry of each leading axis; one at ``()`` where there is no leading axis.
+    linumpy : mapping
+        As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
+    """
+
+    name: str
+    axes: str
+    spacing: tuple[float, ...]
+    origin: tuple[float, ...]
+    leading: str
+    volumes: Mapping[tuple[int, ...], Volume]
+    linumpy: Mapping[str, Any]
+
+    @property
+    def first(self) -> Volume:
+        """One of the volumes; all have the same shape, chunks and dtype."""
+        return next(iter(self.volumes.values()))
+
+    @property
+    def leading_shape(self) -> tuple[int, ...]:
+        """Entries of each leading axis."""
+        return tuple(n + 1 for n in max(self.volumes))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the voxels of all volumes, decoded."""
+        return sum(one.nbytes for one in self.volumes.values())
+
+    def only(self, why: str) -> Volume:
+        """Return the volume where there is one.
+
+        Parameters
+        ----------
+        why : str
+            What takes one volume and no more, for the error.
+
+        Raises
+        ------
+        ValueError
+            There are several; the message names the parameters that choose one.
+        """
+        if not self.leading:
+            return self.first
+        kinds = [kind for kind, name in KINDS.items() if name in self.leading]
+        counts = " and ".join(f"{n} {kind}s" for kind, n in zip(kinds, self.leading_shape, strict=True))
+        choices = " and ".join(f"{kind}= (0 to {n - 1})" for kind, n in zip(kinds, self.leading_shape, strict=True))
+        raise ValueError(f"{self.name} has {counts}, but {why}: choose by {choices}")
+
+
+def open_volumes(
+    path: str | Path | zarr.Group,
+    level: int = 0,
+    *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Spacing | None = None,
+) -> Volumes:
+    """Open one resolution of an OME-Zarr image as volumes of space.
+
+    Parameters
+    ----------
+    path : str, Path or zarr.Group
+        The image.
+    level : int
+        Resolution level; 0 is the finest.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them. Axes with one entry are left out in any case.
+    spacing : sequence of float, or mapping of axis names to float, optional
+        As for :func:`linumpy.io.ome.open_image`.
+
+    Returns
+    -------
+    Volumes
+        Unread.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError, ValueError
+        As :func:`linumpy.io.ome.open_image`; a level, channel or time that is not there; an axis with several entries
+        that is neither space, time nor channel.
+
+    Examples
+    --------
+    >>> from linumpy.io.volume import open_volumes
+    >>> red = open_volumes("cells.ome.zarr", channel=0, time=0)  # doctest: +SKIP
+    >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
+    """
+    return select_volumes(open_image(path, spacing=spacing), level, channel=channel, time=time)
+
+
+def select_volumes(
+    image: OmeZarrImage, level: int = 0, *, channel: int | None = None, time: int | None = None
+) -> Volumes:
+    """Choose from an open image; see :func:`open_volumes`."""
+    check_level(level, len(image.levels), image.name)
+    array, chosen = image.levels[level], {"time": time, "channel": channel}
+    taken: dict[int, range] = {}  # entries by axis of the array
+    kept: dict[str, int] = {}  # axis of the array by its kind
+    counts = dict.fromkeys(KINDS, 1)
+    for number, (axis, size) in enumerate(zip(image.axes, array.shape, strict=True)):
+        kind = _kind(axis)
+        if kind == "space":
+            continue
+        if size != 1 and (kind not in KINDS or kind in kept):
+            raise MetadataError(
+                f"{image.name}: axis {axis.name!r} of type {axis.type!r} has {size} entries; axes of space, time and "
+                "channel are read, and others with one entry"
+            )
+        if not size:
+            raise SourceError(f"{image.name}: axis {axis.name!r} has no entries, so there are no voxels")
+        taken[number] = range(size)
+        if size != 1:
+            kept[kind], counts[kind] = number, size
+    for kind, wanted in chosen.items():
+        if wanted is None:
+            continue
+        _check_entry(kind, wanted, counts[kind], image.name)
+        if kind in kept:
+            taken[kept.pop(kind)] = range(wanted, wanted + 1)
+    leading = [kept[kind] for kind in KINDS if kind in kept]
+    volumes = {}
+    for entries in itertools.product(*(taken[number] for number in leading)):
+        index: list[int | None] = [taken[number][0] if number in taken else None for number in range(array.ndim)]
+        for number, entry in zip(leading, entries, strict=True):
+            index[number] = entry
+        volumes[entries] = Volume(array, tuple(index))
+    return Volumes(
+        image.name, "".join(image.axes[axis].name.lower() for axis in image.spatial_axes), image.spacing[level],
+        image.origin[level], "".join(KINDS[kind] for kind in KINDS if kind in kept), volumes, image.linumpy,
+    )  # fmt: skip
+
+
+def _kind(axis: Axis) -> str:
+    """What an axis is; time and channel by their names where the metadata does not say."""
+    if axis.type is None:
+        return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
+    return axis.type
+
+
+def _check_entry(kind: str, wanted: Any, count: int, name: str) -> None:
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or not 0 <= wanted < count:
+        many = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
+        raise ValueError(f"{kind}={wanted!r}: {name} has {many}")

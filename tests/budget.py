@@ -1,0 +1,25 @@
+"""What the short run shows of a long matrix: every value of every axis once; the rest is marked slow."""
+
+import itertools
+
+import pytest
+from hypothesis import settings
+
+
+def examples(count):
+    """Number of examples for hypothesis: `count` in a slow run, a third of it in the short one."""
+    return max(1, round(count * settings().max_examples / 60))
+
+
+def some(cases, kept):
+    """All cases, for ``parametrize``; the short run takes those for which `kept` holds."""
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=[] if kept(*case) else pytest.mark.slow) for case in cases]
+
+
+def matrix(*axes):
+    """All combinations, for ``parametrize``; the short run takes those along the diagonal, which holds every value."""
+    axes = [list(axis) for axis in axes]
+    diagonal = {tuple(k % len(axis) for axis in axes) for k in range(max(map(len, axes)))}
+    marks = {at: [] if at in diagonal else pytest.mark.slow for at in itertools.product(*map(range, map(len, axes)))}
+    return [pytest.param(*(axis[i] for axis, i in zip(axes, at, strict=True)), marks=marks[at]) for at in marks]

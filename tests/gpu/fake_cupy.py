@@ -1,0 +1,362 @@
+"""CuPy in host memory, whose streams run late, early, and in any order that their events allow.
+
+The parts of CuPy that the reader uses. What is queued on a stream is carried out some time later: each stream has a
+pace of its own, drawn from a seed, between "at once" and "not before somebody waits for it". Code that relies on an
+order that no event and no wait gives it is wrong with some seeds, as it is on a GPU that other processes keep busy.
+Memory that is given back is overwritten: pinned memory at once, device memory in the order of the stream it was
+allocated on, which is when CuPy's pool would give it to somebody else.
+"""
+
+import ctypes
+import importlib.machinery
+import math
+import random
+import threading
+import types
+import weakref
+from collections import deque
+
+import numpy as np
+from reference import copy_boxes
+
+from linumpy.gpu.scatter import _CUDA_TYPES, Conversion
+
+_FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
+_DTYPES = {name: np.dtype(key) for key, name in _CUDA_TYPES.items()}
+
+
+class Stream:
+    """A queue of work. Its operations are functions, marks to set, and marks to wait for."""
+
+    def __init__(self, device, ptr):
+        self.queue, self.ptr, self._device = deque(), ptr, device
+        self.pace = device.random.choice([0, 0, 0.5, 0.9, 1])
+
+    def record(self, event=None):
+        event = Event() if event is None else event
+        event.mark = Mark(self)
+        self.add(event.mark)
+        return event
+
+    def wait_event(self, event):
+        if event.mark is not None:
+            self.add(("wait", event.mark))
+
+    def synchronize(self):
+        self.record().synchronize()
+
+    def add(self, operation):
+        self._device.add(self, operation)
+
+    def __enter__(self):
+        self._device.current_streams.append(self)
+        return self
+
+    def __exit__(self, *error):
+        self._device.current_streams.pop()
+
+
+class Mark:
+    """A place in a queue."""
+
+    def __init__(self, stream):
+        self.stream, self.done = stream, False
+
+
+class Event:
+    """The mark that was recorded last."""
+
+    def __init__(self, **options):
+        self.mark = None
+
+    def record(self, stream):
+        stream.record(self)
+
+    def synchronize(self):
+        if self.mark is not None:
+            self.mark.stream._device.complete(self.mark)
+
+
+class Block:
+    """Device memory that goes back to its stream's pool when nothing in Python refers to it any more."""
+
+    def __init__(self, device, stream, nbytes):
+        self._device, self._stream = device, stream
+        self.memory = device.take(stream, nbytes)
+
+    def __del__(self):
+        self._device.give_back(self._stream, self.memory)
+
+
+class Array:
+    """What the package uses of ``cupy.ndarray``."""
+
+    def __init__(self, device, host, block):
+        self._device, self.host, self._block = device, host, block
+
+    shape = property(lambda self: self.host.shape)
+    dtype = property(lambda self: self.host.dtype)
+    size = property(lambda self: self.host.size)
+    nbytes = property(lambda self: self.host.nbytes)
+    ndim = property(lambda self: self.host.ndim)
+    itemsize = property(lambda self: self.host.itemsize)
+    strides = property(lambda self: self.host.strides)
+    flags = property(lambda self: self.host.flags)
+    device = property(lambda self: self._device.cupy.cuda.Device())
+    data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
+
+    def __len__(self):
+        return len(self.host)
+
+    def _like(self, host):
+        assert host.base is not None, "a copy is no view"
+        return Array(self._device, host, self._block)
+
+    def __getitem__(self, key):
+        return self._like(self.host[key])
+
+    def reshape(self, *shape):
+        host = self.host.reshape(*shape)
+        if np.shares_memory(host, self.host):
+            return self._like(host)
+        copy = self._device.empty(host.shape, host.dtype)
+        self._device.stream.add(lambda host=self.host: np.copyto(copy.host, host.reshape(copy.shape)))
+        return copy
+
+    def view(self, dtype):
+        return self._like(self.host.view(dtype))
+
+    def transpose(self, *axes):
+        return self._like(self.host.transpose(*axes))
+
+    def __setitem__(self, key, value):
+        source = value.host if isinstance(value, Array) else np.array(value)
+
+        def assign(host=self.host):
+            host[key] = source  # as it is then, on a device
+
+        self._device.stream.add(assign)
+
+    def fill(self, value):
+        self[...] = value
+
+    def set(self, array):
+        self[...] = np.array(array)
+
+    def get(self, out=None, blocking=True):
+        out = np.empty(self.shape, self.dtype) if out is None else out
+        self._device.stream.add(lambda host=self.host: np.copyto(out, host))
+        if blocking:
+            self._device.stream.synchronize()
+        return out
+
+
+class _Here(types.SimpleNamespace):
+    """The only device: to be current is all it does."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+class Device:
+    """A GPU with its streams, memory and pools.
+
+    Parameters
+    ----------
+    seed : int
+        Of the paces of streams and of all that is left to chance.
+    """
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._streams = [Stream(self, 0)]
+        self._memory, self._pool, self._pinned, self._pinned_pool = [], {}, [], {}
+        self.faults = []
+        self.cupy, self.cupyx = self._modules()
+
+    @property
+    def current_streams(self):
+        """The stack of streams of this thread."""
+        if not hasattr(self._local, "streams"):
+            self._local.streams = [self._streams[0]]
+        return self._local.streams
+
+    @property
+    def stream(self):
+        """CuPy's current stream."""
+        return self.current_streams[-1]
+
+    def add(self, stream, operation):
+        """Queue an operation; then streams go on as far as their pace takes them."""
+        with self._lock:
+            stream.queue.append(operation)
+            for one in self.random.sample(self._streams, len(self._streams)):
+                while one.queue and self.random.random() < one.pace and self._may_go_on(one):
+                    self._step(one)
+
+    def complete(self, mark):
+        """Carry out what a mark needs, and nothing else."""
+        with self._lock:
+            while not mark.done:
+                stream = mark.stream
+                while not self._may_go_on(stream):
+                    stream = stream.queue[0][1].stream
+                self._step(stream)
+
+    @staticmethod
+    def _may_go_on(stream):
+        head = stream.queue[0]
+        return not (isinstance(head, tuple) and not head[1].done)
+
+    @staticmethod
+    def _step(stream):
+        operation = stream.queue.popleft()
+        if isinstance(operation, Mark):
+            operation.done = True
+        elif not isinstance(operation, tuple):
+            operation()
+
+    def take(self, stream, nbytes):
+        """Give out memory, that which was given back last where it fits."""
+        with self._lock:
+            size = max(1, -(-nbytes // _ALIGNED)) * _ALIGNED
+            for freed in reversed(self._pool.get(stream, [])):
+                if freed.size >= size:
+                    self._pool[stream] = [one for one in self._pool[stream] if one is not freed]
+                    return freed
+            room = np.full(size + _ALIGNED, _FRESH, np.uint8)
+            memory = room[-room.ctypes.data % _ALIGNED :][:size]
+            self._memory.append(memory)
+            return memory
+
+    def give_back(self, stream, memory):
+        """Take memory back, and let somebody else write to it, in the order of the stream."""
+        with self._lock:
+            stream.queue.append(lambda: memory.fill(_FREED))
+            self._pool.setdefault(stream, []).append(memory)
+
+    def at(self, address):
+        """Look at memory from an address on, to the end of what was allocated together."""
+        for memory in self._memory:
+            begin = memory.ctypes.data
+            if begin <= address < begin + memory.size:
+                return memory[address - begin :]
+        raise AssertionError(f"nothing was allocated at {address}")
+
+    def empty(self, shape, dtype=np.float64):
+        """Make an array of bytes that were something else."""
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        dtype = np.dtype(dtype)
+        block = Block(self, self.stream, math.prod(shape) * dtype.itemsize)
+        host = block.memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        return Array(self, host, block)
+
+    def full(self, shape, value, dtype):
+        """Make an array of one value."""
+        array = self.empty(shape, dtype)
+        array.fill(value)
+        return array
+
+    def asarray(self, values):
+        """Copy an array up."""
+        if isinstance(values, Array):
+            return values
+        array = self.empty(values.shape, values.dtype)
+        array.set(values)
+        return array
+
+    def empty_pinned(self, shape, dtype=np.uint8):
+        """Make an array in pinned memory."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        freed = self._pinned_pool.get(nbytes)
+        memory = freed.pop() if freed else np.full(max(1, nbytes), _FRESH, np.uint8)
+        held = (ctypes.c_ubyte * max(1, nbytes)).from_buffer(memory)
+        self._pinned.append(memory)
+        weakref.finalize(held, self._give_back_pinned, memory, nbytes)
+        return np.frombuffer(held, np.uint8)[:nbytes].view(dtype).reshape(shape)
+
+    def _give_back_pinned(self, memory, nbytes):
+        self._pinned = [one for one in self._pinned if one is not memory]
+        memory.fill(_FREED)
+        self._pinned_pool.setdefault(nbytes, []).append(memory)
+
+    def is_pinned(self, address):
+        """Say whether an address lies in pinned memory that somebody holds."""
+        return any(one.ctypes.data <= address < one.ctypes.data + one.size for one in self._pinned)
+
+    def rest(self):
+        """Carry out all that is queued."""
+        for stream in self._streams:
+            stream.synchronize()
+
+    def memcpy(self, target, source, nbytes, kind, stream):
+        """Queue a copy between addresses."""
+        assert self.at(target).size >= nbytes, "a copy leaves its memory"
+        (stream,) = (one for one in self._streams if one.ptr == stream)
+        pinned = self.is_pinned(source)
+
+        def copy():
+            if pinned and not self.is_pinned(source):
+                self.faults.append("a copy from pinned memory that was given back")
+            ctypes.memmove(target, source, nbytes)
+
+        stream.add(copy)
+
+    def load(self, spec):
+        """Load the scatter kernel: NumPy's, with the table that lies in device memory when it runs."""
+        defines = dict(spec.defines)
+        conversion, unit = Conversion(np.dtype("u1"), np.dtype("u1"), False), 0
+        if "COPY_UNIT" in defines:
+            unit = int(defines["COPY_UNIT"])
+        else:
+            kinds = (_DTYPES[defines[name]] for name in ("SOURCE", "TARGET"))
+            conversion = Conversion(*kinds, defines["SWAP"] == "true")
+        rank = int(defines["RANK"])
+
+        def scatter(source, target, words, count):
+            words = self.at(words)[: 8 * (2 * rank + 2 + count * (2 + rank))].view(np.int64)
+            table = types.SimpleNamespace(
+                unit=unit,
+                source_strides=tuple(words[:rank].tolist()),
+                target_strides=tuple(words[rank : 2 * rank].tolist()),
+                rows=words[2 * rank + 2 :].reshape(count, 2 + rank),
+            )
+            fill = words[2 * rank : 2 * rank + 2]
+            copy_boxes(table, self.at(source) if source else None, self.at(target), fill, conversion)
+
+        def kernel(grid, block, args):
+            source, target, words, blocks_per_box = map(int, args)
+            self.stream.add(lambda: scatter(source, target, words, grid[0] // blocks_per_box))
+
+        return kernel
+
+    def _new_stream(self, **options):
+        with self._lock:
+            self._streams.append(Stream(self, 16 * len(self._streams)))
+            return self._streams[-1]
+
+    def _modules(self):
+        cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
+        for module in (cupy, cupyx):
+            module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+        here = _Here(id=0, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
+        cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
+        cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
+        cupy.asnumpy = lambda array: array.get()
+        cupyx.empty_pinned = self.empty_pinned
+        cupy.cuda = types.SimpleNamespace(
+            Stream=self._new_stream,
+            Event=Event,
+            Device=lambda *_: here,
+            get_current_stream=lambda: self.stream,
+            alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
+            runtime=types.SimpleNamespace(
+                memcpyAsync=self.memcpy, memcpyHostToDevice=1, getDevice=lambda: 0, getDeviceCount=lambda: 1
+            ),
+        )
+        return cupy, cupyx
