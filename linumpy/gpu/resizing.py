@@ -9,7 +9,6 @@ Temporary memory: the results between two passes.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,12 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
-from linumpy.gpu.rounding import saturated
+from linumpy.gpu.rounding import rounded
+from linumpy.gpu.tables import Place, place_of, upload
 
 DEFAULT = Tuning()
 _THREADS = 256
 _ALIGNED = 16  # bytes: of the loads of resize.cu
-_TABLE_ALIGNED = 64  # of weights, of which a thread loads a row at once
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
 _HOST_VOXELS = 2**20  # that are float64 at a time
@@ -117,11 +116,7 @@ def _on_host(image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, tar
         for start in range(0, lines.shape[1], step):
             done[:, start : start + step] = matrix @ lines[:, start : start + step].astype(np.float64)
         result = np.moveaxis(done.reshape(plan.length, *moved.shape[1:]), 0, axis)
-    if target.kind in "iu":
-        info, whole = np.iinfo(target), np.abs(result) >= 2**52  # adding a half would change these
-        result = np.where(whole, result, np.trunc(result + np.copysign(0.5, result))).clip(info.min, info.max)
-        return np.ascontiguousarray(saturated(result, target))
-    return np.ascontiguousarray(result, target)
+    return np.ascontiguousarray(rounded(result, target))
 
 
 @dataclass(frozen=True)
@@ -142,22 +137,13 @@ def run_passes(
 ) -> Any:
     """Resample a C-contiguous image: the last pass writes `target`, others `between`."""
     dtypes = (image.dtype, between, target)
-    for launch in _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image)):
+    for launch in _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, place_of(image)):
         out = array_module(image).empty(launch.shape, launch.target)
         launch.kernel(
             (launch.blocks,), (_THREADS,), (image, out, *launch.tables, *launch.sizes), shared_mem=launch.shared
         )
         image = out
     return image
-
-
-def _place(image: Any) -> tuple[int, int, int] | None:
-    """Name the queue of work in which a table is made and used: by it both come in order, without a wait."""
-    if not is_device_array(image):
-        return None
-    import cupy
-
-    return int(cupy.cuda.Device().id), int(cupy.cuda.get_current_stream().ptr), threading.get_ident()
 
 
 @functools.lru_cache(maxsize=64)
@@ -170,7 +156,7 @@ def _prepare(
     dtypes: tuple[np.dtype, ...],
     aligned: bool,
     tuning: Tuning,
-    place: tuple[int, int, int] | None,
+    place: Place,
 ) -> tuple[_Launch, ...]:
     make = _kept if place is not None and _is_small(axes) else _made
     return make(axes, dtypes, aligned, tuning, place)
@@ -186,7 +172,7 @@ def _made(
     dtypes: tuple[np.dtype, ...],
     aligned: bool,
     tuning: Tuning,
-    place: tuple[int, int, int] | None,
+    place: Place,
 ) -> tuple[_Launch, ...]:
     return tuple(_launch(step, tuning, place) for step in _steps(axes, dtypes, aligned, tuning))
 
@@ -194,7 +180,7 @@ def _made(
 _kept = functools.lru_cache(maxsize=32)(_made)
 
 
-def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _Launch:
+def _launch(step: Step, tuning: Tuning, place: Place) -> _Launch:
     sizes: tuple[np.generic, ...]
     if step.kernel == "planes":
         assert step.tile is not None
@@ -209,7 +195,7 @@ def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
     kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning))
     return _Launch(
-        kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target
+        kernel, step.blocks, step.shared, upload(_tables(step, tuning), place), sizes, step.shape, step.target
     )
 
 
@@ -229,20 +215,6 @@ def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
 
 def _records(*columns: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1).astype(np.int32)
-
-
-def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> tuple[Any, ...]:
-    """Bring tables to the device in one copy; views of it."""
-    sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
-    ends = np.cumsum(sizes)
-    packed: Any = np.zeros(int(ends[-1]), np.uint8)
-    for table, size, end in zip(tables, sizes, ends, strict=True):
-        packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
-    if place is not None:
-        import cupy
-
-        packed = cupy.asarray(packed)
-    return tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
 def kernel_spec(
