@@ -15,7 +15,6 @@ from linumpy.benchmark import torch_peer
 from linumpy.benchmark.kernel_case import KernelCase, Other
 from linumpy.device import is_device_array, to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
-from linumpy.gpu.texture import ERROR as TEXTURE_ERROR
 
 #: Points of a result that are compared with SciPy.
 _CHECKED = 2000
@@ -58,7 +57,6 @@ def _map(
     *,
     smooth: bool,
     reach: float,
-    interpolation: str = "exact",
 ) -> KernelCase:
     side = max(16, round(512 * scale))
     image = _image(xp, side, dtype)
@@ -67,10 +65,7 @@ def _map(
     source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
     options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
 
-    # What the texture unit may be off by is documented.
-    allowed = 1e-5 if interpolation == "exact" else TEXTURE_ERROR[3]
-
-    def check(got: Any, relative: float = allowed, border: bool = True) -> str:
+    def check(got: Any, relative: float = 1e-5, border: bool = True) -> str:
         some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
         at = to_host(places.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
         if not border:
@@ -90,13 +85,13 @@ def _map(
         name,
         tuple(image.shape),
         dtype,
-        lambda: map_coordinates(source, places, interpolation=interpolation, **options),
+        lambda: map_coordinates(source, places, **options),
         lambda: ndimage.map_coordinates(source, places, **options),
         check,
         int(nbytes),
         reach,
         copy_reach=0.75 if name == "map-linear-smooth" else None,
-        other=by_torch if order == 1 and dtype == "float32" and interpolation == "exact" else None,
+        other=by_torch if order == 1 and dtype == "float32" else None,
     )
 
 
@@ -250,9 +245,6 @@ MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
     "map-linear-uint16": lambda xp, s: _map(xp, s, "map-linear-uint16", "uint16", 1, smooth=True, reach=2.5),
     "map-linear-random": lambda xp, s: _map(xp, s, "map-linear-random", "float32", 1, smooth=False, reach=1.3),
-    "map-texture-random": lambda xp, s: _map(
-        xp, s, "map-texture-random", "float32", 1, smooth=False, reach=1.5, interpolation="texture"
-    ),
     "map-cubic-smooth": lambda xp, s: _map(xp, s, "map-cubic-smooth", "float32", 3, smooth=True, reach=4.0),
     "affine-linear": lambda xp, s: _affine(xp, s, "affine-linear", 1, 3.0),
     "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),

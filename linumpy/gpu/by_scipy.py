@@ -35,7 +35,8 @@ def sample_at(image: np.ndarray, coordinates: np.ndarray, how: Spline, target: T
     out = None if target.out is None else target.out.reshape(shape)
     result = transform(image, how, Target(shape, target.dtype, out), call).reshape(target.shape)
     if lost is not None and how.mode not in _CONSTANT:
-        result[lost] = np.nan if result.dtype.kind in "fc" else 0
+        nothing = {"c": complex(np.nan, np.nan), "f": np.nan}
+        result[lost] = nothing.get(result.dtype.kind, 0)
     return target.take(result)
 
 
@@ -67,17 +68,11 @@ def transform(image: np.ndarray, how: Spline, target: Target, call: Callable[[An
         return target.take(np.empty(target.shape, target.dtype))
     if not image.size:
         raise ValueError(f"an image of shape {image.shape} has nothing to sample")
-    return cast(image, target, call, finite=np.isfinite(how.cval))
-
-
-def cast(image: np.ndarray, target: Target, call: Callable[[Any, Any], Any], *, finite: bool = True) -> Any:
-    """Call SciPy with dtypes that it knows, and cast its result where it would overflow: see :func:`transform`."""
     source = image.astype(np.float32) if image.dtype == np.float16 else image
     kind = np.dtype(np.float32) if target.dtype == np.float16 else target.dtype
     # SciPy casts what 64 bits do not hold, and NaN, by C's rules, which leave it open what comes of that.
-    if kind.kind == "u" and kind.itemsize == 8:
-        kind = np.dtype(np.float64)
-    elif kind.kind == "i" and (image.dtype.kind == "f" or not finite):
+    overflows = kind.kind == "u" and kind.itemsize == 8
+    if overflows or (kind.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(how.cval))):
         kind = np.dtype(np.float64)
     if kind == target.dtype:
         return target.take(call(source, kind if target.out is None else target.out))

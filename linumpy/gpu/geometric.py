@@ -1,9 +1,10 @@
 """Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
 
 In: an image and what is to happen to it. Out: the image sampled on its new grid. NumPy arrays are answered by SciPy's
-functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.sampling_paths`), with SciPy's maps.
-`order`, `mode`, `cval`, `prefilter` and `output` are those of :func:`~linumpy.gpu.interpolation.map_coordinates`. Axes
-that are left alone cost nothing (see :func:`~linumpy.gpu.interpolation.affine_transform`).
+functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.sampling_paths`), with SciPy's
+maps. `order`, `mode`, `cval`, `prefilter` and `output` are those of
+:func:`~linumpy.gpu.interpolation.map_coordinates`. Axes that are left alone cost nothing (see
+:func:`~linumpy.gpu.interpolation.affine_transform`).
 """
 
 from __future__ import annotations
@@ -210,8 +211,8 @@ def apply_displacement_field(
     Notes
     -----
     Places are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and three
-    axes of space, where `field` is of float32 or float64 and contiguous; else an array of places. Channels are sampled in
-    one launch.
+    axes of space, where `field` is of float32 or float64 and contiguous; else an array of places. Channels are sampled
+    in one launch.
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)

@@ -146,8 +146,8 @@ def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[i
 def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
     """Settle the dtype of a result, and the array to put it in, if one is given.
 
-    Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, an array of real
-    numbers refused.
+    Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, and an array of
+    real numbers refused.
     """
     if isinstance(output, np.ndarray) or is_device_array(output):
         if is_device_array(output) != is_device_array(image):

@@ -1,8 +1,8 @@
 """Take voxels as they are: order 0 where each axis of the result depends on one axis of the image alone.
 
 In: an image of any dtype and rank, and for each axis the coordinates of the result's voxels. Out: the voxels that lie
-nearest, in one pass by the kernel of ``take.cu``; SciPy itself decides which ones those are, ties included. Tables of an
-entry for each row, plane and column are kept on the device for the stream that uses them.
+nearest, in one pass by the kernel of ``take.cu``; SciPy itself decides which ones those are, ties included. Tables of
+an entry for each row, plane and column are kept on the device for the stream that uses them.
 """
 
 from __future__ import annotations
@@ -108,12 +108,14 @@ def _bytes_of(cval: Any, dtype: np.dtype) -> bytes:
 
 def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, place: Place) -> tuple[Any, ...]:
     """Make tables of offsets in elements, those of all axes but the last two joined; and bring them to the device."""
-    offsets, step = [], 1
+    offsets: list[np.ndarray] = []
+    step = 1
     for line in reversed(lines):
         voxels = nearest_voxels(line, mode)
         offsets.append(np.where(voxels < 0, -1, voxels * step))
         step *= line.size
-    columns, rows, *others = [*offsets, *[np.zeros(1, np.int64)] * (2 - len(offsets))]
+    offsets += [np.zeros(1, np.int64)] * (2 - len(offsets))
+    columns, rows, others = offsets[0], offsets[1], offsets[2:]
     planes = np.zeros(1, np.int64)
     for one in reversed(others):
         joined = planes[:, None] + one

@@ -82,11 +82,17 @@ def resize(
     dtype = image.dtype.newbyteorder("=") if order == 0 and image.dtype.kind in "biu" else None
     if order <= 1:
         result = resizing.resample_axes(
-            image, asked.shape, order=order, mode=asked.mode, sigmas=asked.sigmas, dtype=dtype
+            image,
+            asked.shape,
+            order=order,
+            mode=asked.mode,
+            sigmas=asked.sigmas,
+            dtype=dtype,
+            clamp=clip and mode != "constant",
         )
     else:
         result = _resize_by_splines(image, asked, order)
-    # Weighted means stay within the range by themselves, unless zeros from outside are among what they weight.
+    # Weighted means are held within the range where they are made, unless zeros from outside are among what they weight.
     if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
         _clip(array_module(image), image, result, mode == "constant")
     return result

@@ -2,8 +2,8 @@
 
 In: an image, the box of one that is needed, or a stack of images, and places or a map. Out: samples, by kernels of
 ``points.cu`` and ``affine.cu`` for two and three axes, orders 0 to 5 (above 1 of spline coefficients), and all modes of
-SciPy. A stack has one axis more than the places; its images are sampled in one launch. No kernel is compiled for a shape.
-Temporary memory: none, but for scattered places (see :func:`sample_points`).
+SciPy. A stack has one axis more than the places; its images are sampled in one launch. No kernel is compiled for a
+shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def _launch_points(
     is_grid = field != "0" or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
     if is_grid:
         cut = (SMALL_GRIDS if image.itemsize < 4 else GRIDS)[order]
-        args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
+        # Of more axes than the image has, the first ones lie one after another.
+        first = len(shape) - rank + 1
+        args["grid"] = grid = _grid_of((math.prod(shape[:first]), *shape[first:]))
         if sizes is not None:
             args["sizes"], args["inverse"] = three(sizes, 1), three([1 / size for size in sizes], 1)
         blocks, args["tiles"] = blocks_of(grid, cut.tile, rank)
@@ -175,6 +177,12 @@ def _launch_points(
         return
     for images, samples, number in _parts(image, out, blocks, args):
         kernel((number,), (cut.threads,), (images, coordinates, samples, images, args))
+
+
+def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Put an axis of one place before two."""
+    z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
+    return z, y, x
 
 
 def _parts(image: Any, out: Any, blocks: tuple[int, ...], args: np.ndarray) -> Iterator[tuple[Any, Any, int]]:

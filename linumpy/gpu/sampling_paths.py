@@ -40,7 +40,8 @@ class Grid:
     shift : numpy.ndarray, (rank,)
         In voxels of the image.
     lines : tuple of Line, optional
-        The same, axis by axis, where each axis of the result belongs to one of the image; in SciPy's order of operations.
+        The same, axis by axis, where each axis of the result belongs to one of the image; in SciPy's order of
+        operations.
     planes : tuple of int, optional
         The axes that the map changes, where the image is a stack of planes or volumes along all others, whatever is
         sampled. By default stacks are recognised where that makes no difference.
@@ -175,8 +176,8 @@ def _sample_grid(image: Any, grid: Grid, how: Spline, out: Any) -> None:
 def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Choose the axes that are sampled: all but those that the map leaves alone, where that makes no difference.
 
-    Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the weights
-    along it; of more axes any.
+    Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the
+    weights along it; of more axes any.
     """
     every = tuple(range(image.ndim))
     if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
@@ -238,7 +239,7 @@ def _as_floats(array: Any) -> Any:
 
 
 def _prepared(image: Any, how: Spline, rank: int) -> tuple[Any, sampling.Sampler]:
-    """Return an image, or a stack of images, as the kernels take it, contiguous and filtered; and how to sample that."""
+    """Return an image, or a stack, as the kernels take it, contiguous and filtered; and how to sample that."""
     order, mode = how.order, how.mode
     sampler = sampling.Sampler(order, mode, float(how.cval))
     if not how.filters:

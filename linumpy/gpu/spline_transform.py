@@ -1,7 +1,7 @@
 """Sample images at given places and through affine maps, and filter them for splines.
 
-In: an image, and places or a map. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by this package's kernels
-(:mod:`~linumpy.gpu.sampling_paths`).
+In: an image, and places or a map. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by this package's
+kernels (:mod:`~linumpy.gpu.sampling_paths`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import by_scipy, sampling_paths, spline
+from linumpy.gpu import by_scipy, sampling_paths
 from linumpy.gpu.interpolation_args import (
     check_image,
     check_spline,
@@ -139,11 +139,11 @@ def affine_transform(
 
     Notes
     -----
-    On a device, axes that the map leaves alone (row and column those of the identity, no offset, as many voxels in as out)
-    are taken for those of a stack, of images of four axes and more, and above order 1 a first one of three: all of its
-    images are sampled in one launch, and a NaN stays in its image. Not so for ``prefilter=False`` above order 1, where
-    SciPy mixes them. (It also does for up to 8 images, ``mode="reflect"`` and order 3, by up to 6e-4 of the range: its
-    filter of short axes is off there.)
+    On a device, axes that the map leaves alone (row and column those of the identity, no offset, as many voxels in as
+    out) are taken for those of a stack: of images of four axes and more, and above order 1 a first one of three. All of
+    its images are sampled in one launch, and a NaN stays in its image. Not so for ``prefilter=False`` above order 1,
+    where SciPy mixes them. (It also does for up to 8 images, ``mode="reflect"`` and orders above 1, by up to 1e-3 of the
+    range: its filter of short axes is off there.)
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
@@ -205,8 +205,8 @@ def geometric_transform(
     Raises
     ------
     ValueError
-        An argument that does not fit; a `mapping` that returns another number of coordinates than the image has axes, or
-        some that do not broadcast to `output_shape`; an image without voxels.
+        An argument that does not fit; a `mapping` that returns another number of coordinates than the image has axes,
+        or some that do not broadcast to `output_shape`; an image without voxels.
     TypeError
         As for :func:`map_coordinates`.
 
@@ -287,8 +287,8 @@ def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: st
     Notes
     -----
     On a device, NaN and infinities spoil what is near them on their lines and behind; with SciPy's filter, all of the
-    lines. To sample with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` is not to sample these coefficients:
-    SciPy, and so this package, adds 12 voxels at either end first.
+    lines. To sample with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` is not to sample these
+    coefficients: SciPy, and so this package, adds 12 voxels at either end first.
     """
     check_image(image, least=0)
     name = check_spline(order, mode)

@@ -59,7 +59,7 @@ def test_every_source_is_compiled_here():
         file.name for file in importlib.resources.files("linumpy.gpu.cuda").iterdir() if file.name.endswith(".cu")
     }
     # Compiled in the tests of their rooms.
-    interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "texture.cu"}
+    interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "general.cu", "take.cu"}
     elsewhere = {"interface.cu", "interface_march.cu", "projection.cu", "gather.cu"} | interpolation
     assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source, _, _ in KERNELS}
 
