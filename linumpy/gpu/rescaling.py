@@ -92,7 +92,7 @@ def resize(
         )
     else:
         result = _resize_by_splines(image, asked, order)
-    # Weighted means are held within the range where they are made, unless zeros from outside are among what they weight.
+    # Weighted means are held within the range where they are made, unless zeros from outside are among their voxels.
     if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
         _clip(array_module(image), image, result, mode == "constant")
     return result

@@ -37,8 +37,8 @@ POLES = {
 #: 1e-7 at least, of float64 to 1e-17.
 _MEMORY = ((0.05, 16, 16), (0.2, 16, 24), (0.3, 16, 32), (0.4, 16, 40), (0.5, 32, 48))
 #: SHORT of spline.cu, by order: axes of up to so many voxels are filtered by a matrix. In mode reflect SciPy begins
-#: short axes with a term too many (order 3: up to 6e-4 of the range at 2 voxels, below 1e-9 from 8 on; order 5: 1e-3, and
-#: below 1e-11 from 16 on), and its matrix has that too.
+#: short axes with a term too many (order 3: up to 6e-4 of the range at 2 voxels, below 1e-9 from 8 on; order 5: up to
+#: 1e-2, and below 1e-11 from 16 on), and its matrix has that too.
 _SHORT = {2: 8, 3: 8, 4: 16, 5: 16}
 #: A last axis of so many voxels is filtered by warps that read along it.
 _ROW = 32

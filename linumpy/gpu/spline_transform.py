@@ -142,7 +142,7 @@ def affine_transform(
     On a device, axes that the map leaves alone (row and column those of the identity, no offset, as many voxels in as
     out) are taken for those of a stack: of images of four axes and more, and above order 1 a first one of three. All of
     its images are sampled in one launch, and a NaN stays in its image. Not so for ``prefilter=False`` above order 1,
-    where SciPy mixes them. (It also does for up to 8 images, ``mode="reflect"`` and orders above 1, by up to 1e-3 of the
+    where SciPy mixes them. (It also does for a few images, ``mode="reflect"`` and orders above 1, by up to 1e-2 of the
     range: its filter of short axes is off there.)
     """
     check_image(image)

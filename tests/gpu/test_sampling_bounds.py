@@ -42,7 +42,7 @@ def draw(rng):
     rank = int(rng.integers(2, 4))
     shape = tuple(int(n) for n in rng.integers(1, 14, rank))
     dtype = rng.choice(["u1", "u2", "f4", "f8"])
-    how = Sampler(int(rng.choice([0, 1, 3])), str(rng.choice(MODES)), 3.0)
+    how = Sampler(int(rng.integers(0, 6)), str(rng.choice(MODES)), 3.0)
     return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), how
 
 

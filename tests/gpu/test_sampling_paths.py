@@ -1,15 +1,16 @@
 """Displaced voxels and channels: the kernels on the CPU, thread after thread, and on a device, against SciPy."""
 
 import numpy as np
+import on_cpu
 import pytest
-from emulator import COMPILER, emulated
+from emulator import COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from test_sampling import close, image_of
 
 from linumpy.device import to_host
-from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline, spline_transform
+from linumpy.gpu import interpolation, sampling_launch, sampling_paths, spline_transform
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
 from linumpy.gpu.sampling_launch import MODES
@@ -20,11 +21,7 @@ ORDERS = [0, 1, 3]
 
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
-    """NumPy arrays take the way of CuPy's; cupyx, which would refuse them, is not on it."""
-    for room in (spline_transform, sampling_paths):
-        monkeypatch.setattr(room, "is_device_array", lambda _: True)
-    for room in (sampling, spline):
-        monkeypatch.setattr(room, "load", emulated)
+    on_cpu.patch(monkeypatch)
 
 
 def shapes_of(rank, most=9):
@@ -210,8 +207,8 @@ def test_turned_moved_and_scaled_channels(order):
         (lambda m, o: None, {"order": 2}),
     ],
 )
-def test_what_mixes_channels_goes_to_the_general_way(monkeypatch, change, options):
-    monkeypatch.setattr(sampling_paths, "ndimage_of", lambda _: ndimage)
+@needs_compiler
+def test_maps_that_mix_channels(change, options):
     image, matrix, offset = image_of("f4", (3, 4, 4, 4), 0), np.eye(4), np.zeros(4)
     change(matrix, offset)
     options = {"order": 1, **options}
@@ -301,8 +298,7 @@ def test_no_memory_but_the_output_for_a_field(cupy, order, spacing):
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", ["u2", "f4", "f8"])
-def test_channels_on_the_gpu(cupy, monkeypatch, order, dtype):
-    monkeypatch.setattr(sampling_paths, "ndimage_of", lambda _: pytest.fail("cupyx"))
+def test_channels_on_the_gpu(cupy, order, dtype):
     image = image_of(dtype, (3, 20, 21, 22), 0)
     matrix, offset, shape = affine_of(1, 3, True)
     full, moved = np.eye(4), np.zeros(4)
@@ -338,7 +334,7 @@ def test_resizing_leaves_channels_alone_on_the_gpu(cupy, order):
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [2, 4, 5])
 @pytest.mark.parametrize("mode", ["constant", "grid-constant"])
-def test_places_that_are_no_numbers_by_cupyx(cupy, order, mode):
+def test_places_that_are_no_numbers_at_other_orders(cupy, order, mode):
     image = cupy.asarray(image_of("f4", (5, 6, 7), 1))
     places = cupy.ones((3, 6))
     places[1] = cupy.asarray([np.nan, np.inf, -np.inf, 1e300, -1e300, 1.0])
@@ -348,7 +344,7 @@ def test_places_that_are_no_numbers_by_cupyx(cupy, order, mode):
 
 
 @pytest.mark.gpu
-def test_dtypes_that_cupyx_does_not_know(cupy):
+def test_halves_booleans_and_long_integers_on_the_gpu(cupy):
     for dtype in ("f2", "?", "i4", "u4"):
         image = np.random.default_rng(0).integers(0, 2, (6, 7, 8)).astype(dtype)
         got = affine_transform(cupy.asarray(image), np.eye(3), 1.0, order=2, mode="nearest")
