@@ -6,8 +6,8 @@ SciPy's wheel carries them; they are run from there, nothing of them is kept her
         scipy.ndimage.tests.test_splines scipy.ndimage.tests.test_datatypes
 
 with ``tests/gpu`` on ``PYTHONPATH``. ``LINUMPY_SUITE`` says where arrays go: ``cupy`` to a device and back for every
-call, ``emulator`` to the kernels on the CPU, ``numpy`` to linumpy's functions as they are. What SciPy defaults to (order
-3) and takes by position is handed on by name, and a list as an image is made an array.
+call, ``emulator`` to the kernels on the CPU, ``numpy`` to linumpy's functions as they are. What SciPy defaults to
+(order 3) and takes by position is handed on by name, and a list as an image is made an array.
 """
 
 import functools
@@ -30,12 +30,19 @@ _inside = False
 
 
 def _convert(value, side):
-    """Bring what is an array to the device."""
-    if side == "cupy" and isinstance(value, np.ndarray):
-        import cupy
+    """Bring what is an array to the device, which knows one order of bytes."""
+    if side == "numpy":
+        return value
+    if isinstance(value, np.dtype):
+        return value.newbyteorder("=")
+    if not isinstance(value, np.ndarray):
+        return value
+    native = value.astype(value.dtype.newbyteorder("="))
+    if side == "emulator":
+        return native
+    import cupy
 
-        return cupy.asarray(value.astype(value.dtype.newbyteorder("=")))
-    return value
+    return cupy.asarray(native)
 
 
 def _back(value):
