@@ -64,6 +64,15 @@ def test_every_source_is_compiled_here():
     assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source, _, _ in KERNELS}
 
 
+def test_resampling_asks_nothing_of_cupyx():
+    folder = importlib.resources.files("linumpy.gpu")
+    every = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".py")}
+    assert "sampling_paths.py" in every
+    # Pinned memory, and the filters that find a surface inside a mask.
+    others = {"slots.py", "host_decode.py", "encoded_slots.py", "interface_filters.py"}
+    assert {name for name, text in every.items() if "cupyx" in text} <= others
+
+
 def test_a_broken_source_is_noticed():
     from linumpy.gpu.kernels import KernelSpec
 

@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 from emulator import COMPILER, emulated
 
-from linumpy.gpu import sampling
+from linumpy.gpu import general, nearest, sampling
 from linumpy.gpu.sampling import AffineMap, Sampler
-from linumpy.gpu.sampling_launch import MODES
 
+#: Dtype, order and mode; every pair of them is compiled.
+HOW = [
+    *[("u1", 0, "constant"), ("u2", 1, "nearest"), ("f4", 1, "grid-constant"), ("f4", 2, "mirror"), ("f4", 3, "wrap")],
+    *[("f8", 3, "reflect"), ("f8", 5, "grid-wrap")],
+]
 _HERE = Path(__file__).parent
 _PAGE = mmap.PAGESIZE
 _C = ctypes.CDLL(None, use_errno=True)
@@ -41,9 +45,8 @@ def draw(rng):
     """Draw an image, between guards, and how it is sampled."""
     rank = int(rng.integers(2, 4))
     shape = tuple(int(n) for n in rng.integers(1, 14, rank))
-    dtype = rng.choice(["u1", "u2", "f4", "f8"])
-    how = Sampler(int(rng.integers(0, 6)), str(rng.choice(MODES)), 3.0)
-    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), how
+    dtype, order, mode = HOW[rng.integers(len(HOW))]
+    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), Sampler(order, mode, 3.0)
 
 
 def points(rng):
@@ -69,20 +72,42 @@ def affine(rng):
     sampling.sample_affine(image, AffineMap(tuple(map(tuple, matrix.tolist())), offset), how, out)
 
 
+def stacks(rng):
+    """The kernels of `affine`, on images that lie one after another."""
+    image, how = draw(rng)
+    if image.ndim < 3:
+        return
+    shape = tuple(int(n) for n in rng.integers(1, 40, 2))
+    matrix = np.eye(2) * rng.uniform(0.3, 3, 2) + rng.normal(0, 0.4, (2, 2))
+    out = guarded(np.zeros((len(image), *shape), image.dtype), rng.random() < 0.5)
+    affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(rng.uniform(-5, 5, 2).tolist()))
+    sampling.sample_affine(image, affine, how, out)
+
+
+def others(rng):
+    """Kernels for any number of axes, and for voxels that are taken as they are."""
+    image, how = draw(rng)
+    out = guarded(np.zeros(tuple(int(n) for n in rng.integers(1, 20, 2)), image.dtype), rng.random() < 0.5)
+    general.sample_affine(image, rng.normal(0, 2, (image.ndim, 2)), rng.uniform(-5, 5, image.ndim), how, out)
+    lines = [nearest.Line(n, int(rng.integers(1, 70)), *rng.normal(0, 2, 3).tolist()) for n in image.shape]
+    out = guarded(np.zeros([line.length for line in lines], image.dtype), rng.random() < 0.5)
+    nearest.take(image, lines, how.mode, 3, out)
+
+
 def run(kind, seed, count):
-    sampling.load = emulated
+    sampling.load = general.load = nearest.load = emulated
     np.seterr(all="ignore")
     for number in range(count):
         rng = np.random.default_rng((seed, number))
         print(number, flush=True)  # the last one is at fault
-        {"points": points, "affine": affine}[kind](rng)
+        {"points": points, "affine": affine, "stacks": stacks, "others": others}[kind](rng)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
-@pytest.mark.parametrize("kind", ["points", "affine"])
-def test_nothing_beyond_the_arrays_is_touched(kind):
+@pytest.mark.parametrize(("kind", "count"), [("points", 50), ("affine", 50), ("stacks", 15), ("others", 12)])
+def test_nothing_beyond_the_arrays_is_touched(kind, count):
     paths = os.pathsep.join([str(_HERE), str(_HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(Path(__file__)), kind, "0", "60"]
+    command = [sys.executable, str(Path(__file__)), kind, "0", str(count)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout[-20:], done.stderr[-2000:])
 
