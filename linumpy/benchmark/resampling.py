@@ -175,8 +175,8 @@ def _differs_from_half(got: Any, image: Any) -> str:
     return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
-#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a cubic filter has forgotten
-#: where its image was cut, and any filter.
+#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a cubic filter has
+#: forgotten where its image was cut, and any filter.
 _BOXES, _BOX_SIDE, _MARGIN, _FORGOTTEN = 8, 40, 24, 44
 #: How many times as many voxels are drawn, of which those in the middle are compared.
 _MORE = 200

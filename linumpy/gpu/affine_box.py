@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import general, sampling, spline
+from linumpy.gpu import general, nearest, sampling, spline
 from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu.nearest import Line
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block
 
@@ -66,6 +67,10 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     Takes no memory but for orders above 1, whose coefficients are one volume of the box, and for booleans.
     """
     xp = array_module(source)
+    lines = _lines(grid, block) if grid.order == 0 else None
+    if lines is not None and nearest.can_take(source, lines):
+        nearest.take(sampling.contiguous(source), lines, grid.mode, cval, out)
+        return out
     if source.dtype.kind == "b":
         wide = xp.empty(out.shape, np.float64)
         out[...] = rounded(_by_kernel(source.view(np.uint8), grid, block, cval, wide), out.dtype)
@@ -92,6 +97,16 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     else:
         general.sample_affine(source, np.array(grid.matrix), np.array(grid.offset), how, out, **where)
     return out
+
+
+def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
+    """Take a diagonal map axis by axis, as `affine_transform` does; None for any other."""
+    matrix = np.array(grid.matrix)
+    if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
+        return None
+    boxes = zip(block.source_start, block.source_shape, strict=True)
+    columns = (grid.source_shape, block.shape, np.diagonal(matrix).tolist(), grid.offset, block.start, boxes)
+    return tuple(Line(*one) for one in zip(*columns, strict=True))
 
 
 def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, out: np.ndarray) -> np.ndarray:

@@ -38,6 +38,8 @@ class Line:
         Voxels of the image and of the result.
     scale, offset, before : float
         See above.
+    box : (int, int), optional
+        Where a box of the image begins and how many voxels it has, if that is all there is of it.
     """
 
     size: int
@@ -45,6 +47,7 @@ class Line:
     scale: float = 1.0
     offset: float = 0.0
     before: float = 0.0
+    box: tuple[int, int] | None = None
 
 
 def can_take(image: Any, lines: Sequence[Line]) -> bool:
@@ -111,9 +114,9 @@ def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, place: Place) ->
     offsets: list[np.ndarray] = []
     step = 1
     for line in reversed(lines):
-        voxels = nearest_voxels(line, mode)
-        offsets.append(np.where(voxels < 0, -1, voxels * step))
-        step *= line.size
+        voxels, (first, held) = nearest_voxels(line, mode), line.box or (0, line.size)
+        offsets.append(np.where((voxels < first) | (voxels >= first + held), -1, (voxels - first) * step))
+        step *= held
     offsets += [np.zeros(1, np.int64)] * (2 - len(offsets))
     columns, rows, others = offsets[0], offsets[1], offsets[2:]
     planes = np.zeros(1, np.int64)

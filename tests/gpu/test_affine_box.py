@@ -12,6 +12,7 @@ from scipy import ndimage
 
 from linumpy.gpu import affine_box as room
 from linumpy.gpu.affine_box import affine_box
+from linumpy.gpu.interpolation import affine_transform
 from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, Block, ResamplePlan
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
@@ -150,6 +151,20 @@ def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
         out = np.empty(block.shape, image.dtype)
         affine_box(box, grid, block, cval, out)
         assert out.tobytes() == whole[block.box].tobytes(), block
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale", [2 / 3, 0.5, 2.0, -1.5])
+@pytest.mark.parametrize("mode", MODES)
+def test_nearest_voxels_at_ties_are_those_of_the_whole_call(as_if_on_a_device, mode, scale):
+    """A coordinate next to a tie is taken one way by the kernels, by blocks, and by SciPy."""
+    image = np.random.default_rng(0).integers(0, 200, (19, 23)).astype("u2")
+    offset = 0.5 * scale - 0.5 + (22.0 if scale < 0 else 0.0)
+    grid = AffineGrid(image.shape, (31, 29), ((scale, 0.0), (0.0, scale)), (offset, offset), 0, mode)
+    expected = ndimage.affine_transform(image, np.array(grid.matrix), offset, (31, 29), order=0, mode=mode, cval=7)
+    whole = affine_transform(image, [scale] * 2, offset, output_shape=(31, 29), order=0, mode=mode, cval=7)
+    assert np.array_equal(whole, expected)
+    assert np.array_equal(by_blocks(image, ResamplePlan(grid, (8, 9)), 7.0), expected)
 
 
 @needs_compiler
