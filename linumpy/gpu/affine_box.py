@@ -79,7 +79,7 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     if grid.order > 1:
         kind = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            kind = spline.coefficient_dtype(source, grid.order)
+            kind = spline.coefficient_dtype(source)
         ends = spline.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), spline.Ends(grid.mode, order=grid.order)
@@ -145,8 +145,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     """
     kind = dtype.str[1:]
     if device == "cuda":
-        bytes_ = 4 if kind in IN_FLOAT32 and order in spline.KEPT_IN_FLOAT32 else 8
-        return (0 if order <= 1 else bytes_), 8 if kind == "b1" else 0
+        return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), 8 if kind == "b1" else 0
     wide = (4, 4) if kind == "f2" else (0, 0)
     # For a spline the coefficients in float64, and a copy of them while they are filtered.
     return wide[0] + (0 if order <= 1 else 16), wide[1]

@@ -244,7 +244,7 @@ def _prepared(image: Any, how: Spline, rank: int) -> tuple[Any, sampling.Sampler
     sampler = sampling.Sampler(order, mode, float(how.cval))
     if not how.filters:
         return sampling.contiguous(image), sampler
-    kind = spline.coefficient_dtype(image, order) if rank in sampling.RANKS else np.dtype(np.float64)
+    kind = spline.coefficient_dtype(image) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
         return spline.filtered(image, spline.Ends(mode, order=order), kind, axes=axes), sampler

@@ -80,8 +80,8 @@ def map_coordinates(
 
     Notes
     -----
-    On a device, images of two and three axes of up to 16 bits, and of float32, are sampled in float32 at orders 0 to 3,
-    after coordinates were computed exactly; all others in float64. Of an image of up to 16 axes.
+    On a device, images of two and three axes and of up to 16 bits, or of float32, are sampled in float32, after
+    coordinates were computed exactly; all others, of up to 16 axes, in float64.
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)

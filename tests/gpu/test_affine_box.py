@@ -197,7 +197,7 @@ def test_splines_by_kernels(as_if_on_a_device, mode, dtype, rank, order):
         ("f2", 1, "cpu", (4, 4)),
         ("u2", 3, "cpu", (16, 0)),
         ("u2", 2, "cuda", (4, 0)),
-        ("u2", 5, "cuda", (8, 0)),
+        ("u2", 5, "cuda", (4, 0)),
     ],
 )
 def test_the_memory_that_is_taken_besides(dtype, order, device, expected):

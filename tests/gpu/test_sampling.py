@@ -179,7 +179,7 @@ def specs():
         ("i8", "u4", 2, 0, "mirror"),
         ("f8", "f2", 2, 1, "constant"),
         ("f4", "f4", 3, 2, "reflect"),
-        ("f8", "f4", 3, 5, "mirror"),
+        ("f4", "f4", 3, 5, "mirror"),
         ("f8", "u1", 2, 4, "nearest"),
     ]:
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
