@@ -117,9 +117,18 @@ def test_every_source_is_compiled_here():
         file.name for file in importlib.resources.files("linumpy.gpu.cuda").iterdir() if file.name.endswith(".cu")
     }
     # Compiled in the tests of their rooms.
-    interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "texture.cu"}
+    interpolation = {"points.cu", "affine.cu", "cells.cu", "resize.cu", "spline.cu", "general.cu", "take.cu"}
     elsewhere = {"interface.cu", "interface_march.cu", "projection.cu", "gather.cu"} | interpolation
     assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source, _, _ in KERNELS}
+
+
+def test_resampling_asks_nothing_of_cupyx():
+    folder = importlib.resources.files("linumpy.gpu")
+    every = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".py")}
+    assert "sampling_paths.py" in every
+    # Pinned memory, and the filters that find a surface inside a mask.
+    others = {"slots.py", "host_decode.py", "encoded_slots.py", "interface_filters.py"}
+    assert {name for name, text in every.items() if "cupyx" in text} <= others
 
 
 def test_a_broken_source_is_noticed():
