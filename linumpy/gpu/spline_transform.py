@@ -170,7 +170,7 @@ def geometric_transform(
     mapping: Callable[..., Sequence[Any]],
     output_shape: Sequence[int] | None = None,
     *,
-    order: int = 1,
+    order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
