@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from budget import examples, matrix
+from budget import examples, matrix, shown
 from emulator import COMPILER, emulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,23 +41,28 @@ def random_image(rng, shape, dtype):
     return image
 
 
-@st.composite
-def cases(draw):
-    """An image, a plan, and a value outside."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rank = draw(st.integers(2, 3))
+def case_of(seed, rank, order, mode, dtype, cval):
+    """Make an image, a plan, and a value outside."""
+    rng = np.random.default_rng(seed)
     source, output = (tuple(rng.choice(SIZES, rank).tolist()) for _ in range(2))
     offset = rng.normal(size=rank) * rng.choice([0, 1, 10])
     offset = np.round(offset, int(rng.choice([0, 1, 9])))
-    order, mode = draw(st.integers(0, 1)), draw(st.sampled_from(MODES))
-    matrix = tuple(map(tuple, turned(rng, rank).tolist()))
-    grid = AffineGrid(source, output, matrix, tuple(offset.tolist()), order, mode)
+    linear = tuple(map(tuple, turned(rng, rank).tolist()))
+    grid = AffineGrid(source, output, linear, tuple(offset.tolist()), order, mode)
     plan = ResamplePlan(grid, tuple(int(rng.integers(1, n + 1)) for n in output))
-    return (
-        random_image(rng, source, draw(st.sampled_from(DTYPES))),
-        plan,
-        draw(st.sampled_from([0.0, 1.7, -3.0, 300.0])),
-    )
+    return random_image(rng, source, dtype), plan, cval
+
+
+cases = st.builds(
+    case_of,
+    seed=st.integers(0, 2**32 - 1),
+    rank=st.integers(2, 3),
+    order=st.integers(0, 1),
+    mode=st.sampled_from(MODES),
+    dtype=st.sampled_from(DTYPES),
+    cval=st.sampled_from([0.0, 1.7, -3.0, 300.0]),
+)
+EACH = [case_of(k, 2 + k % 2, k % 2, MODES[k], DTYPES[k % len(DTYPES)], 1.7) for k in range(len(MODES))]
 
 
 def by_blocks(image, plan, cval, xp=np):
@@ -77,7 +82,8 @@ def by_scipy(image, grid, cval):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@given(cases())
+@given(case=cases)
+@shown(case=EACH)
 def test_blocks_are_scipys_whole_to_the_bit(case):
     image, plan, cval = case
     assert by_blocks(image, plan, cval).tobytes() == by_scipy(image, plan.grid, cval).tobytes()
@@ -136,7 +142,8 @@ def as_if_on_a_device(monkeypatch):
 
 @needs_compiler
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cases())
+@given(case=cases)
+@shown(case=EACH)
 def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
     """Blocks from their boxes are the whole from the whole, to the bit, in all modes and where axes have one voxel."""
     image, plan, cval = case
@@ -190,7 +197,7 @@ def test_the_memory_that_is_taken_besides(dtype, order, device, expected):
 
 @pytest.mark.gpu
 @settings(max_examples=40)
-@given(cases())
+@given(case=cases)
 def test_blocks_are_the_whole_on_a_device(case):
     """One block over everything is the whole call: the seam between blocks must not show."""
     import cupy

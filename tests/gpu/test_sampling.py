@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from budget import examples, matrix
+from budget import examples, matrix, shown
 from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -60,6 +60,7 @@ def close(got, expected, image, order):
     far=st.sampled_from([0.4, 3.0, 40.0]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(5, 6, 7), (8, 9)], dtype=DTYPES, order=[0, 1, 3], mode=MODES, kind=["f4", "f8"], far=[3.0], seed=[0])
 def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
     rng = np.random.default_rng(seed)
     image = image_of(dtype, shape, seed)
@@ -83,6 +84,7 @@ def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
     brick=st.sampled_from([0, 96 * 1024]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(5, 6, 7), (8, 9)], dtype=DTYPES, order=[0, 1, 3], mode=MODES, brick=[0, 96 * 1024], seed=[0])
 def test_affine_as_scipy_and_blocks_as_the_whole(shape, dtype, order, mode, brick, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "_BRICK_NBYTES", brick)

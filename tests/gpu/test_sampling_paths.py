@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from budget import examples, matrix
+from budget import examples, matrix, shown
 from emulator import COMPILER, emulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -161,6 +161,10 @@ def affine_of(seed, rank, turned):
     layout=st.sampled_from(["C", "F", "gaps"]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(
+    shape=[(2, 5, 6, 7)], dtype=["u1", "u2", "f4", "f8"], order=ORDERS, mode=MODES, turned=[True, False],
+    layout=["C", "F", "gaps"], seed=[0],
+)  # fmt: skip
 def test_channels_as_scipy(shape, dtype, order, mode, turned, layout, seed):
     image = image_of(dtype, shape, seed)
     if layout == "F":

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from budget import examples, matrix
+from budget import examples, matrix, shown
 from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +78,7 @@ def test_as_scipy(shape, pair, mode, seed):
     pad=st.sampled_from([1, 12, 15]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(9, 10)], pair=PAIRS, mode=["nearest", "grid-constant", "grid-wrap"], cval=[37.0], pad=[12, 15], seed=[0])
 def test_padded_as_scipy(shape, pair, mode, cval, pad, seed):
     image = image_of(pair[0], shape, seed)
     got = spline.filtered(image, Ends(mode, pad, cval), pair[1])
@@ -101,6 +102,7 @@ def test_padded_as_scipy(shape, pair, mode, cval, pad, seed):
     block=st.sampled_from([8, 16, 32]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(5, 121, 3), (125, 9)], kind=["f4", "f8"], mode=MODES, pad=[0, 12], segment=[32], block=[8], seed=[0])
 def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
     """In place, a segment must not need what the one before it wrote."""
     image = image_of(kind, shape, seed)
@@ -183,6 +185,7 @@ def test_what_is_not_finite_stays_on_its_line(axis, bad):
     far=st.sampled_from([0.4, 3.0, 40.0]),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(9, 10)], dtype=["u1", "u2", "f4", "f8"], mode=MODES, kind=["f4", "f8"], cval=[7.0], far=[3.0], seed=[0])
 def test_points_of_cubic_splines_as_scipy(shape, dtype, mode, kind, cval, far, seed):
     rng = np.random.default_rng(seed)
     image = image_of(dtype, shape, seed)
@@ -224,6 +227,7 @@ def test_places_in_and_beyond_the_pad(mode, kind):
     turned=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
+@shown(shape=[(9, 10), (5, 6, 7)], dtype=["u1", "u2", "f4", "f8"], mode=MODES, turned=[True, False], seed=[0])
 def test_affine_maps_of_cubic_splines_as_scipy(shape, dtype, mode, turned, seed):
     rng = np.random.default_rng(seed)
     rank = len(shape)
