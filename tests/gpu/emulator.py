@@ -28,7 +28,7 @@ def _find_compiler():
 
 COMPILER = _find_compiler()
 _HERE = Path(__file__).parent
-_OPTIONS = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
+_OPTIONS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
 
@@ -96,5 +96,5 @@ def emulated(spec):
     text = source_text(spec.source)
     program = _without_static_shared(text) + _wrapper(text, spec.name)
     defines = [f"-D{key}={value}" for key, value in spec.defines]
-    library = shared_library(program, _HERE / "emulator.h", [COMPILER, *_OPTIONS], defines)
+    library = shared_library(program, _HERE / "emulator.h", (COMPILER, *_OPTIONS), defines)
     return Kernel(ctypes.CDLL(library).emulate)
