@@ -2,7 +2,8 @@
 """Time resampling, beside cupyx.scipy.ndimage on the same arrays, on this machine's GPU.
 
 Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients that are there
-already), at places that follow the grid and at random ones; and resize to half of it, smoothed first. Beside the linear
+already), at places that follow the grid and at random ones; orders 2 and 5 with their filters; stacks of small images,
+beside a loop over them; labels; and resize to half of it, smoothed first. Beside the linear
 maps of float32 stands torch's grid_sample, where PyTorch is installed. Each result is checked first, at 2000 places or
 in some planes, against SciPy in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA
 events after warm-ups; × is another's time over linumpy's; "of copy" is the rate of bytes that must at least be read and

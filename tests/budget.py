@@ -3,12 +3,25 @@
 import itertools
 
 import pytest
-from hypothesis import settings
+from hypothesis import example
+
+SLOW = False  # set by conftest before the tests are imported
 
 
 def examples(count):
     """Number of examples for hypothesis: `count` in a slow run, a third of it in the short one."""
-    return max(1, round(count * settings().max_examples / 60))
+    return count if SLOW else max(1, count // 3)
+
+
+def shown(**axes):
+    """Have hypothesis try every value of every argument once, whatever it draws besides: few examples miss some."""
+
+    def decorate(test):
+        for k in range(max(map(len, axes.values()))):
+            test = example(**{name: values[k % len(values)] for name, values in axes.items()})(test)
+        return test
+
+    return decorate
 
 
 def some(cases, kept):

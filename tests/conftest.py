@@ -4,16 +4,19 @@ import gc
 import os
 import signal
 
+import budget
 import hypothesis
 import pytest
 
 from linumpy.device import why_no_cuda
 
-# A test with a budget of its own asks for it by budget.examples, which follows the profile.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=20, print_blob=True)
-hypothesis.settings.register_profile("slow", hypothesis.settings.get_profile("ci"), max_examples=60)
+# A test that takes long asks budget.examples how many it may try.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600)
+
+
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser):
@@ -26,8 +29,7 @@ def pytest_configure(config):
     # A shell has what it starts in the background ignore SIGINT, which tests send to themselves and to scripts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    profile = "slow" if config.getoption("--slow") else "ci"
-    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+    budget.SLOW = config.getoption("--slow")
 
 
 def pytest_collection_finish():

@@ -15,17 +15,16 @@ from linumpy.benchmark import torch_peer
 from linumpy.benchmark.kernel_case import KernelCase, Other
 from linumpy.device import is_device_array, to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
-from linumpy.gpu.texture import ERROR as TEXTURE_ERROR
 
 #: Points of a result that are compared with SciPy.
 _CHECKED = 2000
 #: Planes of an image that are resized by SciPy, three times.
 _PLANES = 24
 #: A turn about all axes, with a little scale.
-_TURN = np.array([[0.98, 0.12, -0.05], [-0.11, 0.97, 0.09], [0.06, -0.08, 0.99]])
+TURN = np.array([[0.98, 0.12, -0.05], [-0.11, 0.97, 0.09], [0.06, -0.08, 0.99]])
 
 
-def _image(xp: ModuleType, side: int, dtype: str) -> Any:
+def speckled(xp: ModuleType, side: int, dtype: str) -> Any:
     """Smooth waves with speckle, 0 to 4000."""
     line = xp.sin(xp.linspace(0, 20, side, dtype=xp.float32))
     image = line[:, None, None] * line[None, :, None] * line[None, None, ::-1]
@@ -58,27 +57,25 @@ def _map(
     *,
     smooth: bool,
     reach: float,
-    interpolation: str = "exact",
+    filters: bool = False,
 ) -> KernelCase:
     side = max(16, round(512 * scale))
-    image = _image(xp, side, dtype)
+    image = speckled(xp, side, dtype)
     places = _smooth_places(xp, side) if smooth else _random_places(xp, side)
-    ndimage = _peer_module(image)
-    source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
-    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
+    ndimage = peer_module(image)
+    source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
 
-    # What the texture unit may be off by is documented.
-    allowed = 1e-5 if interpolation == "exact" else TEXTURE_ERROR[3]
-
-    def check(got: Any, relative: float = allowed, border: bool = True) -> str:
-        some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
+    def check(got: Any, relative: float = 1e-5, border: bool = True) -> str:
+        some = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_MORE if filters else 1))
         at = to_host(places.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
+        data = to_host(source)
+        if filters:
+            some, at, data = _in_the_middle(some, at, data)
         if not border:
             inside = ((at >= 0) & (at <= side - 1)).all(0)
             some, at = some[inside], at[:, inside]
-        return _differs(
-            got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options), relative
-        )
+        return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options), relative)
 
     def by_torch() -> Other | None:
         # PyTorch samples floats linearly; its places from -1 to 1 are a little less exact, and beyond the outermost
@@ -90,35 +87,37 @@ def _map(
         name,
         tuple(image.shape),
         dtype,
-        lambda: map_coordinates(source, places, interpolation=interpolation, **options),
+        lambda: map_coordinates(source, places, **options),
         lambda: ndimage.map_coordinates(source, places, **options),
         check,
         int(nbytes),
         reach,
         copy_reach=0.75 if name == "map-linear-smooth" else None,
-        other=by_torch if order == 1 and dtype == "float32" and interpolation == "exact" else None,
+        other=by_torch if order == 1 and dtype == "float32" else None,
     )
 
 
-def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float) -> KernelCase:
+def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float, *, filters: bool = False) -> KernelCase:
     side = max(16, round(512 * scale))
-    image = _image(xp, side, "float32")
-    ndimage = _peer_module(image)
-    source = image if order < 2 else ndimage.spline_filter(image, order, output=np.float32)
-    offset = side / 2 - _TURN @ np.full(3, side / 2)
-    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": False}
+    image = speckled(xp, side, "float32")
+    ndimage = peer_module(image)
+    source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
+    offset = side / 2 - TURN @ np.full(3, side / 2)
+    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
 
     def check(got: Any) -> str:
-        some = np.random.default_rng(0).integers(0, got.size, _CHECKED)
-        at = _TURN @ np.stack(np.unravel_index(some, got.shape)) + offset[:, None]
-        return _differs(got, some, to_host(source), lambda data: _scipy().map_coordinates(data, at, **options))
+        some = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_MORE if filters else 1))
+        at, data = TURN @ np.stack(np.unravel_index(some, got.shape)) + offset[:, None], to_host(source)
+        if filters:
+            some, at, data = _in_the_middle(some, at, data)
+        return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options))
 
-    matrix = xp.asarray(_TURN)
+    matrix = xp.asarray(TURN)
     return KernelCase(
         name,
         tuple(image.shape),
         "float32",
-        lambda: affine_transform(source, _TURN, offset, **options),
+        lambda: affine_transform(source, TURN, offset, **options),
         lambda: ndimage.affine_transform(source, matrix, offset.tolist(), **options),
         check,
         2 * int(source.nbytes),
@@ -126,10 +125,19 @@ def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float) -
     )
 
 
+def _in_the_middle(some: np.ndarray, at: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keep the voxels sampled near the middle, and the part of the image from which SciPy can filter what they need."""
+    middle = len(data) // 2
+    kept = (np.abs(at - middle) <= _BOX_SIDE / 2).all(0)
+    first = max(0, middle - _BOX_SIDE // 2 - _FORGOTTEN)
+    part = (slice(first, middle + _BOX_SIDE // 2 + _FORGOTTEN + 1),) * 3
+    return some[kept], at[:, kept] - first, data[part]
+
+
 def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -> KernelCase:
     half = max(8, round(256 * scale))
-    image = _image(xp, 2 * half, dtype)
-    ndimage = _peer_module(image)
+    image = speckled(xp, 2 * half, dtype)
+    ndimage = peer_module(image)
 
     def peer() -> Any:
         # What scikit-image's resize does, by cupyx, in float32.
@@ -157,8 +165,8 @@ def _differs_from_half(got: Any, image: Any) -> str:
     worst = 0.0
     for start in sorted({0, (side - depth) // 4 * 2, side - depth}):
         part = to_host(image[start : start + depth]).astype(np.float64)
-        smooth = _scipy().gaussian_filter(part, 0.5, mode="mirror")
-        expected = _scipy().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
+        smooth = scipy_module().gaussian_filter(part, 0.5, mode="mirror")
+        expected = scipy_module().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
         found = to_host(got[start // 2 : (start + depth) // 2])
         # Planes near a cut lack their neighbours.
         kept = slice(0 if start == 0 else 2, None if start + depth == side else -2)
@@ -167,14 +175,16 @@ def _differs_from_half(got: Any, image: Any) -> str:
     return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
-#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a filter has forgotten
-#: where its image was cut.
-_BOXES, _BOX_SIDE, _MARGIN = 8, 40, 24
+#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a cubic filter has
+#: forgotten where its image was cut, and any filter.
+_BOXES, _BOX_SIDE, _MARGIN, _FORGOTTEN = 8, 40, 24, 44
+#: How many times as many voxels are drawn, of which those in the middle are compared.
+_MORE = 200
 
 
 def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> KernelCase:
-    image = _image(xp, max(16, round(512 * scale)), "float32")
-    ndimage = _peer_module(image)
+    image = speckled(xp, max(16, round(512 * scale)), "float32")
+    ndimage = peer_module(image)
     host = to_host(image)
 
     def check(got: Any) -> str:
@@ -202,13 +212,13 @@ def _box_error(got: Any, image: np.ndarray, start: list[int]) -> float:
     """The largest difference between a box of coefficients and SciPy's, in float64."""
     near = [max(0, a - _MARGIN) for a in start]
     part = image[tuple(slice(a, b + _BOX_SIDE + _MARGIN) for a, b in zip(near, start, strict=True))]
-    truth = _scipy().spline_filter(part, output=np.float64)
+    truth = scipy_module().spline_filter(part, output=np.float64)
     inside = tuple(slice(b - a, b - a + _BOX_SIDE) for a, b in zip(near, start, strict=True))
     found = to_host(got[tuple(slice(b, b + _BOX_SIDE) for b in start)])
     return float(np.abs(found - truth[inside]).max())
 
 
-def _differs(
+def wrong_voxels(
     got: Any,
     some: np.ndarray,
     source: np.ndarray,
@@ -231,18 +241,27 @@ def _index(array: Any, some: np.ndarray) -> Any:
     return cupy.asarray(some)
 
 
-def _peer_module(array: Any) -> ModuleType:
+def peer_module(array: Any) -> ModuleType:
+    """Return CuPy's ``ndimage`` for its arrays, else SciPy's."""
     if not is_device_array(array):
-        return _scipy()
+        return scipy_module()
     import cupyx.scipy.ndimage as ndimage
 
     return ndimage
 
 
-def _scipy() -> ModuleType:
+def scipy_module() -> ModuleType:
+    """Return SciPy's ``ndimage``, the truth."""
     import scipy.ndimage as ndimage
 
     return ndimage
+
+
+def _stacks() -> ModuleType:
+    """Stacks and labels; they take from here what all cases share."""
+    from linumpy.benchmark import resampling_stacks
+
+    return resampling_stacks
 
 
 #: In their order, each with what it is to reach, × CuPy.
@@ -250,13 +269,22 @@ MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
     "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
     "map-linear-uint16": lambda xp, s: _map(xp, s, "map-linear-uint16", "uint16", 1, smooth=True, reach=2.5),
     "map-linear-random": lambda xp, s: _map(xp, s, "map-linear-random", "float32", 1, smooth=False, reach=1.3),
-    "map-texture-random": lambda xp, s: _map(
-        xp, s, "map-texture-random", "float32", 1, smooth=False, reach=1.5, interpolation="texture"
-    ),
     "map-cubic-smooth": lambda xp, s: _map(xp, s, "map-cubic-smooth", "float32", 3, smooth=True, reach=4.0),
     "affine-linear": lambda xp, s: _affine(xp, s, "affine-linear", 1, 3.0),
     "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),
     "resize-half": lambda xp, s: _resize(xp, s, "resize-half", "float32", 6.0),
     "resize-half-uint16": lambda xp, s: _resize(xp, s, "resize-half-uint16", "uint16", 6.0),
+    # Orders of which the spline is found, too.
+    "map-order2": lambda xp, s: _map(xp, s, "map-order2", "float32", 2, smooth=True, reach=4.0, filters=True),
+    "map-order5": lambda xp, s: _map(xp, s, "map-order5", "float32", 5, smooth=True, reach=4.0, filters=True),
+    "affine-order2": lambda xp, s: _affine(xp, s, "affine-order2", 2, 4.0, filters=True),
+    "affine-order5": lambda xp, s: _affine(xp, s, "affine-order5", 5, 4.0, filters=True),
+    "stack-planes": lambda xp, s: _stacks().affine_stack(xp, s, "stack-planes", (2048, 64, 64), 1),
+    "stack-planes-cubic": lambda xp, s: _stacks().affine_stack(xp, s, "stack-planes-cubic", (2048, 64, 64), 3),
+    "stack-volumes": lambda xp, s: _stacks().affine_stack(xp, s, "stack-volumes", (256, 32, 32, 32), 1),
+    "stack-channels": lambda xp, s: _stacks().displaced_channels(xp, s, "stack-channels"),
+    "labels-half": lambda xp, s: _stacks().resized_labels(xp, s, "labels-half", 0.5, "uint16"),
+    "labels-double": lambda xp, s: _stacks().resized_labels(xp, s, "labels-double", 2, "uint16"),
+    "labels-turned": lambda xp, s: _stacks().turned_labels(xp, s, "labels-turned", "uint16"),
     "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
 }

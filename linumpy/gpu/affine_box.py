@@ -13,18 +13,17 @@ import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import sampling, spline
+from linumpy.gpu import general, nearest, sampling, spline
 from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu.nearest import Line
 from linumpy.gpu.resize_tables import AxisPlan, Part, unchanged
-from linumpy.gpu.resizing import apply_tables, computed_in, rounded
-from linumpy.gpu.sampling_paths import ndimage_of
-from linumpy.gpu.spline_transform import spline_filter
+from linumpy.gpu.resizing import apply_tables, computed_in, store_rounded
+from linumpy.gpu.rounding import rounded
 from linumpy.plan.resample import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
 #: Output voxels whose places are held at a time.
@@ -54,7 +53,7 @@ def make_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any)
         source = apply_tables(source, _gaussians(grid, block, inner), between, between)
     wide = out if out.dtype == between else array_module(out).empty(out.shape, between)
     affine_box(source.astype(between, copy=False), plain, inner, cval, wide)
-    return out if wide is out else rounded(wide, out)
+    return out if wide is out else store_rounded(wide, out)
 
 
 def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
@@ -109,46 +108,78 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     """
     if source.size == 0:
         return _fill(out, cval)
-    if is_device_array(source) and sampling.can_sample(source, grid.order, grid.mode):
+    if is_device_array(source):
         return _by_kernel(source, grid, block, cval, out)
-    if out.dtype == np.float16:  # which SciPy does not know
-        wide = array_module(out).empty(out.shape, np.float32)
-        with np.errstate(over="ignore"):  # beyond float16 lies infinity
-            out[...] = affine_box(source.astype(np.float32), grid, block, cval, wide)
-        return out
-    if is_device_array(source) and source.dtype.kind == "b":  # which CuPy does not know
-        bytes_ = array_module(out).empty(out.shape, np.uint8)
-        out[...] = affine_box(source.view(np.uint8), grid, block, cval, bytes_) != 0
-        return out
-    if is_device_array(source) and source.dtype.kind in "iu" and source.dtype.itemsize > 2:
-        source = source.astype(np.float64)  # CuPy would take float32, which does not hold them
-    source, origin = _laid_out(source, grid, block)
-    source, origin = _filtered(source, origin, grid)
-    options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
-    for strip, places in _places(grid, block, origin, array_module(out)):
-        ndimage_of(out).map_coordinates(source, places, output=out[strip], **options)
-    return out
+    return _by_scipy(source, grid, block, cval, out)
 
 
 def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
     """Sample by the kernel that makes whole images too: boundaries are those of the whole image.
 
-    Takes no memory but for order 3, whose coefficients are one volume of the box.
+    Takes no memory but for orders above 1, whose coefficients are one volume of the box, and for booleans.
     """
-    pad = grid.pad
+    xp = array_module(source)
+    lines = _lines(grid, block) if grid.order == 0 else None
+    if lines is not None and nearest.can_take(source, lines):
+        nearest.take(sampling.contiguous(source), lines, grid.mode, cval, out)
+        return out
+    if source.dtype.kind == "b":
+        wide = xp.empty(out.shape, np.float64)
+        out[...] = rounded(_by_kernel(source.view(np.uint8), grid, block, cval, wide), out.dtype)
+        return out
+    pad, rank = grid.pad, source.ndim
     if grid.order > 1:
-        kind = np.float32 if source.dtype.str[1:] in IN_FLOAT32 else np.float64
-        source = spline.filtered(source, spline.Ends(grid.mode, pad), kind)
-    sampling.sample_affine(
-        sampling.contiguous(source),
-        sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset)),
-        sampling.Sampler(grid.order, grid.mode, float(cval), pad),
-        out,
-        # In the image with its pad, the box with its own begins where the bare box does in the bare image.
-        whole=tuple(n + 2 * pad for n in grid.source_shape),
-        box_start=block.source_start,
-        out_start=block.start,
-    )
+        kind = np.dtype(np.float64)
+        if rank in sampling.RANKS:
+            kind = spline.coefficient_dtype(source)
+        ends = spline.Ends(grid.mode, pad, order=grid.order)
+        if pad and rank > 3:
+            source, ends = xp.pad(source, pad, mode="edge"), spline.Ends(grid.mode, order=grid.order)
+        source = spline.filtered(source, ends, kind)
+    # In the image with its pad, the box with its own begins where the bare box does in the bare image.
+    where = {
+        "whole": tuple(n + 2 * pad for n in grid.source_shape),
+        "box_start": block.source_start,
+        "out_start": block.start,
+    }
+    source, how = sampling.contiguous(source), sampling.Sampler(grid.order, grid.mode, float(cval), pad)
+    if rank in sampling.RANKS:
+        affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset))
+        sampling.sample_affine(source, affine, how, out, **where)
+    else:
+        general.sample_affine(source, np.array(grid.matrix), np.array(grid.offset), how, out, **where)
+    return out
+
+
+def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
+    """Take a diagonal map axis by axis, as `affine_transform` does; None for any other."""
+    matrix = np.array(grid.matrix)
+    if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
+        return None
+    boxes = zip(block.source_start, block.source_shape, strict=True)
+    columns = (grid.source_shape, block.shape, np.diagonal(matrix).tolist(), grid.offset, block.start, boxes)
+    return tuple(Line(*one) for one in zip(*columns, strict=True))
+
+
+def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, out: np.ndarray) -> np.ndarray:
+    """Sample by SciPy's ``map_coordinates``, strip by strip."""
+    from scipy import ndimage
+
+    if out.dtype == np.float16:  # which SciPy does not know
+        wide = _by_scipy(source.astype(np.float32), grid, block, cval, np.empty(out.shape, np.float32))
+        with np.errstate(over="ignore"):  # beyond float16 lies infinity
+            out[...] = wide
+        return out
+    source, origin = _laid_out(source, grid, block)
+    source, origin = _filtered(source, origin, grid)
+    options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
+    # What 64 bits do not hold, SciPy casts to 0.
+    saturates = out.dtype.kind != "u" or out.dtype.itemsize < 8
+    for strip, places in _places(grid, block, origin):
+        if saturates:
+            ndimage.map_coordinates(source, places, output=out[strip], **options)
+        else:
+            out[strip] = rounded(ndimage.map_coordinates(source, places, output=np.float64, **options), out.dtype)
     return out
 
 
@@ -164,12 +195,12 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     device : {"cuda", "cpu"}
         Where the arrays are.
     """
-    kind, by_kernel = dtype.str[1:], device == "cuda" and order in sampling.ORDERS
-    if by_kernel:
-        return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), dtype.itemsize if kind == "b1" else 0
-    wide = (8, 8) if kind == "b1" else (4, 4) if kind == "f2" else (0, 0)
+    kind = dtype.str[1:]
+    if device == "cuda":
+        return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), 8 if kind == "b1" else 0
+    wide = (4, 4) if kind == "f2" else (0, 0)
     # For a spline the coefficients in float64, and a copy of them while they are filtered.
-    return wide[0] + (0 if order <= 1 else 24 if device == "cuda" else 16), wide[1]
+    return wide[0] + (0 if order <= 1 else 16), wide[1]
 
 
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
@@ -230,8 +261,6 @@ def _laid_out(source: Any, grid: AffineGrid, block: Block) -> tuple[Any, tuple[i
     shape = tuple(n if one else m for one, n, m in zip(whole, grid.source_shape, block.source_shape, strict=True))
     if shape == source.shape:
         return source, origin
-    if is_device_array(source):
-        raise NotImplementedError(f"mode={grid.mode!r} block by block on a device needs linumpy's own kernels")
     image = _address_space(shape, source.dtype)
     pairs = zip(whole, block.source_start, block.source_stop, strict=True)
     image[tuple(slice(a, b) if one else slice(None) for one, a, b in pairs)] = source
@@ -250,14 +279,14 @@ def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[A
     if grid.order < 2:
         return source, origin
     if grid.mode == "nearest":
-        source = array_module(source).pad(source, SPLINE_PAD, mode="edge")
+        source = np.pad(source, SPLINE_PAD, mode="edge")
         origin = tuple(a - SPLINE_PAD for a in origin)
-    return spline_filter(source, grid.order, np.float64, grid.mode), origin
+    from scipy import ndimage
+
+    return ndimage.spline_filter(source, grid.order, np.float64, grid.mode), origin
 
 
-def _places(
-    grid: AffineGrid, block: Block, origin: tuple[int, ...], xp: ModuleType
-) -> Iterator[tuple[tuple[slice, ...], Any]]:
+def _places(grid: AffineGrid, block: Block, origin: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], Any]]:
     """Compute where the voxels of a block lie, relative to `origin`, strip by strip.
 
     Sums are taken in SciPy's order: the offset first, then axis after axis. To subtract the whole number `origin` from
@@ -266,9 +295,9 @@ def _places(
     for strip in _strips(block.shape):
         voxels = []
         for axis, (one, start) in enumerate(zip(strip, block.start, strict=True)):
-            line = xp.arange(start + one.start, start + one.stop, dtype=np.float64)
+            line = np.arange(start + one.start, start + one.stop, dtype=np.float64)
             voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
-        places = xp.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
+        places = np.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
         for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
             sum_: Any = shift
             for weight, line in zip(row, voxels, strict=True):

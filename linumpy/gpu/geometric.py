@@ -1,24 +1,26 @@
 """Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
 
-In: an image and what is to happen to it. Out: the image sampled on its new grid, by
-:func:`~linumpy.gpu.interpolation.affine_transform` or at displaced voxels. CuPy in, CuPy out; NumPy in, NumPy out. The
-maps are SciPy's. `order`, `mode`, `cval`, `prefilter`, `output` and `interpolation` are those of
-:func:`~linumpy.gpu.interpolation.map_coordinates`. A first axis of four that is left alone, of channels, costs nothing
-(see :func:`~linumpy.gpu.interpolation.affine_transform`).
+In: an image and what is to happen to it. Out: the image sampled on its new grid. NumPy arrays are answered by SciPy's
+functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.sampling_paths`), with SciPy's
+maps. `order`, `mode`, `cval`, `prefilter` and `output` are those of
+:func:`~linumpy.gpu.interpolation.map_coordinates`. Axes that are left alone cost nothing (see
+:func:`~linumpy.gpu.interpolation.affine_transform`).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.gpu.interpolation_args import check_image, check_spline, read_output, read_places
-from linumpy.gpu.sampling_paths import Spline, Target, sample_displaced
-from linumpy.gpu.spline_transform import affine_transform
+from linumpy.gpu.interpolation_args import check_image, read_output, read_places, read_spline
+from linumpy.gpu.nearest import Line
+from linumpy.gpu.sampling_paths import Grid, sample_displaced, sample_grid
+from linumpy.gpu.target import Target
 from linumpy.plan.regrid import centred
 
 
@@ -31,23 +33,20 @@ def shift(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
-    interpolation: str = "exact",
 ) -> Any:
     """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
     check_image(image)
+    how = read_spline(image, order, mode, cval, prefilter)
     moved = [-one for one in _each("shift", shift, image.ndim)]
-    eye = np.ones(image.ndim)
-    return affine_transform(
-        image,
-        eye,
-        moved,
-        order=order,
-        mode=mode,
-        cval=cval,
-        prefilter=prefilter,
-        output=output,
-        interpolation=interpolation,
-    )
+    target = Target(tuple(image.shape), *read_output(output, image, tuple(image.shape)))
+    lines = tuple(Line(n, n, 1.0, by) for n, by in zip(image.shape, moved, strict=True))
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        return ndimage.shift(source, [-by for by in moved], out, **how.options)
+
+    return sample_grid(image, Grid(np.eye(image.ndim), np.array(moved), lines), how, target, by_scipy)
 
 
 def zoom(
@@ -59,32 +58,42 @@ def zoom(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
-    interpolation: str = "exact",
     grid_mode: bool = False,
 ) -> Any:
     """Scale an image, its first voxels kept where they are, and its last ones too.
 
     With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
-    :func:`~linumpy.gpu.interpolation.resample_volume` does.
+    :func:`~linumpy.gpu.interpolation.resample_volume` does; with the modes ``"constant"`` and ``"wrap"``, which know no
+    extent, SciPy's ``UserWarning`` is given. Factors of 1 alone, with `prefilter`, give the image as it is.
     """
     check_image(image)
+    how = read_spline(image, order, mode, cval, prefilter)
     factors = _each("zoom", zoom, image.ndim)
     if min(factors) <= 0:
         raise ValueError(f"zoom={zoom!r}: factors are above 0")
     shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
+    target = Target(shape, *read_output(output, image, shape))
+    if prefilter and set(factors) == {1.0}:
+        result = target.array(image)
+        result[...] = image
+        return target.take(result)
+    if grid_mode and mode in ("constant", "wrap"):
+        text = f"It is recommended to use mode = grid-{mode} instead of {mode} when grid_mode is True."
+        warnings.warn(text, UserWarning, stacklevel=2)
     scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
-    return affine_transform(
-        image,
-        scale,
-        offset,
-        output_shape=shape,
-        order=order,
-        mode=mode,
-        cval=cval,
-        prefilter=prefilter,
-        output=output,
-        interpolation=interpolation,
-    )
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "It is recommended to use mode")  # said above
+            return ndimage.zoom(source, factors, out, **how.options, grid_mode=grid_mode)
+
+    half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
+    lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
+    # Of complex images SciPy 1.17 forgets grid_mode: they go through its affine_transform.
+    call = None if grid_mode and image.dtype.kind == "c" else by_scipy
+    return sample_grid(image, Grid(np.diag(scale), np.array(offset), lines), how, target, call)
 
 
 def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
@@ -107,26 +116,23 @@ def rotate(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
-    interpolation: str = "exact",
 ) -> Any:
-    """Turn an image about its middle by `angle` degrees in the plane of two axes.
+    """Turn an image about its middle by `angle` degrees in the plane of two axes, each plane by itself.
 
     With `reshape` the result is as large as it takes to hold all of it.
     """
-    check_image(image)
+    check_image(image, least=2)
+    how = read_spline(image, order, mode, cval, prefilter)
     matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
-    return affine_transform(
-        image,
-        matrix,
-        offset,
-        output_shape=shape,
-        order=order,
-        mode=mode,
-        cval=cval,
-        prefilter=prefilter,
-        output=output,
-        interpolation=interpolation,
-    )
+    target = Target(shape, *read_output(output, image, shape))
+    planes = tuple(sorted(axis % image.ndim for axis in axes))
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        return ndimage.rotate(source, angle, axes, reshape, out, **how.options)
+
+    return sample_grid(image, Grid(matrix, offset, planes=planes), how, target, by_scipy)
 
 
 def rotation_map(
@@ -172,7 +178,6 @@ def apply_displacement_field(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Any = None,
-    interpolation: str = "exact",
 ) -> Any:
     """Deform an image: voxel ``o`` of the result is the image at ``o + field[:, o]``.
 
@@ -189,7 +194,7 @@ def apply_displacement_field(
     channel_axis : int, optional
         The axis of the image that is no axis of space, as scikit-image names it: all channels are deformed alike. By
         default there is none.
-    order, mode, cval, prefilter, output, interpolation
+    order, mode, cval, prefilter, output
         As for :func:`~linumpy.gpu.interpolation.map_coordinates`.
 
     Returns
@@ -208,12 +213,12 @@ def apply_displacement_field(
     Notes
     -----
     Places are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and three
-    axes of space and orders 0, 1 and 3, where `field` is of float32 or float64 and contiguous; else an array of places.
+    axes of space, where `field` is of float32 or float64 and contiguous; else an array of places. Channels are sampled
+    in one launch.
     """
     check_image(image)
-    check_spline(order, mode, interpolation)
+    how = read_spline(image, order, mode, cval, prefilter)
     field = read_places("field", image, field)
-    how = Spline(order, mode, cval, prefilter, interpolation)
     axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
     rank = image.ndim - (axis is not None)
     if field.shape[:1] != (rank,) or field.ndim != rank + 1:
@@ -232,9 +237,7 @@ def apply_displacement_field(
     dtype, out = read_output(output, image, shape)
     xp = array_module(image)
     channels = xp.moveaxis(image, axis, 0)
-    result = xp.empty((len(channels), *grid), dtype)
-    for channel, into in zip(channels, result, strict=True):
-        sample_displaced(channel, field, sizes, how, Target(grid, dtype, into))
+    result = sample_displaced(channels, field, sizes, how, Target((len(channels), *grid), dtype))
     result = xp.moveaxis(result, 0, axis)
     if out is None:
         return result

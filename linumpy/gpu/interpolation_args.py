@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,34 +16,44 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import is_device_array, to_host
+from linumpy.gpu.target import Spline
 from linumpy.plan.resample import MODES
 
-#: How the voxels around a place are weighted.
-INTERPOLATIONS = ("exact", "texture")
+#: Second names of modes, as SciPy has them.
+SYNONYMS = {"grid-mirror": "reflect"}
 
 
-def check_image(image: Any) -> None:
-    """Refuse what cannot be interpolated."""
+def check_image(image: Any, least: int = 1) -> None:
+    """Refuse what cannot be interpolated; `least` is the number of axes that it has at least."""
     if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
     if not _is_number(image.dtype):
         raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers of up to 64 bits can")
-    if image.ndim < 1:
-        raise ValueError("an image of 0 axes cannot be interpolated")
+    if image.ndim < least:
+        raise ValueError(f"an image of {image.ndim} axes cannot be interpolated")
 
 
 def _is_number(dtype: np.dtype) -> bool:
     return dtype.kind in "biufc" and dtype.char not in "gG"  # SciPy knows no long doubles
 
 
-def check_spline(order: Any, mode: Any, interpolation: Any = "exact") -> None:
-    """Refuse an order or a mode that SciPy does not know, and a way to interpolate that this package does not."""
+def check_spline(order: Any, mode: Any) -> str:
+    """Refuse an order or a mode that SciPy does not know; and return the mode by the first of its names."""
     if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
-    if not isinstance(mode, str) or mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join(MODES)}")
-    if not isinstance(interpolation, str) or interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation={interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}")
+    if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
+        raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join((*MODES, *SYNONYMS))}")
+    return SYNONYMS.get(mode, mode)
+
+
+def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
+    """Check how an image is to be interpolated."""
+    name = check_spline(order, mode)
+    value = np.asarray(to_host(cval))
+    if value.ndim or value.dtype.kind not in ("biufc" if image.dtype.kind == "c" else "biuf"):
+        kind = "number" if image.dtype.kind == "c" else "real number"
+        raise TypeError(f"cval={cval!r}: an image of {image.dtype} needs one {kind}")
+    return Spline(int(order), name, value.item(), bool(prefilter))
 
 
 def read_places(name: str, image: Any, places: Any) -> Any:
@@ -56,26 +67,29 @@ def read_places(name: str, image: Any, places: Any) -> Any:
     return places
 
 
-def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bring a matrix of any form that SciPy takes into a square one and an offset.
+def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Bring a matrix of any form that SciPy takes into two axes, and an offset.
 
     Parameters
     ----------
     matrix : array_like
-        ``(rank,)`` for a diagonal, ``(rank, rank)``, ``(rank, rank + 1)`` with the offset in its last column, or
+        ``(rank,)`` for a diagonal, ``(rank, columns)``, ``(rank, rank + 1)`` with the offset in its last column, or
         ``(rank + 1, rank + 1)``, homogeneous.
     offset : float or array_like
         Ignored where the matrix holds one, as SciPy does.
     rank : int
         Axes of the image.
+    columns : int, optional
+        Axes of the result; by default as many.
 
     Returns
     -------
-    numpy.ndarray of float64, (rank, rank)
+    numpy.ndarray of float64, (rank, columns)
         The matrix.
     numpy.ndarray of float64, (rank,)
         The offset.
     """
+    columns = rank if columns is None else columns
     given, shift = _numbers("matrix", matrix), _numbers("offset", offset)
     shift = np.full(rank, float(shift)) if shift.ndim == 0 else shift
     if given.ndim == 1 and len(given) == rank:
@@ -84,10 +98,12 @@ def read_affine(matrix: Any, offset: Any, rank: int) -> tuple[np.ndarray, np.nda
         if given.shape[0] == rank + 1 and not np.array_equal(given[-1], [0] * rank + [1]):
             raise ValueError(f"the last row of a homogeneous matrix is {given[-1].tolist()}: it must be 0, …, 0, 1")
         given, shift = given[:rank, :rank], given[:rank, rank]
-    if given.shape != (rank, rank):
+    if given.shape != (rank, columns):
+        to = "" if columns == rank else f" to a result of {columns} (output_shape=)"
+        forms = dict.fromkeys([(rank, columns)] if to else [(rank,), (rank, rank), (rank, rank + 1), (rank + 1,) * 2])
         raise ValueError(
-            f"a matrix of shape {given.shape} does not map an image of {rank} axes: ({rank},), ({rank}, {rank}), "
-            f"({rank}, {rank + 1}) and ({rank + 1}, {rank + 1}) do"
+            f"a matrix of shape {given.shape} does not map an image of {rank} axes{to}: "
+            f"{', '.join(map(str, forms))} {'does' if to else 'do'}"
         )
     if shift.shape != (rank,):
         raise ValueError(f"offset {shift.tolist()}: an image of {rank} axes needs one number, or one for each")
@@ -107,20 +123,32 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Check a shape; None gives the default."""
+    """Check a shape of one axis or more; None gives the default."""
     if shape is None:
         return default
     try:
         sizes = tuple(operator.index(n) for n in shape)
     except TypeError as error:
-        raise ValueError(f"{name}={shape!r}: {len(default)} whole numbers of 0 or more are needed") from error
-    if len(sizes) != len(default) or min(sizes) < 0:
-        raise ValueError(f"{name}={shape!r}: {len(default)} whole numbers of 0 or more are needed")
+        raise ValueError(f"{name}={shape!r}: whole numbers of 0 or more are needed, one for each axis") from error
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"{name}={shape!r}: whole numbers of 0 or more are needed, one for each axis")
     return sizes
 
 
+def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Settle the shape of a result: the one asked for, that of the array to put it in, or the default."""
+    is_array = isinstance(output, np.ndarray) or is_device_array(output)
+    if shape is None and is_array and not output.ndim:
+        raise ValueError("output has shape (): a result has one axis or more")
+    return read_shape("output_shape", shape, tuple(output.shape) if is_array else default)
+
+
 def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
-    """Settle the dtype of a result, and the array to put it in, if one is given."""
+    """Settle the dtype of a result, and the array to put it in, if one is given.
+
+    Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, and an array of
+    real numbers refused.
+    """
     if isinstance(output, np.ndarray) or is_device_array(output):
         if is_device_array(output) != is_device_array(image):
             raise TypeError("image and output must both be on the GPU, or both on the host")
@@ -131,6 +159,13 @@ def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dty
         dtype, array = image.dtype.newbyteorder("=") if output is None else np.dtype(output), None
     if not _is_number(dtype):
         raise TypeError(f"output={output!r}: a result is made of numbers of up to 64 bits")
+    if image.dtype.kind == "c" != dtype.kind:
+        if array is not None or isinstance(output, str):
+            raise TypeError(f"output of {dtype}: a complex image needs a complex one")
+        warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=4)
+        dtype = np.promote_types(dtype, np.complex64)
+    if dtype.kind == "c" != image.dtype.kind:
+        raise TypeError(f"output of {dtype}: an image of {image.dtype} gives real numbers")
     return dtype, array
 
 

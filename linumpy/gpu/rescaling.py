@@ -18,7 +18,8 @@ import numpy as np
 from linumpy.device import array_module
 from linumpy.gpu import resizing
 from linumpy.gpu.interpolation_args import Resizing, check_image, check_spline, read_resizing
-from linumpy.gpu.sampling_paths import Spline, Target, ndimage_of, sample_grid
+from linumpy.gpu.sampling_paths import Grid, sample_grid
+from linumpy.gpu.target import Spline, Target
 from linumpy.plan.regrid import centred
 from linumpy.plan.resample import anti_aliasing_sigmas
 
@@ -82,11 +83,17 @@ def resize(
     dtype = image.dtype.newbyteorder("=") if order == 0 and image.dtype.kind in "biu" else None
     if order <= 1:
         result = resizing.resample_axes(
-            image, asked.shape, order=order, mode=asked.mode, sigmas=asked.sigmas, dtype=dtype
+            image,
+            asked.shape,
+            order=order,
+            mode=asked.mode,
+            sigmas=asked.sigmas,
+            dtype=dtype,
+            clamp=clip and mode != "constant",
         )
     else:
         result = _resize_by_splines(image, asked, order)
-    # Weighted means stay within the range by themselves, unless zeros from outside are among what they weight.
+    # Weighted means are held within the range where they are made, unless zeros from outside are among their voxels.
     if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
         _clip(array_module(image), image, result, mode == "constant")
     return result
@@ -94,16 +101,21 @@ def resize(
 
 def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
     result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
-    if any(asked.sigmas):
-        result = ndimage_of(image).gaussian_filter(result, asked.sigmas, mode=asked.mode.removeprefix("grid-"))
+    result = _smoothed(result, asked.mode, asked.sigmas)
     return _scaled(result, asked.shape, order, asked.mode)
+
+
+def _smoothed(image: Any, mode: str, sigmas: Sequence[float]) -> Any:
+    """Smooth by a Gaussian, as SciPy's ``gaussian_filter`` does."""
+    if not any(sigmas):
+        return image
+    return resizing.resample_axes(image, image.shape, order=0, mode=mode, sigmas=sigmas)
 
 
 def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
     """Sample at the centres of new voxels: that of voxel i lies at voxel (i + 1/2) factor - 1/2 of the image."""
     factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
-    how = Spline(order, mode, 0.0, prefilter=True, interpolation="exact")
-    return sample_grid(image, np.diag(factors), offset, how, Target(shape, image.dtype))
+    return sample_grid(image, Grid(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
 
 
 def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
@@ -193,9 +205,7 @@ def resample_volume(
     result = volume.astype(dtype)
     if shape == volume.shape:
         return result, reached
-    if any(sigmas):
-        result = ndimage_of(volume).gaussian_filter(result, sigmas, mode="nearest")
-    return _scaled(result, shape, order, "nearest"), reached
+    return _scaled(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), reached
 
 
 def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:

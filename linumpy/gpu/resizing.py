@@ -17,26 +17,17 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import (
-    CUDA_TYPES,
-    IN_FLOAT32,
-    KernelSpec,
-    Uploaded,
-    address_of,
-    current_queue,
-    int32,
-    int64,
-    load,
-    uploaded,
-)
+from linumpy.gpu import nearest
+from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, Uploaded, address_of, int32, int64, load
+from linumpy.gpu.nearest import Line
 from linumpy.gpu.resize_plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize_tables import AxisPlan, axis_matrix, join, unchanged, windows_of
-from linumpy.gpu.rounding import saturated
+from linumpy.gpu.rounding import rounded
+from linumpy.gpu.tables import Place, place_of, upload
 
 DEFAULT = Tuning()
 _THREADS = 256
 _ALIGNED = 16  # bytes: of the loads of resize.cu
-_TABLE_ALIGNED = 64  # of weights, of which a thread loads a row at once
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
 _HOST_VOXELS = 2**19  # that are float64 at a time
@@ -60,6 +51,7 @@ def resample_axes(
     mode: str,
     sigmas: Sequence[float],
     dtype: Any = None,
+    clamp: bool = False,
 ) -> Any:
     """Smooth and interpolate an image, axis by axis.
 
@@ -78,6 +70,9 @@ def resample_axes(
     dtype : dtype, optional
         Of the result; integers are rounded, halves away from zero, and saturate. By default float64 for float64, else
         float32.
+    clamp : bool
+        Whether no result may leave the range of the image, by rounding, where nothing lies outside of it: not with
+        ``"grid-constant"``.
 
     Returns
     -------
@@ -90,7 +85,7 @@ def resample_axes(
     if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
         taken = _nearest(image, axes)
         return taken.astype(target, copy=taken is image)
-    return apply_tables(image, axes, between, target)
+    return apply_tables(image, axes, between, target, clamp=clamp)
 
 
 def computed_in(*dtypes: np.dtype) -> np.dtype:
@@ -98,21 +93,39 @@ def computed_in(*dtypes: np.dtype) -> np.dtype:
     return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
 
 
-def apply_tables(image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: Any = None) -> Any:
+def apply_tables(
+    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: Any = None, *, clamp: bool = False
+) -> Any:
     """Resample an image as planned: NumPy arrays on the host, CuPy arrays by the kernels.
 
     Sums on a device, and what is kept between two axes, are of `between`; the result is `target`. It goes to `out`
-    where that is given, a C-contiguous array of its shape and of `target`; then some axis must change.
+    where that is given, a C-contiguous array of its shape and of `target`; then some axis must change. For `clamp` see
+    :func:`resample_axes`.
     """
     if not is_device_array(image):
-        return _on_host(image, axes, between, target, out)
-    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target, out=out)
+        result = _on_host(image, axes, between, target, out)
+        if clamp:
+            low, high = (bound.reduce(image, axis=None).astype(result.dtype) for bound in (np.fmin, np.fmax))
+            np.clip(result, low, high, out=result)
+        return result
+    return run_passes(array_module(image).ascontiguousarray(image), axes, between, target, out=out, clamp=clamp)
+
+
+def _line_of(plan: AxisPlan) -> Line:
+    """Lay the centres of new voxels out, as `_entries` of resize_tables does."""
+    return Line(plan.size, plan.length, plan.size / plan.length, -0.5, 0.5)
 
 
 def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
-    """Take voxels as they are, by the array module: exact for every dtype. What shrinks most goes first."""
+    """Take voxels as they are: by the array module, or on a device in one pass, where its kernel can."""
+    if is_device_array(image):
+        lines = [_line_of(plan) for plan in axes]
+        if nearest.can_take(image, lines) and all(plan.tile is None for plan in axes):
+            out = array_module(image).empty([plan.length for plan in axes], image.dtype)
+            nearest.take(array_module(image).ascontiguousarray(image), lines, "nearest", 0, out)
+            return out
     xp = array_module(image)
-    result = image
+    result = image  # what shrinks most goes first
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
         if axes[axis].length != axes[axis].size:
             result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
@@ -129,7 +142,7 @@ def _on_host(
             result = _along(np.ascontiguousarray(result), axis, axes[axis], between)
     if out is None and target.kind not in "iu":
         return np.ascontiguousarray(result, target)
-    return rounded(result, np.empty(result.shape, target) if out is None else out)
+    return store_rounded(result, np.empty(result.shape, target) if out is None else out)
 
 
 def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> np.ndarray:
@@ -150,22 +163,15 @@ def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> n
     return done.reshape(*before, plan.length, *after)
 
 
-def rounded(result: Any, out: Any) -> Any:
-    """Bring floats into an array of another dtype: rounded for integers, halves away from zero, and saturated.
+def store_rounded(result: Any, out: Any) -> Any:
+    """Bring floats into an array of another dtype, as :func:`~linumpy.gpu.rounding.rounded` casts them.
 
     NumPy arrays go part by part, so that this takes little memory; `out` must be C-contiguous.
     """
-    xp = array_module(result)
     flat, place = result.reshape(-1), out.reshape(-1)
-    step = _HOST_VOXELS if xp is np else max(1, flat.size)
+    step = max(1, flat.size) if is_device_array(flat) else _HOST_VOXELS
     for begin in range(0, flat.size, step):
-        part = flat[begin : begin + step]
-        if out.dtype.kind in "iu":
-            info, whole = np.iinfo(out.dtype), xp.abs(part) >= 2**52  # adding a half would change these
-            part = xp.where(whole, part, xp.trunc(part + xp.copysign(part.dtype.type(0.5), part)))
-            part = saturated(part.clip(info.min, info.max), out.dtype)
-        with np.errstate(over="ignore"):  # beyond float16 lies infinity
-            place[begin : begin + step] = part
+        place[begin : begin + step] = rounded(flat[begin : begin + step], out.dtype)
     return out
 
 
@@ -183,11 +189,18 @@ class _Launch:
 
 
 def run_passes(
-    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT, out: Any = None
+    image: Any,
+    axes: Sequence[AxisPlan],
+    between: np.dtype,
+    target: np.dtype,
+    tuning: Tuning = DEFAULT,
+    out: Any = None,
+    *,
+    clamp: bool = False,
 ) -> Any:
     """Resample a C-contiguous image: the last pass writes `target`, to `out` where that is given, others `between`."""
     dtypes = (image.dtype, between, target)
-    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, _place(image))
+    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, clamp, place_of(image))
     for launch in launches:
         last = out is not None and launch is launches[-1]
         made = out if last else array_module(image).empty(launch.shape, launch.target)
@@ -196,11 +209,6 @@ def run_passes(
         )
         image = made
     return image
-
-
-def _place(image: Any) -> tuple[int, int, int] | None:
-    """Name the queue of work in which tables are made and used; None on the host."""
-    return current_queue() if is_device_array(image) else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -213,12 +221,13 @@ def _prepare(
     dtypes: tuple[np.dtype, ...],
     aligned: bool,
     tuning: Tuning,
-    place: tuple[int, int, int] | None,
+    clamp: bool,
+    place: Place,
 ) -> tuple[_Launch, ...]:
     # The tables of a block serve no other one: kept, they would only push out those that are used again.
     whole = all(plan.part is None for plan in axes)
     make = _kept if place is not None and whole and _is_small(axes) else _made
-    return make(axes, dtypes, aligned, tuning, place)
+    return make(axes, dtypes, aligned, tuning, clamp, place)
 
 
 @functools.lru_cache(maxsize=64)
@@ -231,15 +240,16 @@ def _made(
     dtypes: tuple[np.dtype, ...],
     aligned: bool,
     tuning: Tuning,
-    place: tuple[int, int, int] | None,
+    clamp: bool,
+    place: Place,
 ) -> tuple[_Launch, ...]:
-    return tuple(_launch(step, tuning, place) for step in _steps(axes, dtypes, aligned, tuning))
+    return tuple(_launch(step, tuning, clamp, place) for step in _steps(axes, dtypes, aligned, tuning))
 
 
 _kept = functools.lru_cache(maxsize=32)(_made)
 
 
-def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _Launch:
+def _launch(step: Step, tuning: Tuning, clamp: bool, place: Place) -> _Launch:
     sizes: tuple[np.generic, ...]
     if step.kernel == "planes":
         assert step.tile is not None
@@ -252,9 +262,9 @@ def _launch(step: Step, tuning: Tuning, place: tuple[int, int, int] | None) -> _
     else:
         (plan,) = step.axes
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
-    kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning))
+    kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning, clamp=clamp))
     return _Launch(
-        kernel, step.blocks, step.shared, _upload(_tables(step, tuning), place), sizes, step.shape, step.target
+        kernel, step.blocks, step.shared, upload(_tables(step, tuning), place), sizes, step.shape, step.target
     )
 
 
@@ -276,23 +286,14 @@ def _records(*columns: np.ndarray) -> np.ndarray:
     return np.stack(columns, 1).astype(np.int32)
 
 
-def _upload(tables: Sequence[np.ndarray], place: tuple[int, int, int] | None) -> Uploaded:
-    """Bring tables to the device in one copy; views of it."""
-    sizes = [-(-table.nbytes // _TABLE_ALIGNED) * _TABLE_ALIGNED for table in tables]
-    ends = np.cumsum(sizes)
-    packed: Any = np.zeros(int(ends[-1]), np.uint8)
-    for table, size, end in zip(tables, sizes, ends, strict=True):
-        packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
-    if place is not None:
-        import cupy
-
-        packed = cupy.asarray(packed)
-    parts = tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
-    return Uploaded(parts, None) if place is None else uploaded(parts)
-
-
 def kernel_spec(
-    name: str, source: np.dtype, compute: np.dtype, target: np.dtype, tuning: Tuning = DEFAULT
+    name: str,
+    source: np.dtype,
+    compute: np.dtype,
+    target: np.dtype,
+    tuning: Tuning = DEFAULT,
+    *,
+    clamp: bool = False,
 ) -> KernelSpec:
     """Describe a kernel for the types it reads, adds up in (float32 or float64), and writes."""
     wide = compute == np.float64
@@ -300,6 +301,7 @@ def kernel_spec(
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "TARGET": CUDA_TYPES[target.str[1:]],
         "COMPUTE": CUDA_TYPES[compute.str[1:]],
+        "CLAMP": str(int(clamp)),
         "OUTPUTS": str(tuning.outputs),
         "PACK": str(tuning.pack(source.itemsize)),
         "UNROLL": str(tuning.unroll),

@@ -1,7 +1,7 @@
-"""Cast whole numbers in floats to integers: those that an integer of 64 bits has no more become its last one.
+"""Cast floats to integers and booleans as SciPy's ``ndimage`` does, with every overflow ending at the last integer.
 
-In: a NumPy or CuPy array of floats. Out: integers, where it is. float64 rounds 2**64 - 1 up to 2**64, and what C's cast
-makes of that is left open: NumPy gives 0 for it, and for 2**63 the most negative number.
+In: a NumPy or CuPy array of floats. Out: an array of the dtype, where it is. float64 rounds 2**64 - 1 up to 2**64, and
+what C's cast makes of that is left open: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
+
+#: From here on a double is a whole number, which adding a half would change.
+_WHOLE = 2.0**52
 
 
 def saturated(whole: Any, dtype: np.dtype) -> Any:
@@ -30,3 +33,21 @@ def saturated(whole: Any, dtype: np.dtype) -> Any:
         result = whole.astype(dtype)
     result = xp.where(whole >= float(limits.max), dtype.type(limits.max), result)
     return xp.where(whole <= float(limits.min), dtype.type(limits.min), result)
+
+
+def rounded(values: Any, dtype: np.dtype) -> Any:
+    """Cast floats: integers are rounded, halves away from zero, and saturate; NaN becomes 0.
+
+    Booleans are true from 1 and from -1 on, since SciPy truncates there. Floats are cast as they are: beyond float16
+    lies infinity.
+    """
+    xp = array_module(values)
+    if dtype.kind == "b":
+        return xp.abs(values) >= 1
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    limits = np.iinfo(dtype)
+    away = xp.trunc(values + xp.copysign(values.dtype.type(0.5), values))
+    whole = xp.where(xp.abs(values) >= _WHOLE, values, away)
+    return saturated(xp.clip(xp.where(xp.isnan(values), 0, whole), limits.min, limits.max), dtype)

@@ -1,8 +1,9 @@
 """Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
 
-In: an image, or the box of one that is needed, and places or a map. Out: samples, by kernels of ``points.cu`` and
-``affine.cu`` for two and three axes, orders 0, 1 and 3 (of spline coefficients), and all modes of SciPy. No kernel is
-compiled for a shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
+In: an image, the box of one that is needed, or a stack of images, and places or a map. Out: samples, by kernels of
+``points.cu`` and ``affine.cu`` for two and three axes, orders 0 to 5 (above 1 of spline coefficients), and all modes of
+SciPy. A stack has one axis more than the places; its images are sampled in one launch. No kernel is compiled for a
+shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from linumpy.gpu.sampling_launch import (
 )
 from linumpy.plan.affine_brick import plan_brick
 
-ORDERS, RANKS = (0, 1, 3), (2, 3)
+RANKS = (2, 3)
 #: Shared memory of a block at most: two of them fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
 #: Shared memory that a kernel declares besides.
@@ -50,23 +51,23 @@ _CACHED_NBYTES = 32 * 2**20
 
 _IMAGE = [("whole", "i4", 3), ("start", "i4", 3), ("box", "i4", 3)]
 #: The structures of points.cu and affine.cu.
-_POINTS_DTYPE = np.dtype(
-    [
-        *[("count", "i8"), ("outside", "f8"), ("sizes", "f8", 3), ("inverse", "f8", 3)],
-        *[("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
-    ],
-    align=True,
-)
-_AFFINE_DTYPE = np.dtype(
-    [
-        *[("matrix", "f8", (3, 3)), ("shift", "f8", 3), ("outside", "f8"), ("begin", "i4", 3), ("shape", "i4", 3)],
-        *_IMAGE,
-        *[("inverse", "f4", (3, 3)), ("per", "f4", 3), ("slack", "f4", 3)],
-        *[("brick", "i4", 3), ("tiles", "i4", 2), ("aligned", "i4")],
-    ],
-    align=True,
-)
+_POINTS: list[Any] = [
+    *[("count", "i8"), ("outside", "f8"), ("sizes", "f8", 3), ("inverse", "f8", 3)],
+    *[("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
+]
+_AFFINE: list[Any] = [
+    *[("matrix", "f8", (3, 3)), ("shift", "f8", 3), ("outside", "f8"), ("begin", "i4", 3), ("shape", "i4", 3)],
+    *_IMAGE,
+    *[("inverse", "f4", (3, 3)), ("per", "f4", 3), ("slack", "f4", 3)],
+    *[("brick", "i4", 3), ("tiles", "i4", 2), ("aligned", "i4")],
+]
+_POINTS_DTYPE, _AFFINE_DTYPE = np.dtype(_POINTS, align=True), np.dtype(_AFFINE, align=True)
 _AFFINE_FIELDS = struct.Struct("13d15i15f6i")
+#: What follows for a stack of images, Batch of sampling.cuh.
+_BATCH = ("batch", np.dtype([("image", "i8"), ("target", "i8"), ("blocks", "i4")], align=True))
+_POINTS_BATCH_DTYPE = np.dtype([*_POINTS, _BATCH], align=True)
+_AFFINE_BATCH_DTYPE = np.dtype([*_AFFINE, _BATCH], align=True)
+_MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Sampler:
     Attributes
     ----------
     order : int
-        Of the spline: 0, 1 or 3.
+        Of the spline, 0 to 5.
     mode : str
         One of :data:`MODES`: what lies outside.
     cval : float
@@ -92,10 +93,10 @@ class Sampler:
     pad: int = 0
 
 
-def can_sample(image: Any, order: int, mode: str) -> bool:
+def can_sample(image: Any) -> bool:
     """Say whether the kernels sample this kind of image."""
     kind = image.dtype.str[1:]
-    return image.ndim in RANKS and order in ORDERS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
+    return image.ndim in RANKS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
 
 
 def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
@@ -107,7 +108,7 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     Parameters
     ----------
     image : cupy.ndarray
-        Of two or three axes, C-contiguous, not empty.
+        Of two or three axes, or a stack of such images; C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
         Places in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in other
         modes. They are best given in the shape of a grid, if they are near to one: what one place has brought into the
@@ -115,7 +116,7 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     how : Sampler
         Order, mode, constant value.
     out : cupy.ndarray
-        C-contiguous, of the shape of a row of `coordinates`.
+        C-contiguous, of the shape of a row of `coordinates`; of a stack, with its axis before that.
     """
     _launch_points(image, coordinates, how, out, "0", None)
 
@@ -140,34 +141,63 @@ def _launch_points(
 ) -> None:
     if not out.size:
         return
-    rank, order = image.ndim, how.order
-    args = np.zeros(1, _POINTS_DTYPE)
-    args["count"], args["outside"], args["whole"] = out.size, how.cval, three(image.shape)
+    rank, order = len(coordinates), how.order
+    is_stack = image.ndim > rank
+    one, made = (image[0], out[0]) if is_stack else (image, out)
+    args = np.zeros(1, _POINTS_BATCH_DTYPE if is_stack else _POINTS_DTYPE)
+    args["count"], args["outside"], args["whole"] = made.size, how.cval, three(one.shape)
     shape = coordinates.shape[1:]
     cells = None
     is_grid = field != "0" or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
     if is_grid:
         cut = (SMALL_GRIDS if image.itemsize < 4 else GRIDS)[order]
-        args["grid"] = grid = (math.prod(shape[: len(shape) - 2]), *shape[-2:])
+        # Of more axes than the image has, the first ones lie one after another.
+        first = len(shape) - rank + 1
+        args["grid"] = grid = _grid_of((math.prod(shape[:first]), *shape[first:]))
         if sizes is not None:
             args["sizes"], args["inverse"] = three(sizes, 1), three([1 / size for size in sizes], 1)
         blocks, args["tiles"] = blocks_of(grid, cut.tile, rank)
     else:
         cut = LISTS[order]
-        blocks = (-(-out.size // (cut.threads * cut.march)),)
-        cells = _in_cells(image, how, out.size)
+        blocks = (-(-made.size // (cut.threads * cut.march)),)
+        cells = None if is_stack else _in_cells(image, how, out.size)
     spec = spec_of(
         "points",
         "map_points",
-        kinds_of(image, out, order, how.mode, coordinates, *([] if cells is None else [cells])),
+        kinds_of(one, made, order, how.mode, coordinates, *([] if cells is None else [cells])),
         cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
         GRID=str(int(is_grid)),
         PAD=str(how.pad),
+        **({"BATCH": "1"} if is_stack else {}),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
-    load(spec)(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
+    kernel = load(spec)
+    if not is_stack:
+        kernel(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
+        return
+    for images, samples, number in _parts(image, out, blocks, args):
+        kernel((number,), (cut.threads,), (images, coordinates, samples, images, args))
+
+
+def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Put an axis of one place before two."""
+    z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
+    return z, y, x
+
+
+def _parts(image: Any, out: Any, blocks: tuple[int, ...], args: np.ndarray) -> Iterator[tuple[Any, Any, int]]:
+    """Cut a stack into parts whose blocks are numbered along one axis of a launch; and tell the kernel of it."""
+    each = math.prod(blocks)
+    if len(blocks) == 3:
+        args["tiles"] = blocks[1], blocks[0]
+    args["batch"]["image"], args["batch"]["target"] = image[0].size, out[0].size
+    args["batch"]["blocks"] = each
+    step = max(1, _MOST_BLOCKS // each)
+    for start in range(0, len(image), step):
+        images, samples = image[start : start + step], out[start : start + step]
+        yield images, samples, each * len(images)
 
 
 def _cell_defines(image: Any) -> dict[str, str]:
@@ -239,7 +269,7 @@ def sample_affine(
     Parameters
     ----------
     box : cupy.ndarray
-        The image, or a box of it that holds all voxels this block needs; C-contiguous.
+        The image, or a box of it that holds all voxels this block needs; or a stack of such, C-contiguous.
     affine : AffineMap
         From voxels of the whole output to places in the whole image.
     how : Sampler
@@ -253,8 +283,10 @@ def sample_affine(
     """
     if not out.size:
         return
-    rank, order = box.ndim, how.order
-    shape: Any = three(out.shape)
+    rank, order = len(affine.matrix), how.order
+    is_stack = box.ndim > rank
+    image, made = (box[0], out[0]) if is_stack else (box, out)
+    shape: Any = three(made.shape)
     brick = None
     if rank == 3 and order in BRICKS:
         itemsize = 8 if is_wide(box, out) else 4
@@ -269,20 +301,28 @@ def sample_affine(
         how.cval,
         *three(out_start or (0,) * rank, 0),
         *shape,
-        *three(whole or box.shape),
+        *three(whole or image.shape),
         *three(box_start or (0,) * rank, 0),
-        *three(box.shape),
+        *three(image.shape),
         *(brick.numbers if brick is not None else (0,) * 15),
         *(brick.shape if brick is not None else (0,) * 3),
         *tiles,
-        brick is not None and _has_aligned_rows(box),
+        brick is not None and _has_aligned_rows(image),
     )
-    args = np.frombuffer(bytearray(_AFFINE_FIELDS.pack(*numbers)), _AFFINE_DTYPE)
-    kernel = load(spec_of("affine", name, kinds_of(box, out, order, how.mode), cut, **more))
+    if is_stack:
+        more["BATCH"] = "1"
+    kernel = load(spec_of("affine", name, kinds_of(image, made, order, how.mode), cut, **more))
     shared = 0 if brick is None else brick.nbytes
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
-    kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+    packed = bytearray(_AFFINE_FIELDS.pack(*numbers))
+    if not is_stack:
+        args = np.frombuffer(packed, _AFFINE_DTYPE)
+        kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+        return
+    args = np.frombuffer(packed.ljust(_AFFINE_BATCH_DTYPE.itemsize, b"\0"), _AFFINE_BATCH_DTYPE)
+    for images, samples, number in _parts(box, out, blocks, args):
+        kernel((number,), (cut.threads,), (images, samples, args), shared_mem=shared)
 
 
 def _shared_limit(box: Any) -> int:

@@ -47,12 +47,25 @@ class Shape:
 
 
 #: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and
-#: with a brick.
-LISTS = {0: Shape(4, 4, together=4), 1: Shape(4, 4, together=4), 3: Shape(1, 5)}
-SMALL_GRIDS = {0: Shape(16, 8), 1: Shape(16, 8), 3: Shape(16, 5)}
-GRIDS = {0: Shape(4, 5, together=4), 1: Shape(4, 5, together=4), 3: Shape(16, 5)}
-AFFINE = {0: Shape(16, 4), 1: Shape(16, 4), 3: Shape(2, 3)}
-BRICKS = {1: Shape(16, 4, tile_x=16, together=2), 3: Shape(16, 4)}
+#: with a brick. Those of orders 2, 4 and 5 are chosen like that of order 3, with registers for more weights.
+LISTS = {
+    0: Shape(4, 4, together=4),
+    1: Shape(4, 4, together=4),
+    2: Shape(1, 5),
+    3: Shape(1, 5),
+    4: Shape(1, 3),
+    5: Shape(1, 3),
+}
+SMALL_GRIDS = {0: Shape(16, 8), 1: Shape(16, 8), 2: Shape(16, 5), 3: Shape(16, 5), 4: Shape(16, 3), 5: Shape(16, 3)}
+GRIDS = SMALL_GRIDS | {0: Shape(4, 5, together=4), 1: Shape(4, 5, together=4)}
+AFFINE = {0: Shape(16, 4), 1: Shape(16, 4), 2: Shape(2, 3), 3: Shape(2, 3), 4: Shape(1, 2), 5: Shape(1, 2)}
+BRICKS = {
+    1: Shape(16, 4, tile_x=16, together=2),
+    2: Shape(16, 4),
+    3: Shape(16, 4),
+    4: Shape(8, 3, tile_x=16),
+    5: Shape(8, 3, tile_x=16),
+}
 
 
 Kinds = tuple[str, str, int, int, str, bool, bool]

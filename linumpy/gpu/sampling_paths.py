@@ -1,186 +1,232 @@
-"""The way an image is sampled: this package's kernels, the texture unit, ``cupyx.scipy.ndimage``, or SciPy.
+"""The way an image is sampled: SciPy for NumPy arrays, and for CuPy arrays the kernel that fits.
 
 In: an image, and places, displacements or a map, all of them checked (:mod:`~linumpy.gpu.interpolation_args`). Out:
-samples, where the image is. CuPy arrays of two and three axes are sampled by kernels for orders 0, 1 and 3, and those
-of four axes channel by channel where the first one is left alone; other CuPy arrays go to cupyx, NumPy arrays to SciPy.
+samples, where the image is. On a device:
+
+- order 0 of the image's own dtype, each axis by itself: voxels are taken as they are (:mod:`~linumpy.gpu.nearest`);
+- images of two and three axes, and stacks of them, whose first axes a map leaves alone: :mod:`~linumpy.gpu.sampling`;
+- all else, in double precision: :mod:`~linumpy.gpu.general`.
+
+Complex images are sampled part by part, as SciPy does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu import sampling, spline, texture
-from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu import by_scipy, general, nearest, sampling, spline
+from linumpy.gpu.nearest import Line
+from linumpy.gpu.rounding import rounded
+from linumpy.gpu.target import Spline, Target
 from linumpy.plan.resample import SPLINE_PAD
 
 #: The modes that have no filter of their own: SciPy continues the image first.
 _PADDED = ("nearest", "grid-constant")
-_CONSTANT = ("constant", "grid-constant")
-#: Beyond this no double has a fraction left to interpolate with: FARTHEST of sampling.cuh.
-_FARTHEST = 2.0**52
-#: A place that is outside of every image, with its pad.
-_OUTSIDE = -1000.0
 
 
 @dataclass(frozen=True)
-class Spline:
-    """How an image is interpolated, and what lies outside.
+class Grid:
+    """An affine map.
 
     Attributes
     ----------
-    order, mode, cval, prefilter, interpolation
-        As for :func:`linumpy.gpu.interpolation.map_coordinates`.
+    linear : numpy.ndarray, (rank, axes of the result)
+        Places are ``linear @ voxel + shift``.
+    shift : numpy.ndarray, (rank,)
+        In voxels of the image.
+    lines : tuple of Line, optional
+        The same, axis by axis, where each axis of the result belongs to one of the image; in SciPy's order of
+        operations.
+    planes : tuple of int, optional
+        The axes that the map changes, where the image is a stack of planes or volumes along all others, whatever is
+        sampled. By default stacks are recognised where that makes no difference.
     """
 
-    order: int
-    mode: str
-    cval: float
-    prefilter: bool
-    interpolation: str
-
-    @property
-    def is_local(self) -> bool:
-        """Whether a whole place takes the voxel there and no other: whether channels can be taken one by one."""
-        return self.order <= 1 or self.prefilter
-
-    @property
-    def outside(self) -> texture.Outside:
-        """What the texture unit does not know."""
-        return texture.Outside(self.mode, float(self.cval))
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a result goes.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Of it.
-    dtype : numpy.dtype
-        Of it.
-    out : array or None
-        To put it in; None for a new one.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    out: Any = None
-
-    def array(self, *sources: Any) -> Any:
-        """Make the array that is written to: `out`, unless it has gaps or may share memory with what is read."""
-        xp = array_module(sources[0])
-        out = self.out
-        if out is not None and out.flags.c_contiguous and not any(xp.may_share_memory(out, one) for one in sources):
-            return out
-        return xp.empty(self.shape, self.dtype)
-
-    def take(self, result: Any) -> Any:
-        """Bring the result to where it goes."""
-        if self.out is None or result is self.out:
-            return result
-        self.out[...] = result
-        return self.out
-
-
-def ndimage_of(array: Any) -> ModuleType:
-    """Return SciPy's ``ndimage``, or CuPy's for its arrays."""
-    if is_device_array(array):
-        import cupyx.scipy.ndimage as ndimage
-    else:
-        import scipy.ndimage as ndimage
-    return ndimage
+    linear: np.ndarray
+    shift: np.ndarray
+    lines: tuple[Line, ...] | None = None
+    planes: tuple[int, ...] | None = None
 
 
 def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
     """Sample at places, (rank, ...)."""
-    _check(image, how)
-    if not _is_ours(image, target.dtype, how):
-        return _places_by_ndimage(image, coordinates, how, target)
+    if not is_device_array(image):
+        return by_scipy.sample_at(image, coordinates, how, target)
     places = _as_floats(coordinates)
-    result = target.array(image, places)
-    if how.interpolation == "texture":
-        texture.sample_points(sampling.contiguous(image), places, how.outside, result)
-    else:
-        source, sampler = _prepared(image, how)
-        sampling.sample_points(source, places, sampler, result)
-    return target.take(result)
+
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        source, sampler = _prepared(part, spline_of, part.ndim)
+        module = sampling if sampling.can_sample(source) else general
+        module.sample_points(source, places, sampler, out)
+
+    return _by_parts(image, how, target, sample, places)
 
 
-def sample_grid(image: Any, linear: np.ndarray, shift: np.ndarray, how: Spline, target: Target) -> Any:
-    """Sample on the grid of an affine map: a square matrix and an offset."""
-    if _is_by_channel(image, linear, shift, how, target):
-        result = target.array(image)
-        for channel, into in zip(image, result, strict=True):
-            sample_grid(channel, linear[1:, 1:], shift[1:], how, Target(into.shape, into.dtype, into))
-        return target.take(result)
-    _check(image, how)
-    if not _is_ours(image, target.dtype, how):
-        matrix = array_module(image).asarray(linear)
+def sample_grid(
+    image: Any, grid: Grid, how: Spline, target: Target, by_host: Callable[[Any, Any], Any] | None = None
+) -> Any:
+    """Sample on the grid of an affine map; `by_host` is SciPy's function for the same thing, of image and output."""
+    if not is_device_array(image):
+        return by_scipy.transform(image, how, target, by_host or _affine_of_scipy(grid, how, target.shape))
+    if how.order == 0 and grid.lines and image.dtype == target.dtype and nearest.can_take(image, grid.lines):
+        out = target.array(image)
+        nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
+        return target.take(out)
 
-        def call(source: Any, output: Any) -> Any:
-            return ndimage_of(source).affine_transform(
-                source, matrix, shift.tolist(), target.shape, output, how.order, how.mode, how.cval, how.prefilter
-            )
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        _sample_grid(part, grid, spline_of, out)
 
-        return _by_ndimage(image, target, call)
-    affine = sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
-    result = target.array(image)
-    if how.interpolation == "texture":
-        texture.sample_affine(sampling.contiguous(image), affine, how.outside, result)
-    else:
-        source, sampler = _prepared(image, how)
-        sampling.sample_affine(source, affine, sampler, result)
-    return target.take(result)
+    return _by_parts(image, how, target, sample)
 
 
 def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Spline, target: Target) -> Any:
-    """Sample at the voxels of a grid that are displaced: `field` is (rank, ...), in voxels or in units of `sizes`."""
-    _check(image, how)
-    if not _is_ours(image, target.dtype, how):
-        return sample_at(image, _displaced(field, sizes), how, target)
+    """Sample at the voxels of a grid that are displaced.
+
+    `field` is (rank, ...), in voxels or in units of `sizes`; the image may be a stack, and so is the result then.
+    """
+    rank = len(field)
+    if not is_device_array(image) or rank not in sampling.RANKS:
+        places = by_scipy.displaced(field, sizes, array_module(field))
+        if image.ndim == rank:
+            return sample_at(image, places, how, target)
+        out = target.array(image, field)
+        for one, into in zip(image, out, strict=True):
+            sample_at(one, places, how, Target(into.shape, into.dtype, into))
+        return target.take(out)
     field = _as_floats(field)
-    result = target.array(image, field)
-    if how.interpolation == "texture":
-        texture.sample_displaced(sampling.contiguous(image), field, sizes, how.outside, result)
+
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        source, sampler = _prepared(part, spline_of, rank)
+        sampling.sample_displaced(source, field, sizes, sampler, out)
+
+    return _by_parts(image, how, target, sample, field)
+
+
+def filter_on_device(image: Any, order: int, axes: Sequence[int], mode: str, target: Target) -> Any:
+    """Find the coefficients of a spline along some axes, in the dtype asked for."""
+    xp = array_module(image)
+    if image.dtype.kind == "c":
+        out = target.array(image)
+        for part in ("real", "imag"):
+            of = getattr(out, part)
+            of[...] = filter_on_device(getattr(image, part), order, axes, mode, Target(target.shape, of.dtype))
+        return target.take(out)
+    out = target.array(image)
+    if order < 2 or not image.size or not image.ndim:
+        out[...] = image
+        return target.take(out)
+    source = image.view(np.uint8) if image.dtype.kind == "b" else image
+    ends = spline.Ends(mode, order=order)
+    if target.dtype.str[1:] in ("f4", "f8"):
+        return target.take(spline.filtered(source, ends, target.dtype, out, axes))
+    for axis in axes:  # between two axes SciPy keeps the dtype of the result, and truncates
+        wide = spline.filtered(source, ends, np.float64, axes=[axis])
+        if target.dtype.kind in "iu":
+            wide = xp.trunc(wide).astype(np.int64)
+        out[...] = xp.abs(wide) >= 1 if target.dtype.kind == "b" else wide
+        source = out.view(np.uint8) if target.dtype.kind == "b" else out
+    return target.take(out)
+
+
+def _by_parts(image: Any, how: Spline, target: Target, sample: Callable[[Any, Spline, Any], None], *read: Any) -> Any:
+    """Sample an image on the device, its real and imaginary part by themselves, and what kernels know no dtype for.
+
+    `sample` takes an image of real numbers that is not empty, how to sample it, and a contiguous array for the result.
+    """
+    if target.shape and not all(target.shape):
+        return target.take(target.array(image))
+    if not image.size:
+        raise ValueError(f"an image of shape {image.shape} has nothing to sample")
+    xp = array_module(image)
+    if image.dtype.kind == "c":
+        out = target.array(image, *read)
+        for part in ("real", "imag"):
+            of = getattr(out, part)
+            of[...] = _by_parts(getattr(image, part), how.part(part), Target(target.shape, of.dtype), sample, *read)
+        return target.take(out)
+    if image.dtype.kind == "b":
+        image = image.view(np.uint8)
+    if target.dtype.kind == "b":
+        wide = xp.empty(target.shape, np.float64)
+        sample(image, how, wide)
+        return target.take(rounded(wide, target.dtype))
+    out = target.array(image, *read)
+    sample(image, how, out)
+    return target.take(out)
+
+
+def _sample_grid(image: Any, grid: Grid, how: Spline, out: Any) -> None:
+    """Sample an image of real numbers: as a stack, by the kernels for two and three axes, or by the general one."""
+    chosen = grid.planes if grid.planes is not None else _planes_of(image, grid, how, out.shape)
+    if len(chosen) < image.ndim:
+        _sample_stack(image, grid, chosen, how, out)
+        return
+    source, sampler = _prepared(image, how, image.ndim)
+    if sampling.can_sample(source) and out.ndim == image.ndim:
+        sampling.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
     else:
-        source, sampler = _prepared(image, how)
-        sampling.sample_displaced(source, field, sizes, sampler, result)
-    return target.take(result)
+        general.sample_affine(source, grid.linear, grid.shift, sampler, out)
 
 
-def filter_by_ndimage(image: Any, order: int, mode: str, target: Target) -> Any:
-    """Find the coefficients of a spline by SciPy or CuPy."""
+def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Choose the axes that are sampled: all but those that the map leaves alone, where that makes no difference.
+
+    Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the
+    weights along it; of more axes any.
+    """
+    every = tuple(range(image.ndim))
+    if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
+        return every
+    alone = [axis for axis in every if _is_alone(axis, image, grid, shape)]
+    if image.ndim == 3:
+        return every[1:] if how.order > 1 and 0 in alone else every
+    chosen = [axis for axis in every if axis not in alone]
+    while len(chosen) < min(sampling.RANKS):  # contiguous ones, if there are such
+        chosen.append(alone.pop())
+    return tuple(sorted(chosen)) if len(chosen) <= max(sampling.RANKS) else every
+
+
+def _is_alone(axis: int, image: Any, grid: Grid, shape: tuple[int, ...]) -> bool:
+    """Say whether a map leaves an axis as it is, and brings it into no other."""
+    unit = np.eye(image.ndim)[axis]
+    same = np.array_equal(grid.linear[axis], unit) and np.array_equal(grid.linear[:, axis], unit)
+    return bool(same and grid.shift[axis] == 0 and image.shape[axis] == shape[axis])
+
+
+def _sample_stack(image: Any, grid: Grid, planes: tuple[int, ...], how: Spline, out: Any) -> None:
+    """Sample all planes (or volumes) of a stack in one launch."""
+    xp = array_module(image)
+    stacked = tuple(axis for axis in range(image.ndim) if axis not in planes)
+    order = (*stacked, *planes)
+    moved = image.transpose(order)
+    shape = tuple(image.shape[axis] for axis in planes)
+    source, sampler = _prepared(sampling.contiguous(moved).reshape(-1, *shape), how, len(planes))
+    made = tuple(out.shape[axis] for axis in order)
+    in_place = order == tuple(range(image.ndim))
+    result = out if in_place else xp.empty(made, out.dtype)
+    linear = grid.linear[np.ix_(planes, planes)]
+    affine = _affine_map(linear, grid.shift[list(planes)])
+    sampling.sample_affine(source, affine, sampler, result.reshape(-1, *made[len(stacked) :]))
+    if not in_place:
+        out[...] = result.transpose(np.argsort(order).tolist())
+
+
+def _affine_map(linear: np.ndarray, shift: np.ndarray) -> sampling.AffineMap:
+    return sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
+
+
+def _affine_of_scipy(grid: Grid, how: Spline, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
+    from scipy import ndimage
 
     def call(source: Any, output: Any) -> Any:
-        return ndimage_of(source).spline_filter(source, order, output, mode)
+        return ndimage.affine_transform(source, grid.linear, grid.shift, shape, output, **how.options)
 
-    return _by_ndimage(image, target, call)
-
-
-def _check(image: Any, how: Spline) -> None:
-    if how.interpolation == "texture" and is_device_array(image):
-        texture.check_texture(image, how.order)
-
-
-def _is_ours(image: Any, dtype: np.dtype, how: Spline) -> bool:
-    return is_device_array(image) and dtype.kind in "iuf" and sampling.can_sample(image, how.order, how.mode)
-
-
-def _is_by_channel(image: Any, linear: np.ndarray, shift: np.ndarray, how: Spline, target: Target) -> bool:
-    """Say whether the first of four axes is one of channels, which the map leaves alone."""
-    if not (is_device_array(image) and image.ndim == 4 and len(image) == target.shape[0] > 0 and how.is_local):
-        return False
-    alone = np.zeros(4)
-    alone[0] = 1
-    untouched = np.array_equal(linear[0], alone) and np.array_equal(linear[:, 0], alone) and shift[0] == 0
-    return untouched and (how.interpolation == "texture" or _is_ours(image[0], target.dtype, how))
+    return call
 
 
 def _as_floats(array: Any) -> Any:
@@ -192,89 +238,23 @@ def _as_floats(array: Any) -> Any:
     return array.astype(np.float32 if small else np.float64)
 
 
-def _prepared(image: Any, how: Spline) -> tuple[Any, sampling.Sampler]:
-    """Return the image as the kernels take it, contiguous, and filtered for order 3; and how to sample that."""
-    order, mode, cval = how.order, how.mode, float(how.cval)
-    if order <= 1 or not how.prefilter:
-        return sampling.contiguous(image), sampling.Sampler(order, mode, cval)
-    kind = np.float32 if image.dtype.str[1:] in IN_FLOAT32 else np.float64
+def _prepared(image: Any, how: Spline, rank: int) -> tuple[Any, sampling.Sampler]:
+    """Return an image, or a stack, as the kernels take it, contiguous and filtered; and how to sample that."""
+    order, mode = how.order, how.mode
+    sampler = sampling.Sampler(order, mode, float(how.cval))
+    if not how.filters:
+        return sampling.contiguous(image), sampler
+    kind = spline.coefficient_dtype(image) if rank in sampling.RANKS else np.dtype(np.float64)
+    axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
-        return spline.filtered(image, spline.Ends(mode), kind), sampling.Sampler(order, mode, cval)
+        return spline.filtered(image, spline.Ends(mode, order=order), kind, axes=axes), sampler
+    sampler = sampling.Sampler(order, mode, float(how.cval), SPLINE_PAD)
     # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
-    value = np.pad(np.zeros(1, image.dtype), 1, constant_values=cval)[0] if mode == "grid-constant" else None
-    ends = spline.Ends(mode, SPLINE_PAD, value if value is None else float(value))
-    return spline.filtered(image, ends, kind), sampling.Sampler(order, mode, cval, SPLINE_PAD)
-
-
-def _displaced(field: Any, sizes: Sequence[float] | None) -> Any:
-    """Write out the places of displaced voxels, in float64."""
-    xp = array_module(field)
-    places = field.astype(np.float64)
-    for axis, row in enumerate(places):
-        if sizes is not None:
-            row /= sizes[axis]
-        row += xp.arange(row.shape[axis]).reshape([-1 if other == axis else 1 for other in range(row.ndim)])
-    return places
-
-
-def _places_by_ndimage(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
-    """Sample by SciPy or CuPy, which know no NaN and no infinity, and read anywhere for them."""
-    places, lost = _known_places(coordinates, how.mode)
-    if places.ndim == 1:
-        places = places[:, None]  # SciPy wants an axis of places
-    shape = places.shape[1:]
-
-    def call(source: Any, output: Any) -> Any:
-        return ndimage_of(source).map_coordinates(source, places, output, how.order, how.mode, how.cval, how.prefilter)
-
-    out = None if target.out is None else target.out.reshape(shape)
-    result = _by_ndimage(image, Target(shape, target.dtype, out), call).reshape(target.shape)
-    if lost is not None and how.mode not in _CONSTANT:
-        result[lost] = np.nan if result.dtype.kind in "fc" else 0
-    return target.take(result)
-
-
-def _known_places(places: Any, mode: str) -> tuple[Any, Any]:
-    """Replace places that are no numbers, or infinitely far; and say which ones they are. None for none.
-
-    In the constant modes they go outside. With "nearest" only NaN is nowhere.
-    """
-    if places.dtype.kind != "f":
-        return places, None
-    xp = array_module(places)
-    if places.dtype == np.float16:
-        places = places.astype(np.float32)
-    if mode == "nearest":
-        places = xp.clip(places, -_FARTHEST / 2, _FARTHEST / 2)
-    lost = ~(xp.abs(places) < _FARTHEST).all(axis=0)
-    if xp is np and not lost.any():
-        return places, None
-    return xp.where(lost, places.dtype.type(_OUTSIDE if mode in _CONSTANT else 0), places), lost
-
-
-def _by_ndimage(image: Any, target: Target, call: Callable[[Any, Any], Any]) -> Any:
-    """Call SciPy or CuPy with the dtypes that they know: neither half precision, nor booleans on a device."""
-    if not target.shape or all(target.shape):
-        if not image.size:
-            raise ValueError(f"an image of shape {image.shape} has nothing to sample")
-    else:
-        return target.take(array_module(image).empty(target.shape, target.dtype))
-    source, kind = image, target.dtype
-    on_device = is_device_array(image)
-    if image.dtype == np.float16:
-        source = image.astype(np.float32)
-    elif on_device and image.dtype.kind == "b":
-        source = image.view(np.uint8)
-    elif on_device and image.dtype.kind in "iu" and image.dtype.itemsize > 2:
-        source = image.astype(np.float64)  # CuPy would take float32, which does not hold them
-    if kind == np.float16:
-        kind = np.dtype(np.float32)
-    elif on_device and kind.kind == "b":
-        kind = np.dtype(np.float64)
-    if kind == target.dtype:
-        return target.take(call(source, kind if target.out is None else target.out))
-    result = call(source, kind)
-    if target.dtype.kind == "b":
-        result = array_module(image).trunc(result)  # as SciPy casts to it
-    with np.errstate(over="ignore"):  # beyond float16 lies infinity
-        return target.take(result.astype(target.dtype))
+    value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
+    if image.ndim == rank in (2, 3):
+        ends = spline.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
+        return spline.filtered(image, ends, kind), sampler
+    widths = [(SPLINE_PAD * (axis in axes),) * 2 for axis in range(image.ndim)]
+    more = {"mode": "edge"} if value is None else {"constant_values": value}
+    padded = array_module(image).pad(image, widths, **more)
+    return spline.filtered(padded, spline.Ends(mode, order=order), kind, axes=axes), sampler

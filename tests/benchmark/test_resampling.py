@@ -20,7 +20,7 @@ def test_a_case_is_right_and_its_check_can_fail(name):
     result = case.ours()
     assert case.name == name
     assert case.check(result) == ""
-    assert case.check(result + result.dtype.type(100 if "texture" in name else 2)) != ""
+    assert case.check(result + result.dtype.type(2)) != ""
     assert np.allclose(case.peer().astype("f8"), result, atol=1)
     assert case.nbytes > 0
 

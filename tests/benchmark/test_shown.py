@@ -96,7 +96,7 @@ def document(tmp_path, **how):
 
 def test_the_document_has_all_that_was_measured(tmp_path):
     content = document(tmp_path)
-    assert set(content) == {"schema", "date", "command", "hardware", "versions", "gds", "settings", "cases"}
+    assert set(content) == {"schema", "units", "date", "command", "hardware", "versions", "gds", "settings", "cases"}
     assert (content["schema"], content["command"], content["date"][:10]) == (1, "linum x", "2026-01-02")
     assert {"gpu", "cpu", "cores", "memory_bytes", "file_system"} <= set(content["hardware"])
     assert {"linumpy", "zarr", "CuPy", "kvikio", "tensorstore", "zarrs", "Linux"} <= set(content["versions"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import subprocess
@@ -37,6 +38,7 @@ def _run(command):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@functools.cache
 def _precompiled(header, compiler):
     """Compile a header alone; returns the folder that the compiler then finds it in."""
     version = subprocess.run([compiler[0], "--version"], capture_output=True, text=True, check=True).stdout

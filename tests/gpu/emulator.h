@@ -357,29 +357,6 @@ inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c);
 template <class T> T __ldcs(const T *p) { return *p; }
 template <class T> void __stcs(T *p, T v) { *p = v; }
 #define __noinline__
-// A texture of floats, clamped and filtered linearly; by its address. A GPU's takes 8 bits of a fraction, this one all.
-typedef unsigned long long cudaTextureObject_t;
-namespace emulated {
-struct Texture { const float *data; int64_t width, height, depth; };
-struct Tap { int64_t first, second; float fraction; };
-inline Tap tap(float at, int64_t n) {
-    const double c = at - 0.5, down = std::floor(c);
-    const auto inside = [n](double i) { return static_cast<int64_t>(std::min(std::max(i, 0.0), n - 1.0)); };
-    return {inside(down), inside(down + 1), static_cast<float>(c - down)};
-}
-inline float sample(cudaTextureObject_t id, float x, float y, float z) {
-    const Texture &t = *reinterpret_cast<const Texture *>(id);
-    const Tap a = tap(z, t.depth), b = tap(y, t.height), c = tap(x, t.width);
-    const auto line = [&](int64_t k, int64_t j) {
-        const float *row = t.data + (k * t.height + j) * t.width;
-        return row[c.first] * (1 - c.fraction) + row[c.second] * c.fraction;
-    };
-    const auto plane = [&](int64_t k) { return line(k, b.first) * (1 - b.fraction) + line(k, b.second) * b.fraction; };
-    return plane(a.first) * (1 - a.fraction) + plane(a.second) * a.fraction;
-}
-}  // namespace emulated
-template <class T> T tex3D(cudaTextureObject_t id, float x, float y, float z) { return emulated::sample(id, x, y, z); }
-template <class T> T tex2D(cudaTextureObject_t id, float x, float y) { return emulated::sample(id, x, y, 0.5f); }
 inline float __logf(float x) { return std::log(x); }
 template <class T, class F> NOT_CHECKED T atomic(T *p, F update) {
     emulated::check_atomic(p, sizeof(T));

@@ -13,13 +13,24 @@ from linumpy.gpu.kernels import source_text
 ARCHITECTURES = ("sm_80", "sm_90")
 
 
-def compilations(specs, shown=None):
+def compilations(specs):
     """Kernels and architectures, for ``parametrize``.
 
-    The short run compiles those of `shown` (all where it is None), each for one architecture: the same one for all
-    kernels of a source and its options, because they share a compilation.
+    The short run takes of every kernel as many as hold each value of each definition, each for one architecture: the
+    same one for all kernels of a source and its options, because they share a compilation.
     """
-    return [_compilation(spec, one, shown is None or spec in shown) for spec in specs for one in ARCHITECTURES]
+    specs = list(dict.fromkeys(specs))
+    shown = set(_cover(specs))
+    return [_compilation(spec, one, spec in shown) for spec in specs for one in ARCHITECTURES]
+
+
+def _cover(specs):
+    seen = set()
+    for spec in specs:
+        held = {(spec.source, spec.name, *definition) for definition in (*spec.defines, ("", ""))}
+        if held - seen:
+            yield spec
+        seen |= held
 
 
 def _compilation(spec, architecture, shown):

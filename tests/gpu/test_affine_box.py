@@ -3,16 +3,17 @@
 import itertools
 
 import numpy as np
+import on_cpu
 import pytest
 from budget import examples, matrix
-from emulator import COMPILER, emulated
+from emulator import COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.gpu import affine_box as room
-from linumpy.gpu import sampling, spline
 from linumpy.gpu.affine_box import affine_box
+from linumpy.gpu.interpolation import affine_transform
 from linumpy.plan.resample import CLIPPED_MODES, MODES, AffineGrid, Block, ResamplePlan
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
@@ -128,10 +129,8 @@ def test_outside_is_what_scipy_makes_of_cval(dtype, cval):
 
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
-    """NumPy arrays go the way of CuPy's, through kernels that the CPU carries out."""
-    monkeypatch.setattr(sampling, "load", emulated)
-    monkeypatch.setattr(spline, "load", emulated)
-    monkeypatch.setattr(room, "is_device_array", lambda _: True)
+    """NumPy arrays go where CuPy's go, to kernels that the CPU carries out."""
+    on_cpu.patch(monkeypatch)
 
 
 @needs_compiler
@@ -156,14 +155,30 @@ def test_kernels_read_no_voxel_beyond_a_box(as_if_on_a_device, case):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "mode", "rank"), matrix(["u2", "f4", "f8", "i4"], CLIPPED_MODES, [3, 2]))
-def test_cubic_splines_by_kernels(as_if_on_a_device, mode, dtype, rank):
+@pytest.mark.parametrize("scale", [2 / 3, 0.5, 2.0, -1.5])
+@pytest.mark.parametrize("mode", MODES)
+def test_nearest_voxels_at_ties_are_those_of_the_whole_call(as_if_on_a_device, mode, scale):
+    """A coordinate next to a tie is taken one way by the kernels, by blocks, and by SciPy."""
+    image = np.random.default_rng(0).integers(0, 200, (19, 23)).astype("u2")
+    offset = 0.5 * scale - 0.5 + (22.0 if scale < 0 else 0.0)
+    grid = AffineGrid(image.shape, (31, 29), ((scale, 0.0), (0.0, scale)), (offset, offset), 0, mode)
+    expected = ndimage.affine_transform(image, np.array(grid.matrix), offset, (31, 29), order=0, mode=mode, cval=7)
+    whole = affine_transform(image, [scale] * 2, offset, output_shape=(31, 29), order=0, mode=mode, cval=7)
+    assert np.array_equal(whole, expected)
+    assert np.array_equal(by_blocks(image, ResamplePlan(grid, (8, 9)), 7.0), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("dtype", "mode", "rank", "order"), matrix(["u2", "f4", "f8", "i4"], CLIPPED_MODES, [3, 2], [2, 3, 5])
+)
+def test_splines_by_kernels(as_if_on_a_device, mode, dtype, rank, order):
     """Filtered box by box, also beyond the edges of the image, and cut where the filter forgets."""
     rng = np.random.default_rng(rank)
     image = (rng.uniform(0, 1000, (30, 90, 80)[-rank:]) * (1 if dtype[0] == "f" else 60)).astype(dtype)
     matrix = np.array([[0.9, 0.1, 0.0], [0.05, 0.8, 0.3], [0.0, -0.2, 0.9]])[-rank:, -rank:]
     output = (12, 100, 90)[-rank:]
-    grid = AffineGrid(image.shape, output, tuple(map(tuple, matrix.tolist())), (-2.0, 2.3, 5.1)[-rank:], 3, mode)
+    grid = AffineGrid(image.shape, output, tuple(map(tuple, matrix.tolist())), (-2.0, 2.3, 5.1)[-rank:], order, mode)
     plan = ResamplePlan(grid, (12, 20, 30)[-rank:])
     assert min(np.prod(block.source_shape) for block in plan) < image.size / 2
     got, expected = by_blocks(image, plan, 5.0).astype(float), by_scipy(image, grid, 5.0).astype(float)
@@ -177,11 +192,12 @@ def test_cubic_splines_by_kernels(as_if_on_a_device, mode, dtype, rank):
         ("u2", 3, "cuda", (4, 0)),
         ("f8", 3, "cuda", (8, 0)),
         ("i4", 3, "cuda", (8, 0)),
-        ("?", 0, "cuda", (0, 1)),
+        ("?", 0, "cuda", (0, 8)),
         ("u2", 1, "cpu", (0, 0)),
         ("f2", 1, "cpu", (4, 4)),
         ("u2", 3, "cpu", (16, 0)),
-        ("u2", 2, "cuda", (24, 0)),
+        ("u2", 2, "cuda", (4, 0)),
+        ("u2", 5, "cuda", (4, 0)),
     ],
 )
 def test_the_memory_that_is_taken_besides(dtype, order, device, expected):

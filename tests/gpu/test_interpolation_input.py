@@ -50,6 +50,9 @@ def test_no_image(name, image, message):
 
 @every
 def test_an_image_without_axes(name):
+    if name == "spline_filter":  # as SciPy
+        assert CALLS[name](np.array(1.0)) == 1
+        return
     with pytest.raises(ValueError, match=r"0 axes|output_shape|spacing"):
         CALLS[name](np.array(1.0))
 
@@ -72,7 +75,7 @@ def test_no_mode(name, mode):
 @pytest.mark.parametrize(
     ("output", "error", "message"),
     [
-        (np.empty((7, 7)), ValueError, r"output has shape \(7, 7\)"),
+        (np.empty((7, 7, 7)), ValueError, r"output has shape \(7, 7, 7\)|to a result of 3 \(output_shape=\)"),
         (np.empty(()), ValueError, r"output has shape \(\)"),
         ("nothing", TypeError, "nothing"),
         ("S5", TypeError, "made of numbers"),

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 from test_sampling import close, image_of, shapes
 
 from linumpy.device import to_host
-from linumpy.gpu import sampling
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
 from linumpy.gpu.sampling_launch import MODES
 
@@ -21,7 +20,7 @@ DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4"]
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
-    order=st.sampled_from([0, 1, 3]),
+    order=st.integers(0, 5),
     mode=st.sampled_from(MODES),
     kind=st.sampled_from(["f4", "f8"]),
     prefilter=st.booleans(),
@@ -30,7 +29,6 @@ DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4"]
 def test_points_as_scipy(cupy, shape, dtype, order, mode, kind, prefilter, seed):
     rng = np.random.default_rng(seed)
     image = image_of(dtype, shape, seed)
-    assume(sampling.can_sample(image, order, mode))
     places = np.stack([rng.uniform(-3, n + 2, 60) for n in shape]).astype(kind).reshape(len(shape), 6, 10)
     options = {"order": order, "mode": mode, "cval": 7.0, "prefilter": prefilter}
     got = to_host(map_coordinates(cupy.asarray(image), cupy.asarray(places), **options))
@@ -43,7 +41,7 @@ def test_points_as_scipy(cupy, shape, dtype, order, mode, kind, prefilter, seed)
 @given(
     shape=shapes,
     dtype=st.sampled_from(DTYPES),
-    order=st.sampled_from([0, 1, 3]),
+    order=st.integers(0, 5),
     mode=st.sampled_from(MODES),
     form=st.sampled_from(["diagonal", "square", "with offset", "homogeneous"]),
     seed=st.integers(0, 2**32 - 1),
@@ -52,7 +50,6 @@ def test_affine_as_scipy(cupy, shape, dtype, order, mode, form, seed):
     rng = np.random.default_rng(seed)
     rank = len(shape)
     image = image_of(dtype, shape, seed)
-    assume(sampling.can_sample(image, order, mode))
     matrix = np.diag(rng.uniform(0.5, 2, rank)) + (rng.normal(0, 0.2, (rank, rank)) if form != "diagonal" else 0)
     offset = rng.uniform(-2, 2, rank)
     given = {

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from budget import examples, some
+from budget import examples, shown, some
 from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +79,7 @@ EMULATED = [
 axes_of = st.lists(
     st.builds(TileAxis, st.integers(1, 23), st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=3
 )
+AXES = [TileAxis(7, 4, 3), TileAxis(9, 3, 5), TileAxis(20, 6, 4)]
 
 
 @pytest.mark.parametrize("compute", [resample_tiles, pytest.param(by_kernel, marks=needs_compiler)])
@@ -112,6 +113,7 @@ def check_as_scipy(compute, axes, dtype, to, seed):
 
 @settings(max_examples=examples(150))
 @given(axes=axes_of, dtype=st.sampled_from(DTYPES), to=st.sampled_from([None, "f4", "u2"]), seed=st.integers(0, 2**32))
+@shown(axes=[AXES], dtype=DTYPES, to=[None, "f4", "u2"], seed=[0])
 def test_as_scipy(axes, dtype, to, seed):
     check_as_scipy(resample_tiles, axes, dtype, to, seed)
 
@@ -119,6 +121,7 @@ def test_as_scipy(axes, dtype, to, seed):
 @needs_compiler
 @settings(max_examples=examples(150))
 @given(axes=axes_of, pair=st.sampled_from(EMULATED), tuning=st.sampled_from(TUNINGS), seed=st.integers(0, 2**32))
+@shown(axes=[AXES], pair=EMULATED, tuning=TUNINGS, seed=[0])
 def test_the_kernels_as_scipy(axes, pair, tuning, seed):
     check_as_scipy(functools.partial(by_kernel, tuning=tuning), axes, *pair, seed)
 

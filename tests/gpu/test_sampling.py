@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from budget import examples, matrix
 from emulator import COMPILER, emulated
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvrtc import compilations, compile_kernel, declared_shared
 from scipy import ndimage
@@ -19,6 +19,26 @@ from linumpy.gpu.sampling_launch import MODES
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]
+
+
+#: Dtype, order and mode: each of them with some of the others. A compilation of every one takes about a second;
+#: test_random_calls draws from all of them, now and then.
+KINDS = [
+    ("u1", 0, "constant"),
+    ("i4", 0, "wrap"),
+    ("f4", 0, "grid-constant"),
+    ("u2", 1, "grid-wrap"),
+    ("i2", 1, "reflect"),
+    ("f4", 1, "nearest"),
+    ("f8", 1, "wrap"),
+    ("u4", 2, "reflect"),
+    ("f4", 2, "constant"),
+    ("f4", 3, "mirror"),
+    ("f8", 3, "grid-constant"),
+    ("u1", 4, "grid-wrap"),
+    ("f8", 5, "nearest"),
+    ("f4", 5, "mirror"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +75,15 @@ def close(got, expected, image, order):
 @settings(max_examples=examples(150))
 @given(
     shape=shapes,
-    dtype=st.sampled_from(DTYPES),
-    order=st.sampled_from([0, 1, 3]),
-    mode=st.sampled_from(MODES),
+    how=st.sampled_from(KINDS),
     kind=st.sampled_from(["f4", "f8"]),
     far=st.sampled_from([0.4, 3.0, 40.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
+def test_points_as_scipy(shape, how, kind, far, seed):
+    dtype, order, mode = how
     rng = np.random.default_rng(seed)
     image = image_of(dtype, shape, seed)
-    assume(sampling.can_sample(image, order, mode))
     places = np.stack([rng.uniform(-far, n - 1 + far, 40) for n in shape]).astype(kind)
     # Whole voxels are exact; halves are where rounding decides, and are left alone.
     places[:, :10] = np.round(places[:, :10])
@@ -79,13 +97,12 @@ def test_points_as_scipy(shape, dtype, order, mode, kind, far, seed):
 @settings(max_examples=examples(150))
 @given(
     shape=shapes,
-    dtype=st.sampled_from(DTYPES),
-    order=st.sampled_from([0, 1, 3]),
-    mode=st.sampled_from(MODES),
+    how=st.sampled_from(KINDS),
     brick=st.sampled_from([0, 96 * 1024]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_affine_as_scipy_and_blocks_as_the_whole(shape, dtype, order, mode, brick, seed):
+def test_affine_as_scipy_and_blocks_as_the_whole(shape, how, brick, seed):
+    dtype, order, mode = how
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "_BRICK_NBYTES", brick)
         check_affine(shape, dtype, order, mode, seed)
@@ -95,7 +112,6 @@ def check_affine(shape, dtype, order, mode, seed):
     rng = np.random.default_rng(seed)
     rank = len(shape)
     image = image_of(dtype, shape, seed)
-    assume(sampling.can_sample(image, order, mode))
     matrix = np.eye(rank) * rng.uniform(0.5, 2, rank) + rng.normal(0, 0.2, (rank, rank)) * rng.integers(0, 2)
     offset = rng.uniform(-2, 2, rank)
     out_shape = tuple(int(n) for n in rng.integers(1, 12 if rank == 2 else 40, rank))
@@ -114,7 +130,7 @@ def check_affine(shape, dtype, order, mode, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("mode", "order"), matrix(MODES, [0, 1, 3]))
+@pytest.mark.parametrize(("mode", "order"), matrix(MODES, range(6)))
 def test_places_that_are_no_numbers(mode, order):
     image = image_of("f4", (5, 6, 7), 1)
     bad = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 2.0**40])
@@ -164,6 +180,9 @@ def specs():
         ("f8", "f8", 3, 3, "grid-constant"),
         ("i8", "u4", 2, 0, "mirror"),
         ("f8", "f2", 2, 1, "constant"),
+        ("f4", "f4", 3, 2, "reflect"),
+        ("f4", "f4", 3, 5, "mirror"),
+        ("f8", "u1", 2, 4, "nearest"),
     ]:
         image, out = np.empty((1,) * rank, source), np.empty((1,) * rank, target)
         kinds = (*launch.kinds_of(image, out, order, mode)[:-1], source in ("u2", "f4"))  # of these, in 64-bit numbers
@@ -220,7 +239,23 @@ def test_a_brick_leaves_what_the_kernel_declares(monkeypatch, order):
         assert sampling._shared_limit(device) + declared <= kib * 1024
 
 
-@pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
+def stacks():
+    """Kernels for stacks of images, of each form."""
+    image = np.empty((2, 2, 2), "f4")
+    for order in (1, 2):
+        kinds = launch.kinds_of(image, image, order, "mirror")
+        yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X="32", BATCH="1")
+        yield launch.spec_of("affine", "affine_brick", kinds, launch.BRICKS[order], PITCH="40", BATCH="1")
+        places = {"COORDINATE": "float", "FIELD": "2", "GRID": "1", "CELLS": "0", "BATCH": "1"}
+        yield launch.spec_of("points", "map_points", kinds, launch.GRIDS[order], **places)
+        yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places | {"FIELD": "0", "GRID": "0"})
+
+
+#: Of these every sixth is compiled in the short run.
+OFTEN = [*list(specs())[::6], *stacks()]
+
+
+@pytest.mark.parametrize(("spec", "architecture"), compilations([*specs(), *stacks()], OFTEN))
 def test_the_kernels_compile(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 

@@ -15,10 +15,14 @@ import pytest
 from budget import examples
 from emulator import COMPILER, emulated
 
-from linumpy.gpu import sampling
+from linumpy.gpu import general, nearest, sampling
 from linumpy.gpu.sampling import AffineMap, Sampler
-from linumpy.gpu.sampling_launch import MODES
 
+#: Dtype, order and mode; every pair of them is compiled.
+HOW = [
+    *[("u1", 0, "constant"), ("u2", 1, "nearest"), ("f4", 1, "grid-constant"), ("f4", 2, "mirror"), ("f4", 3, "wrap")],
+    *[("f8", 3, "reflect"), ("f8", 5, "grid-wrap")],
+]
 _HERE = Path(__file__).parent
 _PAGE = mmap.PAGESIZE
 _C = ctypes.CDLL(None, use_errno=True)
@@ -42,9 +46,8 @@ def draw(rng):
     """Draw an image, between guards, and how it is sampled."""
     rank = int(rng.integers(2, 4))
     shape = tuple(int(n) for n in rng.integers(1, 14, rank))
-    dtype = rng.choice(["u1", "u2", "f4", "f8"])
-    how = Sampler(int(rng.choice([0, 1, 3])), str(rng.choice(MODES)), 3.0)
-    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), how
+    dtype, order, mode = HOW[rng.integers(len(HOW))]
+    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), Sampler(order, mode, 3.0)
 
 
 def points(rng):
@@ -70,13 +73,35 @@ def affine(rng):
     sampling.sample_affine(image, AffineMap(tuple(map(tuple, matrix.tolist())), offset), how, out)
 
 
+def stacks(rng):
+    """The kernels of `affine`, on images that lie one after another."""
+    image, how = draw(rng)
+    if image.ndim < 3:
+        return
+    shape = tuple(int(n) for n in rng.integers(1, 40, 2))
+    matrix = np.eye(2) * rng.uniform(0.3, 3, 2) + rng.normal(0, 0.4, (2, 2))
+    out = guarded(np.zeros((len(image), *shape), image.dtype), rng.random() < 0.5)
+    affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(rng.uniform(-5, 5, 2).tolist()))
+    sampling.sample_affine(image, affine, how, out)
+
+
+def others(rng):
+    """Kernels for any number of axes, and for voxels that are taken as they are."""
+    image, how = draw(rng)
+    out = guarded(np.zeros(tuple(int(n) for n in rng.integers(1, 20, 2)), image.dtype), rng.random() < 0.5)
+    general.sample_affine(image, rng.normal(0, 2, (image.ndim, 2)), rng.uniform(-5, 5, image.ndim), how, out)
+    lines = [nearest.Line(n, int(rng.integers(1, 70)), *rng.normal(0, 2, 3).tolist()) for n in image.shape]
+    out = guarded(np.zeros([line.length for line in lines], image.dtype), rng.random() < 0.5)
+    nearest.take(image, lines, how.mode, 3, out)
+
+
 def run(kind, seed, count):
-    sampling.load = emulated
+    sampling.load = general.load = nearest.load = emulated
     np.seterr(all="ignore")
     for number in range(count):
         rng = np.random.default_rng((seed, number))
         print(number, flush=True)  # the last one is at fault
-        {"points": points, "affine": affine}[kind](rng)
+        {"points": points, "affine": affine, "stacks": stacks, "others": others}[kind](rng)
 
 
 def _environment():
@@ -85,9 +110,9 @@ def _environment():
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
-@pytest.mark.parametrize("kind", ["points", "affine"])
-def test_nothing_beyond_the_arrays_is_touched(kind):
-    command = [sys.executable, str(Path(__file__)), kind, "0", str(examples(60))]
+@pytest.mark.parametrize(("kind", "count"), [("points", 50), ("affine", 50), ("stacks", 15), ("others", 12)])
+def test_nothing_beyond_the_arrays_is_touched(kind, count):
+    command = [sys.executable, str(Path(__file__)), kind, "0", str(examples(count))]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout[-20:], done.stderr[-2000:])
 

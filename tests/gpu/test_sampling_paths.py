@@ -1,16 +1,17 @@
 """Displaced voxels and channels: the kernels on the CPU, thread after thread, and on a device, against SciPy."""
 
 import numpy as np
+import on_cpu
 import pytest
 from budget import examples, matrix
-from emulator import COMPILER, emulated
+from emulator import COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
-from test_sampling import close, image_of
+from test_sampling import KINDS, close, image_of
 
 from linumpy.device import to_host
-from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline, spline_transform
+from linumpy.gpu import interpolation, sampling, sampling_launch, sampling_paths, spline_transform
 from linumpy.gpu.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
 from linumpy.gpu.sampling_launch import MODES
@@ -21,11 +22,7 @@ ORDERS = [0, 1, 3]
 
 @pytest.fixture
 def as_if_on_a_device(monkeypatch):
-    """NumPy arrays take the way of CuPy's; cupyx, which would refuse them, is not on it."""
-    for room in (spline_transform, sampling_paths):
-        monkeypatch.setattr(room, "is_device_array", lambda _: True)
-    for room in (sampling, spline):
-        monkeypatch.setattr(room, "load", emulated)
+    on_cpu.patch(monkeypatch)
 
 
 def shapes_of(rank, most=9):
@@ -48,12 +45,13 @@ def fields(draw):
     field[:, whole] = np.round(field[:, whole])
     field *= np.reshape(spacing or 1.0, (-1, *[1] * rank))
     field = field.astype(draw(st.sampled_from(["f4", "f8", "i2", "f2", "i4"])))
-    image = image_of(draw(st.sampled_from(["u1", "u2", "f4", "f8"])), shape, draw(st.integers(0, 99)))
+    dtype, order, mode = draw(st.sampled_from(KINDS))
+    image = image_of(dtype, shape, draw(st.integers(0, 99)))
     return (
         image,
         field,
         spacing,
-        {"order": draw(st.sampled_from(ORDERS)), "mode": draw(st.sampled_from(MODES)), "cval": 7.0},
+        {"order": order, "mode": mode, "cval": 7.0},
     )
 
 
@@ -75,7 +73,7 @@ def agree(got, expected, image, places, order):
 
 @needs_compiler
 @pytest.mark.usefixtures("as_if_on_a_device")
-@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields())
 def test_displaced_voxels_as_scipy(case):
     image, field, spacing, options = case
@@ -154,14 +152,13 @@ def affine_of(seed, rank, turned):
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=shapes_of(4, 7),
-    dtype=st.sampled_from(["u1", "u2", "f4", "f8"]),
-    order=st.sampled_from(ORDERS),
-    mode=st.sampled_from(MODES),
+    kind=st.sampled_from(KINDS),
     turned=st.booleans(),
     layout=st.sampled_from(["C", "F", "gaps"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_channels_as_scipy(shape, dtype, order, mode, turned, layout, seed):
+def test_channels_as_scipy(shape, kind, turned, layout, seed):
+    dtype, order, mode = kind
     image = image_of(dtype, shape, seed)
     if layout == "F":
         image = np.asfortranarray(image)
@@ -175,12 +172,59 @@ def test_channels_as_scipy(shape, dtype, order, mode, turned, layout, seed):
     got = affine_transform(image, np.column_stack([full, moved]), output=out, **options)
     assert out is None or got is out
     expected = ndimage.affine_transform(image, full, moved, **options)
-    if mode == "reflect" and order == 3:  # SciPy's filter of short axes is off there, and mixes channels a little
+    if mode == "reflect" and order > 1:  # SciPy's filter of short axes is off there, and mixes channels a little
         options["output_shape"] = out_shape
         expected = np.stack([ndimage.affine_transform(one, matrix, offset, **options) for one in image])
     off = ~close(got, expected, image, order)
     # At the ends of the image the constant modes jump: rounding decides on which side a place is.
     assert off.mean() <= (0.02 if mode == "constant" or order == 0 else 0)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("as_if_on_a_device")
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_stack_is_its_images_to_the_bit(monkeypatch, rank, order):
+    """In one launch, and in several where a launch is short of blocks."""
+    stack = image_of("f4", (3, 2, 9, 20, 12)[: rank + 2], 0)
+    linear = np.eye(rank) * 0.8 + np.random.default_rng(1).normal(0, 0.2, (rank, rank))
+    offset = (0.25, -1.5, 2.0)[:rank]
+    full, moved = np.eye(rank + 2), np.zeros(rank + 2)
+    full[2:, 2:], moved[2:] = linear, offset
+    options = {"order": order, "mode": "grid-wrap"}
+    expected = np.stack([[affine_transform(one, linear, offset, **options) for one in row] for row in stack])
+    for most in (2**31 - 1, 1):
+        monkeypatch.setattr(sampling, "_MOST_BLOCKS", most)
+        assert affine_transform(stack, full, moved, **options).tobytes() == expected.tobytes()
+        field = np.random.default_rng(2).normal(0, 1, (rank, *stack.shape[2:]))
+        got = apply_displacement_field(stack[0], field, channel_axis=0, **options)
+        singly = np.stack([apply_displacement_field(one, field, **options) for one in stack[0]])
+        assert got.tobytes() == singly.tobytes()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("as_if_on_a_device")
+@pytest.mark.parametrize("axes", [(1, 2), (0, 1), (0, 3)])
+@pytest.mark.parametrize("order", [1, 3])
+def test_planes_are_turned_by_themselves(order, axes):
+    """What is not finite, and coefficients that are given, stay in their plane, as in SciPy."""
+    image = image_of("f8", (5, 6, 7, 3), 0)
+    if order == 1:
+        image[2, 3, 4, 1] = np.nan
+    options = {"order": order, "mode": "grid-constant", "prefilter": False}
+    got, expected = rotate(image, 25, axes, **options), ndimage.rotate(image, 25, axes, **options)
+    assert np.allclose(got, expected, atol=1e-9 * np.nanmax(np.abs(image)), equal_nan=True)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("as_if_on_a_device")
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_places_in_an_array_of_more_axes_than_the_image(order):
+    """They were sampled as far as the first two axes reach; the rest was what memory held."""
+    image = image_of("f4", (9, 11), 0)
+    places = np.random.default_rng(0).uniform(0, 8, (2, 3, 2, 9, 17))
+    got = interpolation.map_coordinates(image, places, order=order)
+    assert agree(got, ndimage.map_coordinates(image, places, order=order), image, places, order)
 
 
 @needs_compiler
@@ -210,8 +254,8 @@ def test_turned_moved_and_scaled_channels(order):
         (lambda m, o: None, {"order": 2}),
     ],
 )
-def test_what_mixes_channels_goes_to_the_general_way(monkeypatch, change, options):
-    monkeypatch.setattr(sampling_paths, "ndimage_of", lambda _: ndimage)
+@needs_compiler
+def test_maps_that_mix_channels(change, options):
     image, matrix, offset = image_of("f4", (3, 4, 4, 4), 0), np.eye(4), np.zeros(4)
     change(matrix, offset)
     options = {"order": 1, **options}
@@ -283,6 +327,31 @@ def test_displaced_voxels_on_the_gpu(cupy, case):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("order", range(6))
+@pytest.mark.parametrize("rank", [2, 3])
+def test_stacks_on_the_gpu(cupy, rank, order):
+    stack = image_of("f4", (40, 3, 20, 31, 18)[: rank + 2], 0)
+    linear = np.eye(rank) * 0.8 + np.random.default_rng(1).normal(0, 0.2, (rank, rank))
+    full = np.eye(rank + 2)
+    full[2:, 2:] = linear
+    options = {"order": order, "mode": "mirror"}
+    got = affine_transform(cupy.asarray(stack), full, **options)
+    for place in ((0, 0), (17, 1), (39, 2)):
+        single = affine_transform(cupy.asarray(stack[place]), linear, **options)
+        assert got[place].get().tobytes() == single.get().tobytes()
+        expected = ndimage.affine_transform(stack[place], linear, **options)
+        assert close(got[place].get(), expected, stack, order).mean() > 0.999
+    turned = rotate(cupy.asarray(stack), 20, (1, 2), **options).get()
+    assert close(turned, ndimage.rotate(stack, 20, (1, 2), **options), stack, order).mean() > 0.999
+    places = np.random.default_rng(0).uniform(0, 8, (2, 3, 2, 9, 17))
+    got = interpolation.map_coordinates(
+        cupy.asarray(stack[0, 0, :20, :18].reshape(-1, 18)), cupy.asarray(places), **options
+    )
+    expected = ndimage.map_coordinates(stack[0, 0, :20, :18].reshape(-1, 18), places, **options)
+    assert close(got.get(), expected, stack, order).all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("spacing", [None, (2.0, 3.0, 0.5)])
 @pytest.mark.parametrize("order", [0, 1])
 def test_no_memory_but_the_output_for_a_field(cupy, order, spacing):
@@ -301,8 +370,7 @@ def test_no_memory_but_the_output_for_a_field(cupy, order, spacing):
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("dtype", ["u2", "f4", "f8"])
-def test_channels_on_the_gpu(cupy, monkeypatch, order, dtype):
-    monkeypatch.setattr(sampling_paths, "ndimage_of", lambda _: pytest.fail("cupyx"))
+def test_channels_on_the_gpu(cupy, order, dtype):
     image = image_of(dtype, (3, 20, 21, 22), 0)
     matrix, offset, shape = affine_of(1, 3, True)
     full, moved = np.eye(4), np.zeros(4)
@@ -338,7 +406,7 @@ def test_resizing_leaves_channels_alone_on_the_gpu(cupy, order):
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", [2, 4, 5])
 @pytest.mark.parametrize("mode", ["constant", "grid-constant"])
-def test_places_that_are_no_numbers_by_cupyx(cupy, order, mode):
+def test_places_that_are_no_numbers_at_other_orders(cupy, order, mode):
     image = cupy.asarray(image_of("f4", (5, 6, 7), 1))
     places = cupy.ones((3, 6))
     places[1] = cupy.asarray([np.nan, np.inf, -np.inf, 1e300, -1e300, 1.0])
@@ -348,7 +416,7 @@ def test_places_that_are_no_numbers_by_cupyx(cupy, order, mode):
 
 
 @pytest.mark.gpu
-def test_dtypes_that_cupyx_does_not_know(cupy):
+def test_halves_booleans_and_long_integers_on_the_gpu(cupy):
     for dtype in ("f2", "?", "i4", "u4"):
         image = np.random.default_rng(0).integers(0, 2, (6, 7, 8)).astype(dtype)
         got = affine_transform(cupy.asarray(image), np.eye(3), 1.0, order=2, mode="nearest")

@@ -22,7 +22,8 @@ import ome_zarr.io
 import ome_zarr.reader
 import pytest
 import zarr
-from hypothesis import given
+from budget import examples, shown
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
@@ -86,6 +87,22 @@ def requests(draw):
     return shape, draw(st.sampled_from(DTYPES)), options, draw(st.integers(0, 2**32 - 1))
 
 
+def each_request():
+    """Make a request of every dtype, and with it of every version, codec and layout."""
+    for k, dtype in enumerate(DTYPES):
+        version, codec = ("0.5", "0.4")[k // 4 % 2], list(V3_CODECS)[k % 4]
+        options = {
+            "chunks": (4, 3, 5),
+            "shards": (4, 6, 10) if version == "0.5" and k % 3 else None,
+            "compressors": (V3_CODECS if version == "0.5" else V2_CODECS)[codec],
+            "ngff_version": version,
+            "n_levels": 1 + k % 3,
+            "downsampling": ("mean", "nearest")[k % 2],
+            "fill_value": k // 2 % 2,
+        }
+        yield (9, 13, 11), dtype, options, k
+
+
 def write_by_parts(path, request, monkeypatch, cut):
     """Write most of an image in regions of any order and size, some of it twice; returns what it must hold."""
     shape, dtype, options, seed = request
@@ -109,7 +126,9 @@ def write_by_parts(path, request, monkeypatch, cut):
 
 
 @pytest.mark.parametrize("cut", [False, True])
+@settings(max_examples=examples(60))
 @given(request=requests())
+@shown(request=list(each_request()))
 def test_zarr_reads_what_was_written(cut, request):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         expected = write_by_parts(Path(folder) / "i", request, monkeypatch, cut)

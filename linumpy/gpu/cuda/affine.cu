@@ -5,6 +5,7 @@
 // for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
+#include "boundary.cuh"
 #include "sampling.cuh"
 
 constexpr int TILE_Y = THREADS / TILE_X;
@@ -21,6 +22,9 @@ struct Affine {
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
     int aligned;  // whether four voxels of a row can be read at once
+#if BATCH
+    Batch batch;
+#endif
 };
 
 // The place of a voxel depends on its number in the whole output and on nothing else: not on where a block starts, nor
@@ -95,7 +99,11 @@ __device__ __forceinline__ int row_in_tile() {
 // first and the last are inner ones, so are all.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
-    const Tile tile = tile_of_block(how.tiles);
+#if BATCH
+    data += image_of_block(how.batch) * how.batch.image;
+    target += image_of_block(how.batch) * how.batch.target;
+#endif
+    const Tile tile = TILE_OF_BLOCK(how);
     const int x = tile.x * TILE_X + column_in_tile();
     const int y = (tile.y * TILE_Y + row_in_tile()) * (RANK == 3 ? 1 : MARCH), z = RANK == 3 ? tile.z * MARCH : 0;
     if (x >= how.shape[2] || y >= how.shape[1]) return;
@@ -222,11 +230,15 @@ constexpr double NEAR = 1e-6;
 // near to the identity.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
+#if BATCH
+    data += image_of_block(how.batch) * how.batch.image;
+    target += image_of_block(how.batch) * how.batch.target;
+#endif
     extern __shared__ FourHeld fours[];
     COMPUTE *brick = fours->voxel;
     __shared__ Corner corner;
     const Image &image = how.image;
-    const Tile tile = tile_of_block(how.tiles);
+    const Tile tile = TILE_OF_BLOCK(how);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
     if (threadIdx.x < 3) {  // the least that a place of the tile needs
         const int a = static_cast<int>(threadIdx.x);

@@ -6,6 +6,7 @@
 // and 1 and three axes), with those of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
+#include "boundary.cuh"
 #include "sampling.cuh"
 #if CELLS
 #include "cells.cuh"
@@ -47,6 +48,9 @@ struct Points {
     int whole[3];                 // voxels of the image
     int grid[3];                  // planes, rows and columns of places
     int tiles[2];
+#if BATCH
+    Batch batch;
+#endif
 };
 
 #if FIELD
@@ -75,8 +79,12 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
     typedef decltype(locate(PLACE(), COMPUTE())) Place;
     const Inside<Place::BIAS> inside(image);
     static_assert(MARCH <= 32 && MARCH % TOGETHER == 0, "a bit for each");
+#if BATCH
+    data += image_of_block(how.batch) * how.batch.image;
+    target += image_of_block(how.batch) * how.batch.target;
+#endif
 #if GRID
-    const Tile tile = tile_of_block(how.tiles);
+    const Tile tile = TILE_OF_BLOCK(how);
     const int x = tile.x * TILE_X + static_cast<int>(threadIdx.x % TILE_X);
     const int y = tile.y * (RANK == 3 ? TILE_Y : TILE_Y * MARCH) + static_cast<int>(threadIdx.x / TILE_X);
     const int z = RANK == 3 ? tile.z * MARCH : 0;
@@ -86,7 +94,7 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
     const int left = min(RANK == 3 ? how.grid[0] - z : (how.grid[1] - y + TILE_Y - 1) / TILE_Y, MARCH);
 #define VOXEL_OF_PLACE(i) const int voxel[3] = {RANK == 3 ? z + (i) : 0, RANK == 3 ? y : y + (i) * TILE_Y, x}
 #else
-    const INDEX begin = static_cast<INDEX>(blockIdx.x) * (THREADS * MARCH) + threadIdx.x, step = THREADS;
+    const INDEX begin = static_cast<INDEX>(BLOCK_IN_IMAGE(how)) * (THREADS * MARCH) + threadIdx.x, step = THREADS;
     if (begin >= how.count) return;
     const int left = static_cast<int>(min((how.count - begin + THREADS - 1) / THREADS, static_cast<int64>(MARCH)));
 #define VOXEL_OF_PLACE(i) const int *const voxel = nullptr

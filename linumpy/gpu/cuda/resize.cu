@@ -9,7 +9,8 @@
 // A window lies at [first, first + count) and may leave the axis on either side, by less than its length: it goes on at
 // the other end, as mode grid-wrap asks.
 //
-// Definitions: SOURCE, TARGET, COMPUTE (float or double). No sizes of images. For speed alone: OUTPUTS, PACK (elements
+// Definitions: SOURCE, TARGET, COMPUTE (float or double), CLAMP (1: a sum stays within what it is made of, where weights add
+// up to 1: rounding may take it beyond). No sizes of images. For speed alone: OUTPUTS, PACK (elements
 // that a thread loads at once), UNROLL (rows under way at once), BLOCKS (of 256 threads, on a multiprocessor).
 #include "number.cuh"
 #include "elements.cuh"
@@ -27,6 +28,25 @@ template <> struct IsFloat<half_bits> { static constexpr bool value = true; };
 template <> struct IsFloat<float> { static constexpr bool value = true; };
 template <> struct IsFloat<double> { static constexpr bool value = true; };
 
+__device__ __forceinline__ float lesser(float a, float b) { return fminf(a, b); }
+__device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double lesser(double a, double b) { return fmin(a, b); }
+__device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
+
+// The least and the greatest of some numbers, NaN apart.
+struct Bounds {
+    COMPUTE low, high;
+    __device__ __forceinline__ void set() {
+        low = infinity();
+        high = -infinity();
+    }
+    __device__ __forceinline__ void add(COMPUTE v) {
+        low = lesser(low, v);
+        high = greater(high, v);
+    }
+    __device__ __forceinline__ COMPUTE hold(COMPUTE v) const { return v < low ? low : v > high ? high : v; }
+};
+
 template <int N>
 __device__ __forceinline__ void read_row(const SOURCE *in, const COMPUTE *weights, COMPUTE (&values)[N],
                                         Pack<COMPUTE, OUTPUTS> &w) {
@@ -43,18 +63,27 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
     const COMPUTE *weights = table + static_cast<int64>(group.start) * OUTPUTS;
     Pack<COMPUTE, OUTPUTS> w;
     COMPUTE values[N], finite = 0;
+    Bounds bounds[N];
 #pragma unroll
     for (int j = 0; j < OUTPUTS; ++j)
 #pragma unroll
         for (int c = 0; c < N; ++c) sums[j][c] = 0;
+#pragma unroll
+    for (int c = 0; CLAMP && c < N; ++c) bounds[c].set();
 #pragma unroll UNROLL
     for (int k = 0; k < group.count; ++k) {
         read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
+#pragma unroll
+        for (int c = 0; CLAMP && c < N; ++c) bounds[c].add(values[c]);
 #pragma unroll
         for (int j = 0; j < OUTPUTS; ++j)
 #pragma unroll
             for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
     }
+#pragma unroll
+    for (int j = 0; CLAMP && j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
     if (!IsFloat<SOURCE>::value) return;
     // A row that is NaN or infinite spoils neighbours in whose window it is not: 0 times it is NaN. Such sums are rare,
     // and taken again, more slowly.
@@ -76,6 +105,10 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
 #pragma unroll
                 for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
     }
+#pragma unroll
+    for (int j = 0; CLAMP && j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
 }
 
 template <int N>
@@ -160,18 +193,28 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
         const Window window = windows[x0 + i];
         const COMPUTE *rows = tile + g * OUTPUTS * pitch, *weights = table_x + x0 + i;
         COMPUTE sums[OUTPUTS];
+        Bounds bounds[OUTPUTS];
 #pragma unroll
-        for (int j = 0; j < OUTPUTS; ++j) sums[j] = 0;
+        for (int j = 0; j < OUTPUTS; ++j) {
+            sums[j] = 0;
+            bounds[j].set();
+        }
 #pragma unroll UNROLL
         for (int k = 0; k < window.count; ++k) {
             const COMPUTE w = weights[static_cast<int64>(k) * mx];
             const COMPUTE *from = rows + in_tile(window.first - span.first + k);
 #pragma unroll
-            for (int j = 0; j < OUTPUTS; ++j) sums[j] += w * from[j * pitch];
+            for (int j = 0; j < OUTPUTS; ++j) {
+                const COMPUTE value = from[j * pitch];
+                sums[j] += w * value;
+                if (CLAMP) bounds[j].add(value);
+            }
         }
 #pragma unroll
-        for (int j = 0; j < OUTPUTS; ++j)
-            if (y0 + j < my) out[static_cast<int64>(y0 + j) * mx + i] = Narrow<TARGET, COMPUTE>::of(sums[j]);
+        for (int j = 0; j < OUTPUTS; ++j) {
+            const COMPUTE value = CLAMP ? bounds[j].hold(sums[j]) : sums[j];
+            if (y0 + j < my) out[static_cast<int64>(y0 + j) * mx + i] = Narrow<TARGET, COMPUTE>::of(value);
+        }
     }
 }
 
@@ -186,9 +229,12 @@ extern "C" __global__ void __launch_bounds__(256) along_x(
     const Window window = windows[i];
     in += o * n;
     COMPUTE sum = 0;
+    Bounds bounds;
+    bounds.set();
     for (int k = 0; k < window.count; ++k) {
-        const COMPUTE w = table[static_cast<int64>(k) * m + i];
-        sum += w * Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
+        const COMPUTE w = table[static_cast<int64>(k) * m + i], value = Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
+        sum += w * value;
+        if (CLAMP) bounds.add(value);
     }
-    out[thread] = Narrow<TARGET, COMPUTE>::of(sum);
+    out[thread] = Narrow<TARGET, COMPUTE>::of(CLAMP ? bounds.hold(sum) : sum);
 }

@@ -1,32 +1,16 @@
-// One sample of an image at a place between its voxels: orders 0, 1 and 3, SciPy's boundary modes.
+// One sample of an image of two or three axes at a place between its voxels: orders 0 to 5, SciPy's boundary modes.
 //
-// Definitions: SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or 3), ORDER (0, 1, 3), MODE (below), INDEX (int or int64),
-// and PAD: places are those of an image to which so many voxels were added before its first (and as many behind its last);
-// the array with them is what is sampled, and called the image here.
+// Definitions: those of boundary.cuh, which is included before, SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or
+// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same places, one after another).
 //
 // A place whose voxels all lie inside takes the short way (`Inside`); all others take SciPy's rules, in double
 // precision, one voxel at a time (`sample_edge`). Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
-#define CONSTANT 0
-#define GRID_CONSTANT 1
-#define NEAREST 2
-#define REFLECT 3
-#define MIRROR 4
-#define WRAP 5
-#define GRID_WRAP 6
-
-#ifndef PAD
-#define PAD 0
-#endif
-
 constexpr int FIRST_AXIS = 3 - RANK;
-constexpr int TAPS = ORDER == 3 ? 4 : ORDER + 1;
 // Voxels that a sample reads before and after the one at or below its place. Those before are counted from the place as
 // it is given, so that a pad costs nothing.
-constexpr int BEFORE = (ORDER == 3 ? 1 : 0) - PAD;
-constexpr int AFTER = ORDER == 3 ? 2 : 1;
-// Beyond this no double has a fraction left to interpolate with, and casts to integers are not safe.
-constexpr double FARTHEST = 4503599627370496.0;
+constexpr int BEFORE = ORDER / 2 - PAD;
+constexpr int AFTER = ORDER / 2 + 1;
 
 // An image, or a box of one: boundaries are those of the whole.
 struct Image {
@@ -37,15 +21,6 @@ struct Image {
 
 __device__ __forceinline__ float mix(float a, float b, float f, float g) { return __fmaf_rn(f, b, __fmul_rn(g, a)); }
 __device__ __forceinline__ double mix(double a, double b, double f, double g) { return f * b + g * a; }
-
-// Six times the weights of a cubic spline.
-template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
-    const C z = 1 - x, square = x * x;
-    w[0] = z * z * z;
-    w[3] = square * x;
-    w[1] = 3 * w[3] - 6 * square + 4;
-    w[2] = 6 - w[0] - w[1] - w[3];
-}
 
 // Where a place lies: the voxel at or below it, `BIAS` higher, and the fraction of a voxel beyond it. Only good where
 // `is_inner` says so: other places may give any voxel, but none that passes for an inner one (see `limit`).
@@ -136,9 +111,6 @@ template <> struct Along<float, unsigned char> : AlongSmall<unsigned char> {};
 template <> struct Along<float, unsigned short> : AlongSmall<unsigned short> {};
 template <> struct Along<float, short> : AlongSmall<short> {};
 
-__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
-
 // The sum over the voxels around an inner place. `first` is the first voxel it reads, in the image or in a copy of a
 // part of it: the sum is the same.
 template <class VOXEL, class STEP, class P>
@@ -158,97 +130,36 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
     const COMPUTE far = mix(BETWEEN(third), BETWEEN(third + row), y, v);
     return mix(near, far, at[0].fraction, 1 - at[0].fraction);
 #else
-    COMPUTE x[4], y[4], z[4] = {1, 0, 0, 0};
-    cubic_weights(at[2].fraction, x);
-    cubic_weights(at[1].fraction, y);
-    if (RANK == 3) cubic_weights(at[0].fraction, z);
+    COMPUTE x[TAPS], y[TAPS], z[TAPS] = {1};
+    COMPUTE f[3] = {at[0].fraction, at[1].fraction, at[2].fraction};
+    if (IS_EVEN) {  // counted from the nearest voxel
+        const bool up_x = f[2] >= COMPUTE(0.5), up_y = f[1] >= COMPUTE(0.5), up_z = RANK == 3 && f[0] >= COMPUTE(0.5);
+        f[2] -= up_x;
+        f[1] -= up_y;
+        f[0] -= up_z;
+        first += (up_x ? STEP(1) : STEP(0)) + (up_y ? row : STEP(0)) + (up_z ? plane : STEP(0));
+    }
+    spline_weights(f[2], x);
+    spline_weights(f[1], y);
+    if (RANK == 3) spline_weights(f[0], z);
     COMPUTE sum = 0;
 #pragma unroll
-    for (int k = 0; k < (RANK == 3 ? 4 : 1); ++k, first += plane) {
+    for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k, first += plane) {
         COMPUTE flat = 0;
         const VOXEL *line = first;
 #pragma unroll
-        for (int j = 0; j < 4; ++j, line += row) {
-            const COMPUTE near = fused(x[1], VALUE(line + 1), x[0] * VALUE(line));
-            flat = fused(y[j], fused(x[3], VALUE(line + 3), fused(x[2], VALUE(line + 2), near)), flat);
+        for (int j = 0; j < TAPS; ++j, line += row) {
+            COMPUTE near = x[0] * VALUE(line);
+#pragma unroll
+            for (int i = 1; i < TAPS; ++i) near = fused(x[i], VALUE(line + i), near);
+            flat = fused(y[j], near, flat);
         }
         sum = fused(z[k], flat, sum);
     }
-    return sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0);
+    return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
 #endif
 #undef VALUE
 #undef BETWEEN
-}
-
-__device__ __forceinline__ int remainder_of(int64 i, int period) {
-    const int r = static_cast<int>(i % period);
-    return r < 0 ? r + period : r;
-}
-
-// A voxel's number, taken back into the image as the spline is continued; -1 for none. SciPy continues `constant` and
-// `wrap` by mirroring: only the place itself is constant or wrapped there.
-__device__ __forceinline__ int fold(int64 i, int n) {
-    if (i >= 0 && i < n) return static_cast<int>(i);
-    if (MODE == GRID_CONSTANT) return -1;
-    if (MODE == NEAREST) return i < 0 ? 0 : n - 1;
-    if (n == 1) return 0;
-    if (MODE == GRID_WRAP) return remainder_of(i, n);
-    if (MODE == REFLECT) {
-        const int64 r = i % (2ll * n), m = r < 0 ? r + 2ll * n : r;
-        return static_cast<int>(m < n ? m : 2ll * n - 1 - m);
-    }
-    const int64 r = i % (2ll * n - 2), m = r < 0 ? r + 2ll * n - 2 : r;
-    return static_cast<int>(m < n ? m : 2ll * n - 2 - m);
-}
-
-// A place, taken back into the image as SciPy's map_coordinate does, quirks included; false where it is outside for
-// good.
-__device__ inline bool bring_inside(double &c, int n) {
-    if (!(c >= 0 && c <= n - 1)) {
-        if (MODE == CONSTANT || c != c) return false;
-        if (MODE == NEAREST) {
-            // A cubic spline goes on beyond the last voxel until all it is made of are that voxel.
-            const double beyond = ORDER == 3 ? 4 : 0;
-            c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);
-            return true;
-        }
-        if (!(fabs(c) < FARTHEST)) return false;
-        if (MODE == GRID_CONSTANT) return true;
-        if (n == 1) {
-            c = 0;
-            return true;
-        }
-        const double period = MODE == MIRROR ? 2.0 * n - 2 : MODE == REFLECT ? 2.0 * n : MODE == WRAP ? n - 1.0 : n;
-        if (c < 0) {
-            const double turns = trunc(-c / period);
-            if (MODE == MIRROR) {
-                c = __dadd_rn(__dmul_rn(period, turns), c);
-                c = c <= 1 - n ? c + period : -c;
-            } else if (MODE == REFLECT) {
-                if (c < -period) c = __dadd_rn(__dmul_rn(period, turns), c);
-                c = c < -n ? c + period : (c > -1e-15 ? 1e-15 : -c) - 1;
-            } else {
-                c = __dadd_rn(c, __dmul_rn(period, turns + 1));
-            }
-        } else {
-            c = __dadd_rn(c, -__dmul_rn(period, trunc(c / period)));
-            if (MODE == MIRROR && c >= n) c = period - c;
-            if (MODE == REFLECT && c >= n) c = period - c - 1;
-        }
-    }
-    return c > -1.0 || MODE == GRID_CONSTANT;
-}
-
-// The weights of a place's voxels along an axis: those of `sum_inside`, cubic ones not yet divided by 6.
-template <class C> __device__ __forceinline__ void weigh(double fraction, C *weight) {
-    if (ORDER == 0) {
-        weight[0] = 1;
-    } else if (ORDER == 1) {
-        weight[TAPS - 1] = static_cast<C>(fraction);
-        weight[0] = static_cast<C>(1.0 - fraction);
-    } else {
-        cubic_weights(static_cast<C>(fraction), weight);
-    }
 }
 
 // A sample by SciPy's rules, whatever the place: NaN and what lies beyond all bounds give `outside` in the constant
@@ -257,7 +168,7 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
                                             COMPUTE outside) {
     const double place[3] = {c0, c1, c2};
     INDEX offset[3][TAPS] = {};  // of a voxel in the box; -1 for what is `outside`
-    COMPUTE weight[3][ORDER == 3 ? 4 : TAPS];
+    COMPUTE weight[3][TAPS];
     weight[0][0] = 1;
     INDEX step = 1;
 #pragma unroll
@@ -265,7 +176,7 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
         double c = place[a] + PAD;
         if (!bring_inside(c, image.whole[a]))
             return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
-        const double down = floor(ORDER == 0 ? c + 0.5 : c);
+        const double down = floor(IS_EVEN ? c + 0.5 : c);
         weigh(c - down, weight[a]);
         const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
 #pragma unroll
@@ -306,6 +217,23 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
 // Tiles of a grid of blocks. A grid of three axes needs no division, but is short of blocks along two of them; where it
 // is, `counts` holds the tiles along y and x, and the grid has one axis.
 struct Tile { int z, y, x; };
+#if BATCH
+// Blocks of a stack's images lie one after another; those of an image are numbered along one axis.
+struct Batch {
+    int64 image, target;  // elements of an image, and of its samples
+    int blocks;           // of an image
+};
+__device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
+    const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), rest = number / counts[1];
+    return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]), static_cast<int>(number % counts[1])};
+}
+__device__ __forceinline__ int64 image_of_block(const Batch &batch) { return blockIdx.x / static_cast<unsigned>(batch.blocks); }
+#define TILE_OF_BLOCK(how) tile_of_block((how).tiles, (how).batch)
+#define BLOCK_IN_IMAGE(how) (blockIdx.x % static_cast<unsigned>((how).batch.blocks))
+#else
+#define TILE_OF_BLOCK(how) tile_of_block((how).tiles)
+#define BLOCK_IN_IMAGE(how) blockIdx.x
+#endif
 __device__ __forceinline__ Tile tile_of_block(const int *counts) {
     if (!counts[1])
         return {static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)};

@@ -1,13 +1,16 @@
-// Turn voxels into the coefficients of their cubic B-spline along one axis, as SciPy's `spline_filter1d` of order 3.
+// Apply one pole of a B-spline's filter along one axis: a pole for orders 2 and 3, one after the other for orders 4 and 5.
 //
 // Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK (voxels
-// of a step: 8, 16 or 32), THREADS (of a block) and RESIDENT (blocks of a multiprocessor, at least). Never a shape.
+// of a step: 8, 16 or 32), THREADS (of a block), RESIDENT (blocks of a multiprocessor, at least), POLE_VALUE, MEMORY (voxels
+// after which a recursion has forgotten how it began; a multiple of 8, and for `spline_rows` of BLOCK / 2) and SHORT (voxels
+// of an axis that is filtered by a matrix). Never a shape.
 //
-// The filter is a recursion forwards, c[i] = 6 x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] - c[i]), with
-// z = sqrt(3) - 2 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal Processing Magazine
-// 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and addition. Both forget:
-// |z|^16 < 1e-9, |z|^32 < 1e-18. So a recursion may begin anywhere, K voxels early and with 0; what lies beyond the ends
-// are voxels of the image again, as the mode has it, and no end needs formulas of its own.
+// The filter is a recursion forwards, c[i] = (1 - z)(1 - 1/z) x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] - c[i]), of
+// a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal Processing
+// Magazine 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and addition. Both
+// forget: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere, K = MEMORY voxels early and with
+// 0; what lies beyond the ends are voxels of the image again, as the mode has it, and no end needs formulas of its own. Of
+// two poles this holds one after the other: what the first one makes continues at the ends as the image does.
 //
 // A thread goes along a line. It keeps K + BLOCK values of c in registers; a step takes in BLOCK voxels and, from the
 // newest value back, gives out those BLOCK that are K voxels older. Each voxel is read once, before the thread writes to
@@ -21,11 +24,10 @@
 #define REFLECT 1
 #define WRAP 2
 
-constexpr int K = sizeof(COMPUTE) == 8 ? 32 : 16;
+constexpr int K = MEMORY;
 constexpr int WINDOW = K + BLOCK;
-constexpr COMPUTE POLE = static_cast<COMPUTE>(-0.267949192431122706472553658494127633);
-constexpr COMPUTE GAIN = static_cast<COMPUTE>(6 * 0.267949192431122706472553658494127633);
-constexpr int SHORT = 8;  // as spline.py has it
+constexpr COMPUTE POLE = static_cast<COMPUTE>(POLE_VALUE);
+constexpr COMPUTE GAIN = static_cast<COMPUTE>((1.0 - (POLE_VALUE)) * (1.0 - (POLE_VALUE)));
 
 // The axis that is filtered: `size` voxels of an image, continued at both ends by `pad` voxels (fewer than K: those are
 // read before the last voxel is written to) that repeat the image's ends or are constant.

@@ -1,0 +1,144 @@
+// How SciPy's splines are weighted, and what lies outside of an image: for every kernel that samples one.
+//
+// Definitions: ORDER (0 to 5), MODE (below), and PAD: places are those of an image to which so many voxels were added
+// before its first (and as many behind its last); the array with them is what is sampled, and called the image here.
+
+#define CONSTANT 0
+#define GRID_CONSTANT 1
+#define NEAREST 2
+#define REFLECT 3
+#define MIRROR 4
+#define WRAP 5
+#define GRID_WRAP 6
+
+#ifndef PAD
+#define PAD 0
+#endif
+
+constexpr int TAPS = ORDER + 1;
+constexpr bool IS_EVEN = ORDER % 2 == 0;
+// Beyond this no double has a fraction left to interpolate with, and casts to integers are not safe.
+constexpr double FARTHEST = 4503599627370496.0;
+
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+
+// Six times the weights of a cubic spline.
+template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
+    const C z = 1 - x, square = x * x;
+    w[0] = z * z * z;
+    w[3] = square * x;
+    w[1] = 3 * w[3] - 6 * square + 4;
+    w[2] = 6 - w[0] - w[1] - w[3];
+}
+
+// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a place lies from the
+// voxel below it, or, at even orders, from the nearest one.
+constexpr double WEIGHTS = ORDER == 3 ? 6.0 : 1.0;
+template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
+    if constexpr (ORDER == 0) {
+        w[0] = 1;
+    } else if constexpr (ORDER == 1) {
+        w[1] = x;
+        w[0] = 1 - x;
+    } else if constexpr (ORDER == 2) {
+        const C below = C(0.5) - x, above = C(0.5) + x;
+        w[0] = C(0.5) * below * below;
+        w[1] = C(0.75) - x * x;
+        w[2] = C(0.5) * above * above;
+    } else if constexpr (ORDER == 3) {
+        cubic_weights(x, w);
+    } else if constexpr (ORDER == 4) {
+        const C square = x * x, below = C(0.5) - x, above = C(0.5) + x, b = below * below, a = above * above;
+        // 19/96 ± 11/24 x + x²/4 ∓ x³/6 - x⁴/6: the pieces on either side of the middle one.
+        const C even = C(19.0 / 96) + square * (C(0.25) - square * C(1.0 / 6));
+        const C odd = x * (C(11.0 / 24) - square * C(1.0 / 6));
+        w[0] = b * b * C(1.0 / 24);
+        w[1] = even - odd;
+        w[2] = C(115.0 / 192) + square * (C(0.25) * square - C(0.625));
+        w[3] = even + odd;
+        w[4] = a * a * C(1.0 / 24);
+    } else {
+        const C z = 1 - x, x2 = x * x, z2 = z * z;
+        // Pieces of a quintic spline at distances from 0 to 1, and from 1 to 2, the latter counted from 1.
+        const auto near = [](C t) { return C(0.55) + t * t * (C(-0.5) + t * t * (C(0.25) - t * C(1.0 / 12))); };
+        const auto next = [](C t) {
+            const C rest = C(20.0 / 120) + t * (C(-20.0 / 120) + t * C(5.0 / 120));
+            return C(26.0 / 120) + t * (C(-50.0 / 120) + t * (C(20.0 / 120) + t * rest));
+        };
+        w[0] = z2 * z2 * z * C(1.0 / 120);
+        w[1] = next(x);
+        w[2] = near(x);
+        w[3] = near(z);
+        w[4] = next(z);
+        w[5] = x2 * x2 * x * C(1.0 / 120);
+    }
+}
+// The same of a fraction in double precision.
+template <class C> __device__ __forceinline__ void weigh(double fraction, C *w) {
+    if constexpr (ORDER == 1) {
+        w[1] = static_cast<C>(fraction);
+        w[0] = static_cast<C>(1.0 - fraction);
+    } else {
+        spline_weights(static_cast<C>(fraction), w);
+    }
+}
+
+__device__ __forceinline__ int remainder_of(int64 i, int period) {
+    const int r = static_cast<int>(i % period);
+    return r < 0 ? r + period : r;
+}
+
+// A voxel's number, taken back into the image as the spline is continued; -1 for none. SciPy continues `constant` and
+// `wrap` by mirroring: only the place itself is constant or wrapped there.
+__device__ __forceinline__ int fold(int64 i, int n) {
+    if (i >= 0 && i < n) return static_cast<int>(i);
+    if (MODE == GRID_CONSTANT) return -1;
+    if (MODE == NEAREST) return i < 0 ? 0 : n - 1;
+    if (n == 1) return 0;
+    if (MODE == GRID_WRAP) return remainder_of(i, n);
+    if (MODE == REFLECT) {
+        const int64 r = i % (2ll * n), m = r < 0 ? r + 2ll * n : r;
+        return static_cast<int>(m < n ? m : 2ll * n - 1 - m);
+    }
+    const int64 r = i % (2ll * n - 2), m = r < 0 ? r + 2ll * n - 2 : r;
+    return static_cast<int>(m < n ? m : 2ll * n - 2 - m);
+}
+
+// A place, taken back into the image as SciPy's map_coordinate does, quirks included; false where it is outside for
+// good.
+__device__ inline bool bring_inside(double &c, int n) {
+    if (!(c >= 0 && c <= n - 1)) {
+        if (MODE == CONSTANT || c != c) return false;
+        if (MODE == NEAREST) {
+            // A spline goes on beyond the last voxel until all it is made of are that voxel.
+            const double beyond = ORDER > 1 ? 4 : 0;
+            c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);
+            return true;
+        }
+        if (!(fabs(c) < FARTHEST)) return false;
+        if (MODE == GRID_CONSTANT) return true;
+        if (n == 1) {
+            c = 0;
+            return true;
+        }
+        const double period = MODE == MIRROR ? 2.0 * n - 2 : MODE == REFLECT ? 2.0 * n : MODE == WRAP ? n - 1.0 : n;
+        if (c < 0) {
+            const double turns = trunc(-c / period);
+            if (MODE == MIRROR) {
+                c = __dadd_rn(__dmul_rn(period, turns), c);
+                c = c <= 1 - n ? c + period : -c;
+            } else if (MODE == REFLECT) {
+                if (c < -period) c = __dadd_rn(__dmul_rn(period, turns), c);
+                c = c < -n ? c + period : (c > -1e-15 ? 1e-15 : -c) - 1;
+            } else {
+                c = __dadd_rn(c, __dmul_rn(period, turns + 1));
+            }
+        } else {
+            c = __dadd_rn(c, -__dmul_rn(period, trunc(c / period)));
+            if (MODE == MIRROR && c >= n) c = period - c;
+            if (MODE == REFLECT && c >= n) c = period - c - 1;
+        }
+    }
+    return c > -1.0 || MODE == GRID_CONSTANT;
+}

@@ -1,0 +1,44 @@
+// Take voxels as they are, by a table for each axis: out[i, j, k] = in[planes[i] + rows[j] + columns[k]], or `outside`
+// where one of the three is negative.
+//
+// Definitions: UNIT (as wide as a voxel), PACK (columns of a thread, one load apart), MARCH (rows of a thread). Never a shape.
+#include "number.cuh"
+
+constexpr int LANES = 32, WARPS = 8;
+struct alignas(sizeof(UNIT) * PACK) Packed { UNIT voxel[PACK]; };
+
+extern "C" __global__ void __launch_bounds__(LANES * WARPS)
+take(const UNIT *__restrict__ in, UNIT *__restrict__ out, const int64 *__restrict__ planes, const int64 *__restrict__ rows,
+     const int *__restrict__ columns, const UNIT *__restrict__ outside, int height, int width, int across, int down,
+     int packed) {
+    const unsigned row_of_tiles = blockIdx.x / static_cast<unsigned>(across), plane = row_of_tiles / static_cast<unsigned>(down);
+    const int x = static_cast<int>((blockIdx.x % across) * LANES + threadIdx.x % LANES) * PACK;
+    const int y = static_cast<int>(row_of_tiles % down) * (WARPS * MARCH) + static_cast<int>(threadIdx.x / LANES);
+    if (x >= width) return;
+    const int64 front = planes[plane];
+    int from[PACK];
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) from[i] = columns[min(x + i, width - 1)];
+    const UNIT nothing = *outside;
+    UNIT *const to = out + static_cast<int64>(plane) * height * width + x;
+    Packed values[MARCH];
+#pragma unroll
+    for (int k = 0; k < MARCH; ++k) {
+        const int64 row = rows[min(y + k * WARPS, height - 1)];
+        const bool there = (front | row) >= 0;
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) values[k].voxel[i] = there && from[i] >= 0 ? in[front + row + from[i]] : nothing;
+    }
+#pragma unroll
+    for (int k = 0; k < MARCH; ++k) {
+        if (y + k * WARPS >= height) return;
+        UNIT *const line = to + static_cast<int64>(y + k * WARPS) * width;
+        if (packed) {
+            *reinterpret_cast<Packed *>(line) = values[k];
+        } else {
+#pragma unroll
+            for (int i = 0; i < PACK; ++i)
+                if (x + i < width) line[i] = values[k].voxel[i];
+        }
+    }
+}

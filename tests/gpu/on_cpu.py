@@ -1,0 +1,26 @@
+"""NumPy arrays in the place of CuPy's: the resampling functions run their kernels on the CPU, thread after thread."""
+
+from emulator import emulated
+
+from linumpy.gpu import (
+    affine_box,
+    general,
+    nearest,
+    resizing,
+    sampling,
+    sampling_paths,
+    spline,
+    spline_transform,
+)
+
+#: Where functions ask on which side an array is.
+_ASKING = (spline_transform, sampling_paths, affine_box, resizing)
+_LAUNCHING = (general, nearest, resizing, sampling, spline)
+
+
+def patch(monkeypatch):
+    """Let NumPy arrays go where CuPy's go."""
+    for module in _ASKING:
+        monkeypatch.setattr(module, "is_device_array", lambda _: True)
+    for module in _LAUNCHING:
+        monkeypatch.setattr(module, "load", emulated)
