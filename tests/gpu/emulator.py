@@ -118,5 +118,5 @@ def library(text, defines, names, checked=False):
     # -fsanitize=thread only where it is compiled: its own library must not be linked.
     link = ["-fsanitize=undefined", "-static-libubsan"] if checked else []
     defined = [f"-D{key}={value}" for key, value in defines]
-    made = shared_library(program, _HERE / "emulator.h", [COMPILER, *options], defined, link)
+    made = shared_library(program, _HERE / "emulator.h", (COMPILER, *options), defined, link)
     return ctypes.CDLL(made)

@@ -71,14 +71,14 @@ def test_other_ranks(shape, mode):
 @pytest.mark.usefixtures("side")
 def test_a_function_of_coordinates():
     image = image_of((6, 7))
-    expected = ndimage.shift(image, (0.5, -1.5), order=1)
-    assert np.allclose(geometric_transform(image, lambda o: (o[0] - 0.5, o[1] + 1.5)), expected)
+    expected = ndimage.shift(image, (0.5, -1.5))
+    assert np.allclose(geometric_transform(image, lambda o: (o[0] - 0.5, o[1] + 1.5)), expected, atol=1e-4)
 
     def plane(o, a, *, b):
         return a, b * o[0] // 1
 
     got = geometric_transform(image, plane, (4,), extra_arguments=(2,), extra_keywords={"b": 1.5})
-    assert np.array_equal(got, image[2, [0, 1, 3, 4]])
+    assert np.allclose(got, image[2, [0, 1, 3, 4]], atol=1e-4)
 
 
 @needs_compiler

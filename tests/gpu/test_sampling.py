@@ -251,11 +251,7 @@ def stacks():
         yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places | {"FIELD": "0", "GRID": "0"})
 
 
-#: Of these every sixth is compiled in the short run.
-OFTEN = [*list(specs())[::6], *stacks()]
-
-
-@pytest.mark.parametrize(("spec", "architecture"), compilations([*specs(), *stacks()], OFTEN))
+@pytest.mark.parametrize(("spec", "architecture"), compilations([*specs(), *stacks()]))
 def test_the_kernels_compile(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 
