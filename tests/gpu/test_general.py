@@ -253,4 +253,4 @@ def test_a_function_of_coordinates_on_the_gpu(cupy):
     assert seen == [[cupy.ndarray] * 3]
     z, y, x = np.meshgrid(*map(np.arange, image.shape), indexing="ij")
     places = [z, y + 2 * np.sin(x / 9), x - 0.25]
-    assert np.allclose(got.get(), ndimage.map_coordinates(image, places, order=1, mode="mirror"), atol=1e-8)
+    assert np.allclose(got.get(), ndimage.map_coordinates(image, places, mode="mirror"), atol=1e-6)
