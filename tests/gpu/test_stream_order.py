@@ -36,9 +36,9 @@ from linumpy.gpu import (
     kvikio_zarr,
     read_zarr_to_gpu,
     reader,
-    resizing,
     scatter,
     stored,
+    tables,
 )
 from linumpy.io.writer import OmeZarrWriter
 
@@ -278,7 +278,7 @@ def test_parts_of_a_chunk_on_several_streams(tmp_path, threads):
 
 KEPT = {
     "interface": lambda: interface._uploaded_weights(2.0, 1, kernels.current_queue()),
-    "resize": functools.cache(lambda: resizing._upload([np.arange(50.0)], kernels.current_queue())),
+    "resize": functools.cache(lambda: tables.upload([np.arange(50.0)], kernels.current_queue())),
     "focal": lambda: focal._shifts((4, 5), (3.0, 0.0, 1.0), True, kernels.current_queue()),
 }
 

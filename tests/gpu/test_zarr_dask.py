@@ -156,7 +156,7 @@ def test_a_gpu_is_asked_for_by_name(image):
 
 def test_without_dask_it_says_what_to_install(image, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "dask.array", None)
-    with pytest.raises(ImportError, match=r'pip install "linumpy\[dask\]"'):
+    with pytest.raises(ImportError, match=r'pip install "(dask\[array\]|\.\[dask\])'):
         zarr_to_dask(image, device="cpu")
 
 

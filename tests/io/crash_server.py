@@ -46,8 +46,8 @@ def resample(place, *, source, overwrite=False):
     """Tell how many blocks were made."""
     made, real = [0], resample_blocks.write_block
 
-    def count(chunks, block, data):
-        real(chunks, block, data)
+    def count(*block):
+        real(*block)
         made[0] += 1
 
     resample_blocks.write_block = count
