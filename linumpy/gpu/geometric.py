@@ -87,7 +87,7 @@ def zoom(
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "It is recommended to use mode")  # said above
-            return ndimage.zoom(source, factors, out, **how.options, grid_mode=grid_mode)
+            return ndimage.zoom(source, factors, out, **how.options, grid_mode=bool(grid_mode))
 
     half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
     lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
@@ -130,7 +130,7 @@ def rotate(
     def by_scipy(source: Any, out: Any) -> Any:
         from scipy import ndimage
 
-        return ndimage.rotate(source, angle, axes, reshape, out, **how.options)
+        return ndimage.rotate(source, float(angle), axes, bool(reshape), out, **how.options)
 
     return sample_grid(image, Grid(matrix, offset, planes=planes), how, target, by_scipy)
 
@@ -140,10 +140,11 @@ def rotation_map(
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Matrix, offset and shape of the map that :func:`rotate` applies."""
     rank = len(shape)
-    if len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
+    pair = isinstance(axes, (Sequence, np.ndarray)) and all(isinstance(one, (int, np.integer)) for one in axes)
+    if not pair or len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
         raise ValueError(f"axes={axes!r}: two different axes of {rank} are needed")
     first, second = sorted(axis % rank for axis in axes)
-    if not math.isfinite(angle):
+    if not isinstance(angle, (int, float, np.integer, np.floating)) or not math.isfinite(angle):
         raise ValueError(f"angle={angle!r}: a finite number of degrees is needed")
     turn = math.radians(angle)
     quarter = angle / 90
@@ -306,7 +307,10 @@ def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
 
 
 def _each(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
-    values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    try:
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    except (TypeError, ValueError, OverflowError):
+        values = ()
     if len(values) != rank or not all(map(math.isfinite, values)):
         raise ValueError(f"{name}={value!r}: an image of {rank} axes needs one finite number, or one for each")
     return values

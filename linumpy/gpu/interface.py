@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ _SHARED_BYTES = 48 * 1024
 _THREADS, _LINE_THREADS = 256, 128
 #: Derivatives of a Gaussian this wide are taken of volumes of any depth.
 _WIDEST_S_Z = 16
+#: Nor are wider means, or higher derivatives, looked for: their tables would take the memory of a volume.
+_WIDEST_S_XY, _HIGHEST_ORDER = 4096, 32
 #: Wider ones do not fit shared memory, and are left to a chain of filters.
 _WIDEST_ON_DEVICE = 1024
 #: What decides on the surface besides the profile: ``Rule`` of interface.cuh.
@@ -109,15 +111,18 @@ def find_tissue_interface(
     TypeError
         Complex voxels.
     """
-    edge = {"linumpy": False, "edge": True}.get(definition)
-    if edge is None:
+    if definition not in ("linumpy", "edge"):
         raise ValueError(f"definition={definition!r}: choose 'linumpy' or 'edge'")
+    edge = definition == "edge"
     if return_confidence and not edge:
         raise ValueError("return_confidence=True: only an edge has a contrast, pass definition='edge'")
+    if not isinstance(vol, np.ndarray) and not is_device_array(vol):
+        raise TypeError(f"the volume is a {type(vol).__name__}: pass a NumPy or CuPy array")
     options = SurfaceOptions(
         s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), edge, min_contrast
     )
     check_arguments(vol, options)
+    options = replace(options, s_xy=int(s_xy), order=int(order))  # SciPy takes no 9.0 for 9
     if mask is None and is_device_array(vol) and s_z <= _WIDEST_ON_DEVICE:
         surface, contrast = interface_by_kernels(vol, options)
     else:
@@ -138,14 +143,19 @@ def check_arguments(vol: Any, options: SurfaceOptions) -> None:
     s_xy, s_z, order, depth_axis = options.s_xy, options.s_z, options.order, options.depth_axis
     if vol.ndim != 3 or not all(vol.shape):
         raise ValueError(f"a volume of shape {vol.shape} has no surface: three axes with voxels are needed")
-    if not -3 <= depth_axis < 3:
-        raise ValueError(f"depth_axis={depth_axis}: a volume has axes 0, 1 and 2")
-    if int(s_xy) != s_xy or s_xy < 1 or not 0 < s_z < math.inf:
+    if not isinstance(depth_axis, (int, np.integer)) or not -3 <= depth_axis < 3:
+        raise ValueError(f"depth_axis={depth_axis!r}: a volume has axes 0, 1 and 2")
+    for name, value in {"s_xy": s_xy, "s_z": s_z, "order": order, "min_contrast": options.min_contrast}.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"{name}={value!r}: a number is needed")
+    if not math.isfinite(s_xy) or int(s_xy) != s_xy or s_xy < 1 or not 0 < s_z < math.inf:
         raise ValueError(f"s_xy={s_xy}, s_z={s_z}: at least 1 voxel, a whole number, and more than 0 are needed")
+    if s_xy > max(_WIDEST_S_XY, *vol.shape):
+        raise ValueError(f"s_xy={s_xy}: the mean is wider than the volume of shape {vol.shape}")
     if s_z > max(_WIDEST_S_Z, vol.shape[depth_axis]):
         raise ValueError(f"s_z={s_z:g}: the Gaussian is wider than the {vol.shape[depth_axis]} voxels along depth")
-    if int(order) != order or order < 0:
-        raise ValueError(f"order={order}: a derivative has a whole order from 0 on")
+    if not 0 <= order <= _HIGHEST_ORDER or int(order) != order:
+        raise ValueError(f"order={order}: a derivative has a whole order from 0 to {_HIGHEST_ORDER}")
     if not 0 <= options.min_contrast < math.inf:
         raise ValueError(f"min_contrast={options.min_contrast}: 0 or more is needed, 0 to take every rise for an edge")
     if vol.dtype.kind not in "biuf":

@@ -156,7 +156,7 @@ def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dty
             raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
         dtype, array = output.dtype, output
     else:
-        dtype, array = image.dtype.newbyteorder("=") if output is None else np.dtype(output), None
+        dtype, array = image.dtype.newbyteorder("=") if output is None else _read_dtype(output), None
     if not _is_number(dtype):
         raise TypeError(f"output={output!r}: a result is made of numbers of up to 64 bits")
     if image.dtype.kind == "c" != dtype.kind:
@@ -167,6 +167,13 @@ def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dty
     if dtype.kind == "c" != image.dtype.kind:
         raise TypeError(f"output of {dtype}: an image of {image.dtype} gives real numbers")
     return dtype, array
+
+
+def _read_dtype(output: Any) -> np.dtype:
+    try:
+        return np.dtype(output)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"output={output!r}: an array or a dtype is needed") from error
 
 
 #: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
@@ -223,7 +230,10 @@ def read_resizing(
         return Resizing(source, shape, RESIZE_MODES[mode], (0.0,) * len(shape))
     if sigma is None:
         return Resizing(source, shape, RESIZE_MODES[mode], tuple(max(0.0, (factor - 1) / 2) for factor in factors))
-    sigmas = np.asarray(sigma, np.float64)
+    try:
+        sigmas = np.asarray(sigma, np.float64)
+    except (TypeError, ValueError):
+        sigmas = np.full(1, np.nan)
     if sigmas.shape not in ((), (1,), (len(shape),)) or not (np.isfinite(sigmas).all() and (sigmas >= 0).all()):
         raise ValueError(
             f"anti_aliasing_sigma={sigma!r}: one number of 0 or more is needed, or one for each of {len(shape)} axes"
@@ -233,11 +243,13 @@ def read_resizing(
 
 def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Give image and result the same axes: a last one that is not named stays, new ones had one voxel."""
-    wanted = tuple(map(int, output_shape))
+    try:
+        named = tuple(output_shape)
+        wanted = tuple(map(int, named))
+    except (TypeError, ValueError, OverflowError):
+        named = wanted = ()
     if len(wanted) == len(shape) - 1:
         wanted += shape[-1:]
-    if len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(output_shape)] != tuple(output_shape):
-        raise ValueError(
-            f"output_shape={tuple(output_shape)!r}: whole sizes of 1 or more are needed, for {len(shape)} axes"
-        )
+    if not named or len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(named)] != named:
+        raise ValueError(f"output_shape={output_shape!r}: whole sizes of 1 or more are needed, for {len(shape)} axes")
     return tuple(shape) + (1,) * (len(wanted) - len(shape)), wanted

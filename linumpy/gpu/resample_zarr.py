@@ -175,6 +175,8 @@ def resample_zarr(
     """
     refuse_url(Path(target))
     place_of_target = absolute(target)
+    if not isinstance(cval, (int, float, np.integer, np.floating)):
+        raise TypeError(f"cval={cval!r}: a real number is needed")
     if downsampling is None:
         downsampling = "label" if order == 0 else "mean"
     if mode is None:
@@ -202,14 +204,15 @@ def resample_zarr(
         levels=levels,
         downsampling=downsampling,
     )
+    # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
+    if not unfinished_beside(place_of_target).exists():
+        image.check_fits(place_of_target)
     place = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0][leading:]
     plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volumes, grid, image, stored, kind, cval)
     create = _creator(image, grid, volume.array)
-    if not unfinished_beside(place_of_target).exists():
-        image.check_fits(place_of_target)
     with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
         job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
@@ -303,8 +306,8 @@ def plan_blocks(
     scratch : int or None
         Bytes of a read on a device beyond its result.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"device_memory={limit}: a number of bytes is needed")
+    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
+        raise ValueError(f"device_memory={limit!r}: a number of bytes is needed")
     work, output_work = box_work_bytes(source.dtype, grid, kind)
     itemsize = source.dtype.itemsize
     if kind == "cpu":

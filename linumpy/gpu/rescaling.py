@@ -195,7 +195,10 @@ def resample_volume(
         raise TypeError(f"a volume of {volume.dtype} cannot be resampled: integers and floats can")
     if not all(volume.shape):
         raise ValueError(f"a volume of shape {volume.shape} has nothing to resample")
-    shape = tuple(max(1, round(n * c / t)) for n, c, t in zip(volume.shape, current, target, strict=True))
+    sizes = [n * c / t for n, c, t in zip(volume.shape, current, target, strict=True)]
+    if not max(sizes) < 2**63:
+        raise ValueError(f"target_spacing={target_spacing!r}: voxels so small are too many to count")
+    shape = tuple(max(1, round(size)) for size in sizes)
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
     reached = tuple(c * f for c, f in zip(current, factors, strict=True))
     sigmas = anti_aliasing_sigmas(np.diag(factors).tolist()) if anti_aliasing and order > 0 else (0.0,) * volume.ndim
@@ -209,7 +212,10 @@ def resample_volume(
 
 
 def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:
-    values = (float(value),) * rank if isinstance(value, (int, float)) else tuple(float(one) for one in value)
+    try:
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    except (TypeError, ValueError, OverflowError):
+        values = ()
     if len(values) != rank or not all(math.isfinite(one) and one > 0 for one in values):
         raise ValueError(f"{name}={value!r}: a volume of {rank} axes needs a positive number for each")
     return values

@@ -218,6 +218,14 @@ def geometric_transform(
     how = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     target = Target(shape, *read_output(output, image, shape))
+    if not callable(mapping):
+        raise TypeError(
+            f"mapping={mapping!r}: a function from coordinates of the result to those in the image is needed"
+        )
+    if not np.iterable(extra_arguments) or not isinstance(extra_keywords, Mapping | None):
+        raise TypeError(
+            f"extra_arguments={extra_arguments!r}, extra_keywords={extra_keywords!r}: a tuple and a mapping are needed"
+        )
     extra = extra_keywords or {}
     if is_device_array(image):
         places = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)

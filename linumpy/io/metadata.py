@@ -28,7 +28,7 @@ from linumpy.errors import MetadataError, SourceError
 log = logging.getLogger(__name__)
 
 #: What zarr-python raises on a metadata document that it does not read.
-REFUSALS = (ValueError, KeyError, TypeError, ArithmeticError)
+REFUSALS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 #: Largest offset, size and index: what the C library's ``off_t`` and NumPy's ``intp`` hold.
 _MOST = 2**63 - 1

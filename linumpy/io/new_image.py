@@ -96,11 +96,12 @@ class NewImage:
     def _create_array(self, group: zarr.Group, name: str, **options: Any) -> zarr.Array:
         try:
             return group.create_array(name, **options)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, KeyError) as error:
             if self.compressors is None:
                 raise
+            kind = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError would quote the message
             taken = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
-            raise type(error)(
+            raise kind(
                 f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error})"
             ) from error
 
@@ -162,16 +163,20 @@ def plan_image(
         _check_numbers("origin", origin)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
-    if ngff_version not in ZARR_FORMATS:
+    if not isinstance(ngff_version, str) or ngff_version not in ZARR_FORMATS:
         raise ValueError(f"ngff_version={ngff_version!r}: one of {', '.join(ZARR_FORMATS)} is written")
     if downsampling not in DOWNSAMPLING:
         raise ValueError(f"downsampling={downsampling!r}: one of {', '.join(DOWNSAMPLING)} is wanted")
     if shards is not None and ZARR_FORMATS[ngff_version] == 2:
         raise ValueError(f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out")
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r}: a text is needed")
     names = _names(shape, spacing, axes, origin)
     leading = sum(one in LEADING_AXES for one in names)
     factors = _level_factors(shape, levels, leading)
     metadata = _metadata(name, names, spacing, origin, [one[leading:] for one in factors], downsampling, ngff_version)
+    if not isinstance(attributes, Mapping | None):
+        raise TypeError(f"attributes={attributes!r}: a mapping is needed")
     if taken := sorted(metadata.keys() & (attributes or {}).keys()):
         raise ValueError(f"attributes={attributes!r}: NGFF has {', '.join(taken)} for itself")
     return NewImage(
@@ -245,7 +250,7 @@ def _fill_value(value: Any, dtype: np.dtype) -> Any:
         fits = given.ndim == 0 and given.dtype.kind in "biuf" and (given == fill or (given != given and fill != fill))
         if given.ndim == 0 and given.dtype.kind == dtype.kind == "f":  # rounded it may be, but not to infinity
             fits = fits or bool(np.isfinite(given) & np.isfinite(fill))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
         raise ValueError(f"fill_value={value!r} is no value of {dtype}")
@@ -269,6 +274,8 @@ def _names(
 ) -> list[str]:
     if axes is None and len(shape) > 3:
         raise ValueError(f"an array of shape {shape} has {len(shape)} axes: name them by axes=, such as 'tczyx'")
+    if axes is not None and not (np.iterable(axes) and all(isinstance(one, str) for one in axes)):
+        raise TypeError(f"axes={axes!r}: a text with the name of each axis is needed, such as 'zyx'")
     names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
     leading = [one for one in names if one in LEADING_AXES]
     space = names[len(leading) :]

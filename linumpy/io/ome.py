@@ -307,10 +307,12 @@ def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array:
 
 def _axes(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     described = multiscale.get("axes")
-    if not described or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
+    if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
         raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4 and 0.5 are read)")
     axes = tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in described)
     for axis in axes:
+        if not isinstance(axis.type, str | None):
+            raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
         # Left out, it would make the spacing one number short without a word.
         if axis.type is None and axis.name.lower() in ("z", "y", "x"):
             raise MetadataError(

@@ -163,7 +163,12 @@ def hold(work: Path) -> tuple[int, bool]:
         Another run has it.
     """
     while True:
-        work.mkdir(parents=True, exist_ok=True)
+        work.parent.mkdir(parents=True, exist_ok=True)
+        # Not exist_ok=True, which raises where the folder is removed between its two looks.
+        with suppress(FileExistsError):
+            work.mkdir()
+        if work.is_symlink():
+            raise FileExistsError(f"{work} is a symbolic link, and a work folder is needed there: remove it")
         try:
             descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
@@ -326,8 +331,9 @@ def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = (
     ValueError
         Naming the two.
     """
-    places = [(one, Path(one).resolve()) for one in outputs]
-    read = [(one, Path(one).resolve()) for one in sources if "://" not in str(one)]
+    # Not Path.resolve, which raises RuntimeError for a link that leads to itself.
+    places = [(one, Path(os.path.realpath(one))) for one in outputs]
+    read = [(one, Path(os.path.realpath(one))) for one in sources if "://" not in str(one)]
     for (output, place), (source, other) in itertools.product(places, read):
         if place == other or place in other.parents:
             raise ValueError(f"the output {output} would take the place of the source {source}: choose another place")
@@ -358,9 +364,10 @@ def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
     folder = next(one for one in (path, *path.absolute().parents) if one.exists())
     free, least = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
     if least > free:
+        unit, size = ("GiB", 2**30) if least >= 2**30 else ("MiB", 2**20)
         error = OSError(
-            f"{path} would take {'at least ' if encoded else ''}{least / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
-            "are free there: choose another disk, or larger voxels"
+            f"{path} would take {'at least ' if encoded else ''}{least / size:,.1f} {unit}, and {free / size:,.1f} "
+            f"{unit} are free there: choose another disk, or larger voxels"
         )
         error.errno = errno.ENOSPC
         raise error

@@ -193,7 +193,11 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
         return folder
     clear_work(work)
     empty = folder.with_name(f"{folder.name}.empty")
-    create(empty)
+    try:
+        create(empty)
+    except BaseException:
+        remove_work(work)  # no part is there yet, so nothing would be gone on with
+        raise
     begin_journal(work / _JOURNAL, {"request": request.as_json(), "inode": empty.stat().st_ino})
     empty.rename(folder)
     return folder

@@ -175,7 +175,7 @@ class OmeZarrWriter:
         self._downsampling, self._progress = downsampling, progress
         self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-        if not isinstance(buffer_bytes, (int, float, np.integer)) or not buffer_bytes >= 0:
+        if not isinstance(buffer_bytes, (int, float, np.integer)) or not 0 <= buffer_bytes < math.inf:
             raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
         self._buffer_bytes = int(buffer_bytes)
         self._cut = CutChunks(self._buffer_bytes, image.dtype.itemsize)

@@ -70,7 +70,13 @@ def plan_regrid(
     rank = len(shape)
     if output_shape is not None:
         output_shape = _shape(output_shape, rank)
-    values = np.asarray(transform_or_spacing, np.float64)
+    try:
+        values = np.asarray(transform_or_spacing, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"transform_or_spacing={transform_or_spacing!r}: a spacing in µm, one for each axis, or a matrix of "
+            "numbers is needed"
+        ) from error
     if values.ndim < 2:
         return _by_spacing(values, transform_or_spacing, tuple(shape), spacing, origin, output_shape)
     matrix, offset = _affine(values, rank)
@@ -112,9 +118,12 @@ def _by_spacing(
     rank = len(shape)
     wanted = [float(values)] * rank if values.ndim == 0 else values.tolist()
     if len(wanted) != rank or not all(math.isfinite(one) and one > 0 for one in wanted):
-        raise ValueError(f"spacing {given!r}: a volume of {rank} axes needs a positive number of µm for each")
+        raise ValueError(f"wanted spacing {given!r}: a volume of {rank} axes needs a positive number of µm for each")
     if output_shape is None:
-        output_shape = tuple(max(1, round(n * s / w)) for n, s, w in zip(shape, spacing, wanted, strict=True))
+        sizes = [n * s / w for n, s, w in zip(shape, spacing, wanted, strict=True)]
+        if not all(map(math.isfinite, sizes)):
+            raise ValueError(f"wanted spacing {given!r}: voxels so small are too many to count")
+        output_shape = tuple(max(1, round(size)) for size in sizes)
         steps: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
     else:
         steps = list(zip(wanted, spacing, strict=True))
@@ -146,7 +155,7 @@ def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
-    sizes = tuple(output_shape)
+    sizes = tuple(output_shape) if np.iterable(output_shape) else ()
     if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-        raise ValueError(f"output_shape={sizes}: {rank} sizes from 1 on are needed")
+        raise ValueError(f"output_shape={output_shape!r}: {rank} sizes from 1 on are needed")
     return tuple(int(n) for n in sizes)

@@ -80,10 +80,10 @@ class AffineGrid:
         rank = len(self.source_shape)
         if len(self.sigmas) not in (0, rank) or not all(math.isfinite(one) and one >= 0 for one in self.sigmas):
             raise ValueError(f"sigmas={self.sigmas}: none, or one number from 0 on for each of {rank} axes")
+        if isinstance(self.order, bool) or not isinstance(self.order, (int, np.integer)) or self.order not in range(6):
+            raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
         if self.order == 0 and self.smooths:
             raise ValueError("order=0 takes voxels as they are: the source is not smoothed for it")
-        if isinstance(self.order, bool) or self.order not in range(6):
-            raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
         if self.order > 1 and self.mode not in CLIPPED_MODES:

@@ -85,14 +85,18 @@ def plan_tile_grid(
     rank = len(shape)
     wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(float(one) for one in target)
     if len(wanted) != rank or not all(math.isfinite(one) and one > 0 for one in wanted):
-        raise ValueError(f"spacing {target!r}: a positive number of µm is needed, or one for each of {rank} axes")
+        raise ValueError(
+            f"wanted spacing {target!r}: a positive number of µm is needed, or one for each of {rank} axes"
+        )
     if len(tile) != rank or not all(1 <= t <= n for t, n in zip(tile, shape, strict=True)):
         raise ValueError(f"tiles of {tuple(tile)} voxels do not fit a mosaic of {tuple(shape)}")
     axes = []
     for n, t, current, one in zip(shape, tile, spacing, wanted, strict=True):
+        if not math.isfinite(t * current / one):
+            raise ValueError(f"wanted spacing {one:g} µm: voxels so small are too many to count")
         new = round(t * current / one)
         if new < 1:
-            raise ValueError(f"spacing {one:g} µm: a tile is {t * current:g} µm wide and would have no voxel")
+            raise ValueError(f"wanted spacing {one:g} µm: a tile is {t * current:g} µm wide and would have no voxel")
         axes.append(TileAxis(int(n), int(t), new))
     return TileGrid(
         tuple(axes),

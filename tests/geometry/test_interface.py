@@ -224,3 +224,30 @@ def test_same_on_the_gpu(cupy, depth_axis):
     assert (difference == 0).mean() > 0.999
     assert isinstance(find_tissue_interface(vol, depth_axis=depth_axis, use_gpu=True), np.ndarray)
     assert isinstance(find_tissue_interface(on_device, depth_axis=depth_axis, use_gpu=False), cupy.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"vol": [[[1]]]}, TypeError, "the volume is a list"),
+        ({"s_xy": "9"}, ValueError, "s_xy='9': a number"),
+        ({"s_xy": np.inf}, ValueError, "s_xy=inf"),
+        ({"s_xy": 10**30}, ValueError, "s_xy=1.*wider than the volume"),
+        ({"s_z": None}, ValueError, "s_z=None: a number"),
+        ({"order": True}, ValueError, "order=True: a number"),
+        ({"order": 10**30}, ValueError, "order=1.*from 0 to"),
+        ({"min_contrast": "5"}, ValueError, "min_contrast='5': a number"),
+        ({"depth_axis": 0.0}, ValueError, "depth_axis=0.0"),
+        ({"definition": ["edge"]}, ValueError, "definition="),
+    ],
+)
+def test_wrong_types_are_named(options, error, message):
+    arguments = {"vol": np.ones((5, 6, 7), np.float32), "s_xy": 3, "depth_axis": 0} | options
+    with pytest.raises(error, match=message):
+        interface.find_tissue_interface(**arguments)
+
+
+def test_whole_numbers_may_be_floats():
+    vol = np.random.default_rng(0).random((9, 6, 7), np.float32)
+    found = find_tissue_interface(vol, 3.0, 2, order=1.0, depth_axis=0)
+    assert np.array_equal(found, find_tissue_interface(vol, 3, 2, order=1, depth_axis=0))

@@ -339,3 +339,36 @@ def test_empty_and_singular_on_the_gpu(cupy, order):
         affine_transform(cupy.empty((0, 4)), np.eye(2), output_shape=(3, 4), order=order)
     got = cupy.asnumpy(affine_transform(image, [0, 1], (1, 0), order=order, mode="mirror"))
     assert np.allclose(got, np.broadcast_to(IMAGE[1], IMAGE.shape))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: shift(IMAGE, None), ValueError, "shift=None"),
+        (lambda: shift(IMAGE, ("a", "b")), ValueError, "shift="),
+        (lambda: zoom(IMAGE, {}), ValueError, "zoom={}"),
+        (lambda: rotate(IMAGE, "30"), ValueError, "angle='30'"),
+        (lambda: rotate(IMAGE, 30, None), ValueError, "axes=None"),
+        (lambda: rotate(IMAGE, 30, (0.0, 1)), ValueError, "axes="),
+        (lambda: resize(IMAGE, None), ValueError, "output_shape=None"),
+        (lambda: resize(IMAGE, ("a", "b")), ValueError, "output_shape="),
+        (lambda: resize(IMAGE, (2, 2), anti_aliasing=True, anti_aliasing_sigma="a"), ValueError, "sigma='a'"),
+        (lambda: resample_volume(IMAGE, None, 2), ValueError, "current_spacing=None"),
+        (lambda: resample_volume(IMAGE, 1, 1e-320), ValueError, "target_spacing=1e-320"),
+        (lambda: shift(IMAGE, 1, output=[1]), TypeError, r"output=\[1\]"),
+        (lambda: interpolation.geometric_transform(IMAGE, None), TypeError, "mapping=None"),
+        (lambda: interpolation.geometric_transform(IMAGE, tuple, extra_arguments=5), TypeError, "extra_arguments=5"),
+        (lambda: interpolation.geometric_transform(IMAGE, tuple, extra_keywords=[1]), TypeError, "extra_keywords="),
+    ],
+)
+def test_wrong_types_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_truth_value_of_any_type_chooses_the_grid_of_zoom():
+    assert np.array_equal(zoom(IMAGE, 2, grid_mode=None), zoom(IMAGE, 2))
+
+
+def test_one_number_of_numpy_is_a_spacing():
+    assert resample_volume(IMAGE, np.float32(1), np.int64(2))[1] == resample_volume(IMAGE, 1, 2)[1]

@@ -290,7 +290,7 @@ def test_an_output_that_cannot_fit_is_refused_before_work(tmp_path, monkeypatch)
     write(tmp_path / "a", volume())
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=volume().nbytes - 1))
-    with pytest.raises(OSError, match="GiB are free"):
+    with pytest.raises(OSError, match="iB are free"):
         resample_zarr(tmp_path / "a", tmp_path / "b", (10.0, 6.0, 5.0), **HERE)
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
@@ -759,6 +759,15 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
         ({"device_memory": 0}, ValueError, "device_memory=0"),
         ({"device_memory": 100}, DeviceMemoryError, "need .* bytes, but 100 may be used: choose smaller chunks"),
         ({"device": "tpu"}, ValueError, "tpu"),
+        ({"transform_or_spacing": "a"}, ValueError, "transform_or_spacing='a'"),
+        ({"transform_or_spacing": 1e-9}, OSError, "choose another disk, or larger voxels"),
+        ({"transform_or_spacing": 1e-320}, ValueError, "1e-320: voxels so small are too many"),
+        ({"output_shape": 5}, ValueError, "output_shape=5"),
+        ({"order": np.float32(2)}, ValueError, "order=.*is an integer"),
+        ({"cval": None}, TypeError, "cval=None"),
+        ({"device_memory": "8"}, ValueError, "device_memory='8'"),
+        ({"compressors": {}}, ValueError, "compressors={}"),
+        ({"compressors": [1]}, (ValueError, TypeError), r"compressors=\[1\]"),
     ],
 )
 def test_bad_input(tmp_path, options, error, message):

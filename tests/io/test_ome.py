@@ -267,3 +267,21 @@ def test_the_reader_takes_images(tmp_path):
     assert plan_zarr_read(tmp_path / "i", level=1).shape == (4, 6, 8)
     with pytest.raises(SourceError, match="no resolution level 2: it has 2"):
         plan_zarr_read(tmp_path / "i", level=2)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [(5, "names no axes"), ([{"name": "x", "type": ["space"]}], r"axis 'x' has the type \['space'\]")],
+)
+def test_axes_of_the_wrong_type(tmp_path, axes, message):
+    group = zarr.create_group(tmp_path / "a")
+    group.create_array("0", shape=(4,), dtype="u1")
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": [{"path": "0"}]}]}
+    with pytest.raises(MetadataError, match=message):
+        open_image(tmp_path / "a")
+
+
+def test_a_metadata_document_that_is_a_list(tmp_path):
+    (tmp_path / "zarr.json").write_text("[]")
+    with pytest.raises(SourceError, match="holds list, not an object"):
+        open_image(tmp_path)

@@ -806,3 +806,22 @@ def test_chunks_that_were_not_written_are_told(tmp_path, caplog, regions, said):
     told = [record.getMessage() for record in caplog.records if record.name == "linumpy.io.writer"]
     assert told == ([f"{tmp_path}/a.zarr: {said} were not written and hold the fill value 7"] if said else [])
     assert (zarr.open_group(tmp_path / "a.zarr", mode="r")["0"][...] == 7).sum() == 16 * (4 - len(regions))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"axes": 5}, TypeError, "axes=5"),
+        ({"axes": (0, 1, 2)}, TypeError, "axes="),
+        ({"name": 1j}, TypeError, "name=1j"),
+        ({"attributes": "a"}, TypeError, "attributes='a'"),
+        ({"ngff_version": ["0.5"]}, ValueError, "ngff_version="),
+        ({"fill_value": 10**30}, ValueError, "fill_value="),
+        ({"buffer_bytes": np.inf}, ValueError, "buffer_bytes=inf"),
+        ({"compressors": {}}, ValueError, "compressors={}"),
+    ],
+)
+def test_wrong_types_are_named(tmp_path, options, error, message):
+    with pytest.raises(error, match=message), OmeZarrWriter(tmp_path / "a", (4, 4, 4), "u2", (1, 1, 1), **options):
+        pass
+    assert not list(tmp_path.iterdir())

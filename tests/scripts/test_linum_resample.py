@@ -132,10 +132,10 @@ def test_refusals(main, image, tmp_path, capsys):
 
 def test_what_cannot_fit_is_refused_before_it_is_begun(main, image, tmp_path, capsys, monkeypatch):
     words = [image, tmp_path / "x", "--resolution", 0.01, "--no-use_gpu"]
-    check_refused(capsys, main, words, PROGRAM, "GiB are free")
+    check_refused(capsys, main, words, PROGRAM, "iB are free")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    check_refused(capsys, main, [image, tmp_path / "x", "--resolution", 20], PROGRAM, "GiB are free")
+    check_refused(capsys, main, [image, tmp_path / "x", "--resolution", 20], PROGRAM, "iB are free")
     assert [one.name for one in tmp_path.iterdir()] == ["m.ome.zarr"]
 
 

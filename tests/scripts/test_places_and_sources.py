@@ -111,13 +111,13 @@ def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
 
 
 def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
-    assert "GiB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
+    assert "iB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
     flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]
-    assert "GiB are free" in refused("linum_detect_focal_curvature", *flat)
+    assert "iB are free" in refused("linum_detect_focal_curvature", *flat)
     assert sorted(tmp_path.iterdir()) == [mosaic]
-    with pytest.raises(OSError, match="GiB are free") as caught:
+    with pytest.raises(OSError, match="iB are free") as caught:
         write_omezarr(tmp_path / "y.zarr", voxels(), (5, 10, 10))
     assert caught.value.errno == errno.ENOSPC
     write_omezarr(tmp_path / "y.zarr", voxels(), (5, 10, 10), compressors=ZstdCodec())  # nobody knows how small
@@ -198,3 +198,18 @@ def test_a_closed_stderr_is_no_error(tmp_path, mosaic):
     closed = ["sh", "-c", '"$@" 2>&-', "sh", *map(str, words)]
     assert subprocess.run(closed, stdout=subprocess.DEVNULL, check=False, env=environment()).returncode == 0
     assert (tmp_path / "a.zarr").is_dir()
+
+
+def test_an_output_that_is_a_link_to_itself(tmp_path, mosaic, refused):
+    (tmp_path / "loop").symlink_to("loop")
+    for script in ("linum_resample", "linum_aip"):
+        line = refused(script, mosaic, tmp_path / "loop", *SCRIPTS[script], "--overwrite")
+        assert "loop is not a Zarr folder" in line
+
+
+def test_voxels_that_are_too_small_are_refused_at_once(tmp_path, mosaic, refused):
+    for script in ("linum_resample", "linum_resample_mosaic_grid"):
+        tile = ["--tile_shape", "16", "16"] if script == "linum_resample_mosaic_grid" else []
+        line = refused(script, mosaic, tmp_path / "out", "--resolution", "1e-320", *tile)
+        assert "wanted spacing" in line
+        assert "too many to count" in line
