@@ -131,7 +131,7 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     if grid.order > 1:
         kind = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            kind = spline.coefficient_dtype(source)
+            kind = spline.coefficient_dtype(source.dtype, out.dtype)
         ends = spline.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), spline.Ends(grid.mode, order=grid.order)

@@ -60,7 +60,7 @@ def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
     places = _as_floats(coordinates)
 
     def sample(part: Any, spline_of: Spline, out: Any) -> None:
-        source, sampler = _prepared(part, spline_of, part.ndim)
+        source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
         module = sampling if sampling.can_sample(source) else general
         module.sample_points(source, places, sampler, out)
 
@@ -101,7 +101,7 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how:
     field = _as_floats(field)
 
     def sample(part: Any, spline_of: Spline, out: Any) -> None:
-        source, sampler = _prepared(part, spline_of, rank)
+        source, sampler = _prepared(part, spline_of, rank, out.dtype)
         sampling.sample_displaced(source, field, sizes, sampler, out)
 
     return _by_parts(image, how, target, sample, field)
@@ -166,7 +166,7 @@ def _sample_grid(image: Any, grid: Grid, how: Spline, out: Any) -> None:
     if len(chosen) < image.ndim:
         _sample_stack(image, grid, chosen, how, out)
         return
-    source, sampler = _prepared(image, how, image.ndim)
+    source, sampler = _prepared(image, how, image.ndim, out.dtype)
     if sampling.can_sample(source) and out.ndim == image.ndim:
         sampling.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
     else:
@@ -205,7 +205,7 @@ def _sample_stack(image: Any, grid: Grid, planes: tuple[int, ...], how: Spline, 
     order = (*stacked, *planes)
     moved = image.transpose(order)
     shape = tuple(image.shape[axis] for axis in planes)
-    source, sampler = _prepared(sampling.contiguous(moved).reshape(-1, *shape), how, len(planes))
+    source, sampler = _prepared(sampling.contiguous(moved).reshape(-1, *shape), how, len(planes), out.dtype)
     made = tuple(out.shape[axis] for axis in order)
     in_place = order == tuple(range(image.ndim))
     result = out if in_place else xp.empty(made, out.dtype)
@@ -238,13 +238,13 @@ def _as_floats(array: Any) -> Any:
     return array.astype(np.float32 if small else np.float64)
 
 
-def _prepared(image: Any, how: Spline, rank: int) -> tuple[Any, sampling.Sampler]:
-    """Return an image, or a stack, as the kernels take it, contiguous and filtered; and how to sample that."""
+def _prepared(image: Any, how: Spline, rank: int, target: np.dtype) -> tuple[Any, sampling.Sampler]:
+    """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and how to sample it."""
     order, mode = how.order, how.mode
     sampler = sampling.Sampler(order, mode, float(how.cval))
     if not how.filters:
         return sampling.contiguous(image), sampler
-    kind = spline.coefficient_dtype(image) if rank in sampling.RANKS else np.dtype(np.float64)
+    kind = spline.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
         return spline.filtered(image, spline.Ends(mode, order=order), kind, axes=axes), sampler
