@@ -239,7 +239,7 @@ def _as_floats(array: Any) -> Any:
 
 
 def _prepared(image: Any, how: Spline, rank: int, target: np.dtype) -> tuple[Any, sampling.Sampler]:
-    """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and how to sample it."""
+    """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and its sampler."""
     order, mode = how.order, how.mode
     sampler = sampling.Sampler(order, mode, float(how.cval))
     if not how.filters:

@@ -64,7 +64,11 @@ def test_what_the_caller_set_stays(defaults, monkeypatch):
 
 def test_few_cores_few_threads(defaults, monkeypatch):
     monkeypatch.setattr(kvikio_settings.os, "sched_getaffinity", lambda _: {0, 1})
-    assert wanted_threads() == 2
+    with transfer_settings():
+        assert defaults.values["num_threads"] == 2
+    assert wanted_threads() == 20  # those of the C library mostly wait, and are as many as it has by itself
+    defaults.values["num_threads"] = 7
+    assert wanted_threads() == 7
 
 
 def test_reads_side_by_side_share_one_scope(defaults):
