@@ -1,14 +1,16 @@
 """The snippets of the README run as they stand, one after another, here and on a GPU unchanged."""
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from script_runs import load
 
 from linumpy.device import DEVICE_VARIABLE, is_device_array, to_host
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.io.synthetic import SIZES, surface_depth, write_mosaic
+from linumpy.io.synthetic import SIZES, MosaicSpec, consecutive_slices, surface_depth, write_mosaic
 
 README = Path(__file__).parents[1] / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not installed with the package")
@@ -45,6 +47,36 @@ def test_the_python_snippets_run_without_a_gpu(tmp_path, monkeypatch):
     names = run_python(monkeypatch, tmp_path, "cpu")
     assert isinstance(names["volume"], np.ndarray)
     check(names, tmp_path)
+
+
+def commands():
+    """The lines of the README that run a command on an image."""
+    lines = [line.partition("#")[0] for block in snippets("bash") for line in block.splitlines()]
+    words = [shlex.split(line) for line in lines]
+    return [one for one in words if one and one[0].startswith("linum-") and one[1:2] and one[1][0] != "-"]
+
+
+def test_the_commands_run_without_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    spec = MosaicSpec(tiles=(2, 2), tile_shape=(64, 48, 48))
+    write_mosaic("mosaic.ome.zarr", spec)
+    write_mosaic("brain.ome.zarr", spec)
+    for number, one in enumerate(consecutive_slices(spec, 24)):
+        write_mosaic(f"slices/slice_z{number:02}.ome.zarr", one)
+    heads = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
+    (tmp_path / "shifts.csv").write_text(f"{heads}\n0,1,0,0,0,0\n")
+    made = []
+    for name, *words in commands():
+        if "benchmark" in name:
+            continue  # each has its own test
+        assert load(name.replace("-", "_")).main(words) == 0, (name, words)
+        made += [word for word in words[1:] if word.endswith((".ome.zarr", ".png"))]
+    assert len(made) == 8
+    for place in made:
+        assert (tmp_path / place).exists()
+        if place.endswith(".ome.zarr"):
+            assert open_image(tmp_path / place).levels[0][...].any()
 
 
 @pytest.mark.gpu
