@@ -44,6 +44,8 @@ _SHORT = {2: 8, 3: 8, 4: 16, 5: 16}
 _ROW = 32
 #: Lines of which there are fewer are cut, for so many threads, into segments of this length or more.
 _ENOUGH_LINES, _SEGMENT = 2**16, 128
+#: Kernels number the voxels of an axis, and of some behind its end, by 32 bits.
+_LONGEST_AXIS = 2**29
 #: Voxels that an image can be continued by: fewer than the kernels read ahead.
 _LARGEST_PAD = 15
 
@@ -124,12 +126,6 @@ def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
     return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
 
 
-def can_filter(image: Any) -> bool:
-    """Say whether the kernels filter this kind of image."""
-    kind = image.dtype.str[1:]
-    return kind in CUDA_TYPES and kind != "b1" and image.size > 0 and max(image.shape, default=0) < 2**29
-
-
 def filter_axes(image: Any, ends: Ends, out: Any, axes: Sequence[int] | None = None) -> None:
     """Find the coefficients of a spline.
 
@@ -144,7 +140,14 @@ def filter_axes(image: Any, ends: Ends, out: Any, axes: Sequence[int] | None = N
         not share memory with it otherwise.
     axes : sequence of int, optional
         To filter along; all by default. With a pad, all.
+
+    Raises
+    ------
+    ValueError
+        A pad, or an axis, that is longer than the kernels number.
     """
+    if max(image.shape, default=0) >= _LONGEST_AXIS:
+        raise ValueError(f"an image of shape {image.shape}: splines are filtered along axes of less than 2^29 voxels")
     if not 0 <= ends.pad <= _LARGEST_PAD:
         raise ValueError(f"an image can be continued by 0 to {_LARGEST_PAD} voxels, not {ends.pad}")
     chosen = range(out.ndim) if axes is None else axes
@@ -153,7 +156,7 @@ def filter_axes(image: Any, ends: Ends, out: Any, axes: Sequence[int] | None = N
         if image is not out:
             out[...] = image
         return
-    wide = coefficient_dtype(image.dtype) == np.float64 or out.dtype == np.float64
+    wide = coefficient_dtype(image.dtype, out.dtype) == np.float64
     source = image
     for axis in some:
         one = _pass(image.shape, axis, ends.pad, source is out)

@@ -383,3 +383,10 @@ def test_the_worst_image_is_met_in_float32(order):
     expected = ndimage.map_coordinates(image.astype("f8"), places, order=order, mode="mirror")
     assert got.dtype == np.float32
     assert np.abs(got - expected).max() < 1e-5
+
+
+def test_axes_that_kernels_cannot_number_are_refused():
+    """The image is one voxel, shown so often."""
+    image = np.broadcast_to(np.zeros(1, "f4"), (2**29,))
+    with pytest.raises(ValueError, match=r"less than 2\^29 voxels"):
+        spline.filter_axes(image, Ends("mirror"), image)
