@@ -112,8 +112,8 @@ class ReadReport:
         return rows
 
     def _speed(self) -> str:
-        rate = self.bytes_decoded / 2**20 / self.seconds if self.seconds > 0 else 0.0
-        return f"{rate / 1024:.2f} GiB/s" if rate >= 1024 else f"{rate:.3g} MiB/s"
+        rate = self.gib_per_second
+        return f"{rate:.2f} GiB/s" if rate >= 1 else f"{rate * 1024:.3g} MiB/s"
 
     def _times(self) -> str:
         decode = "" if not self.decode_seconds else f", decode {self.decode_seconds * 1e3:.2f} ms on the device"
