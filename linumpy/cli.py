@@ -140,6 +140,12 @@ def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def surface_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :func:`add_surface_arguments` as a method of the library takes them."""
+    names = ("s_xy", "s_z", "detect_cutting_errors", "definition", "min_contrast")
+    return {name: getattr(parsed, name) for name in names} | {"use_log": not parsed.no_log}
+
+
 def choose_device(parsed: argparse.Namespace) -> bool:
     """Choose the device by the arguments of :func:`add_gpu_arguments`.
 

@@ -57,9 +57,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _detect(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     nbytes = open_mosaic(parsed.input, **chosen).nbytes
-    method = SurfaceMethod(
-        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
-    )
+    method = SurfaceMethod(**cli.surface_options(parsed))
     correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
     with cli.bytes_progress("surface, correction", 2 * nbytes) as progress:
         curvature = correct_mosaic(

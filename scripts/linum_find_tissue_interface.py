@@ -46,9 +46,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _find(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    method = SurfaceMethod(
-        parsed.s_xy, parsed.s_z, not parsed.no_log, parsed.detect_cutting_errors, parsed.definition, parsed.min_contrast
-    )
+    method = SurfaceMethod(**cli.surface_options(parsed))
     with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         found = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
