@@ -1,4 +1,4 @@
-"""Compile the CUDA sources of this package, once a device and never for a shape.
+"""Compile CUDA sources, once a device and never for a shape.
 
 In: a :class:`KernelSpec`, made without a GPU. Out: a ``cupy.RawKernel``. CuPy keeps what it compiled on disk, so a
 second process finds it there.
@@ -17,6 +17,8 @@ import numpy as np
 
 _STANDARD = "-std=c++17"
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+#: Package of the headers that kernels of several packages include.
+SHARED = "linumpy.gpu.cuda"
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class KernelSpec:
         The ``extern "C"`` kernel.
     defines : tuple of (str, str)
         Preprocessor definitions: types, rank, mode; never a shape.
+    package : str
+        Package that the source is data of.
     """
 
     source: str
     name: str
     defines: tuple[tuple[str, str], ...]
+    package: str = SHARED
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -44,21 +49,29 @@ class KernelSpec:
 
 
 @functools.cache
-def source_text(source: str) -> str:
-    """Read a CUDA source of this package, with the headers it includes put in their places.
+def source_text(source: str, package: str = SHARED) -> str:
+    """Read a CUDA source of a package, with each header it includes, of that package or shared, put in its place.
 
     CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
     """
-    folder = importlib.resources.files("linumpy.gpu.cuda")
-    text = (folder / f"{source}.cu").read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8"), text)
+    folder = importlib.resources.files(package)
+    return _with_headers((folder / f"{source}.cu").read_text(encoding="utf-8"), package)
+
+
+def _with_headers(text: str, package: str) -> str:
+    def header(found: re.Match[str]) -> str:
+        own = importlib.resources.files(package) / found[1]
+        place = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
+        return place.read_text(encoding="utf-8")
+
+    return _INCLUDE.sub(header, text)
 
 
 @functools.lru_cache(maxsize=512)
 def _load(spec: KernelSpec, device_id: int) -> Any:
     import cupy
 
-    module = cupy.RawModule(code=source_text(spec.source), options=spec.options)
+    module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
     return module.get_function(spec.name)
 
 

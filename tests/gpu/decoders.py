@@ -27,7 +27,7 @@ def kernel(spec, architecture=900, text=None):
     names, teams = zip(*(one[1:] for one in launches.KERNELS if one[0] == spec.source), strict=True)
     defines = (("TEAM_WARPS", str(max(*teams, 1))), ("__CUDA_ARCH__", str(architecture)))
     assert not spec.defines or spec.defines == defines[:1]
-    compiled = library(text or source_text(spec.source), defines, names, checked=True)
+    compiled = library(text or source_text(spec.source, spec.package), defines, names, checked=True)
     return Kernel(getattr(compiled, f"emulate_{spec.name}"))
 
 

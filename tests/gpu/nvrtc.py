@@ -42,7 +42,7 @@ def _compilation(spec, architecture, shown):
 
 def compile_kernel(spec, architecture):
     """Compile to machine code; raise with the compiler's log where that fails. Returns the code."""
-    text = source_text(spec.source)
+    text = source_text(spec.source, spec.package)
     options = (*spec.options, f"--gpu-architecture={architecture}")
     version = ".".join(map(str, nvrtc.nvrtcVersion()))
     made = kept([version, text, *options], ".cubin", lambda path: path.write_bytes(_compile(spec, text, options)[0]))
@@ -51,7 +51,7 @@ def compile_kernel(spec, architecture):
 
 def compile_with_ptx(spec, architecture):
     """Return machine code, and PTX as text."""
-    return _compile(spec, source_text(spec.source), (*spec.options, f"--gpu-architecture={architecture}"))
+    return _compile(spec, source_text(spec.source, spec.package), (*spec.options, f"--gpu-architecture={architecture}"))
 
 
 def _compile(spec, text, options):
