@@ -1,12 +1,12 @@
 """Read parts of many files into host memory: opened, checked, read and closed without Python for a single file.
 
-In: :class:`FileReads`, a batch of reads with the addresses that they fill. Out: :class:`ReadResults`, with the version of
-each file before and after its reads. Errors: none are raised for a file or a read that fails; its count is minus an
+In: :class:`FileReads`, a batch of reads with the addresses that they fill. Out: :class:`ReadResults`, with the version
+of each file before and after its reads. Errors: none are raised for a file or a read that fails; its count is minus an
 ``errno``.
 
-Batches go through io_uring (:mod:`linumpy.io.uring`). The caller carries out small ones at once where their bytes are in
-the page cache: a thread would need longer to wake up. Where io_uring is not there or not allowed, as in most containers,
-a thread opens and closes the files, and reads by :mod:`linumpy.io.posix_aio`.
+Batches go through io_uring (:mod:`linumpy.io.uring`). The caller carries out small ones at once where their bytes are
+in the page cache: a thread would need longer to wake up. Where io_uring is not there or not allowed, as in most
+containers, a thread opens and closes the files, and reads by :mod:`linumpy.io.posix_aio`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -40,7 +40,8 @@ _DESCRIPTORS = 1024
 #: Small batches that callers read at the same time.
 _CALLERS = 16
 _CAN_TELL_CACHED = hasattr(os, "RWF_NOWAIT") and hasattr(ctypes.CDLL(None), "preadv2")
-_NOT_CACHED = (-errno.EAGAIN, -errno.EOPNOTSUPP)
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,8 +56,12 @@ class _Vector(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t)]
 
 
+class _NotCachedError(Exception):
+    """A read would have to wait for a disk."""
+
+
 def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int:
-    """Read what is in the page cache; -EAGAIN if not all of it is."""
+    """Read what is in the page cache; as :func:`linumpy.io.posix_aio.read_now` otherwise."""
     done = 0
     while done < nbytes:
         vector = _Vector(address + done, nbytes - done)
@@ -65,12 +70,16 @@ def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int
             break
         if got > 0:
             done += got
-        elif ctypes.get_errno() != errno.EINTR:
-            return -ctypes.get_errno()
+            continue
+        code = ctypes.get_errno()
+        if code in (errno.EAGAIN, errno.EOPNOTSUPP):  # also of file systems that cannot tell
+            raise _NotCachedError
+        if code != errno.EINTR:
+            return -code
     return done
 
 
-class Pending:
+class Pending(Generic[Result]):
     """A batch under way."""
 
     def __init__(self, reads: FileReads | None = None) -> None:
@@ -80,7 +89,7 @@ class Pending:
         self._ended = False
         self._gate = threading.Lock()
         self._gate.acquire()
-        self._callbacks: list[Callable[[Pending], object]] = []
+        self._callbacks: list[Callable[[Pending[Result]], object]] = []
 
     def settle(self, results: Any, error: BaseException | None) -> None:
         """Note the end; the engine calls this."""
@@ -92,27 +101,30 @@ class Pending:
         """Say whether all reads have ended."""
         return self._ended
 
-    def wait(self) -> ReadResults:
+    def wait(self) -> Result:
         """Wait for all reads.
 
-        A signal handler that raises does not end the waiting: its exception is raised when all reads have ended. Only if
-        it comes in the first instant of this call it is raised at once, so that a caller that may be interrupted calls
-        :meth:`abandon` before its memory serves another purpose.
+        A signal handler that raises does not end the waiting: its exception is raised when all reads have ended. Only
+        one that comes in the first instant of this call is raised at once: a caller that may be interrupted (the main
+        thread) calls :meth:`abandon` before its memory serves another purpose.
         """
         interrupt = self._wait_through()
         if interrupt is not None:
             raise interrupt
         if self._error is not None:
             raise self._error
-        results: ReadResults = self._results
-        return results
+        result: Result = self._results
+        return result
 
     def abandon(self) -> None:
         """Wait until nothing is read any more, whatever became of it. Exceptions of signal handlers are dropped."""
         self._wait_through()
 
-    def add_done_callback(self, function: Callable[[Pending], object]) -> None:
-        """Call a function with this object when all reads have ended, in a thread of the engine, or now if they have."""
+    def add_done_callback(self, function: Callable[[Pending[Result]], object]) -> None:
+        """Call a function with this object when all reads have ended.
+
+        A thread of the engine calls it, so that it must not wait; or this one, if they have ended before.
+        """
         self._callbacks.append(function)
         if self._ended:
             self._call_back()
@@ -204,15 +216,14 @@ class ReadEngine:
             file.write(content.tobytes())
             path = f"/proc/self/fd/{file.fileno()}"
             expected = read_files(FileReads([path], *np.zeros((4, 1), np.int64))).before
-            columns = np.array([[0, 0], [8000, 0], [4000, 8000], [got.ctypes.data + 8000, got.ctypes.data]])
-            pending = Pending()
-            self._begin(ReadJob(FileReads([path], *columns, memory=got), pending.settle), pending)
-            results = pending.wait()
+            file, offset, nbytes = np.array([[0, 0], [8000, 0], [4000, 8000]])
+            address = got.ctypes.data + np.array([8000, 0])
+            results = self._begin(FileReads([path], file, offset, nbytes, address, got)).wait()
         right = results.nbytes.tolist() == [2000, 8000] and (got[:5000] == content).all()
         right = right and (results.before == expected).all() and (results.after == expected).all()
         return "" if right else "io_uring gave other bytes than were asked for"
 
-    def start(self, reads: FileReads) -> Pending:
+    def start(self, reads: FileReads) -> Pending[ReadResults]:
         """Start the reads of a batch; small batches in the page cache are read when this returns.
 
         Parameters
@@ -226,13 +237,14 @@ class ReadEngine:
             To wait for the batch. If this raises instead, nothing is read any more.
         """
         reads.check()
-        pending = Pending(reads)
         if self._closed:
             raise RuntimeError("the engine is closed")
-        if os.getpid() != self._process or not reads.paths:
-            pending.settle(read_files(reads), None)
-        elif not self._read_at_once(reads, pending):
-            self._begin(ReadJob(reads, pending.settle), pending)
+        in_child = os.getpid() != self._process
+        results = read_files(reads) if in_child or not reads.paths else self._read_at_once(reads)
+        if results is None:
+            return self._begin(reads)
+        pending: Pending[ReadResults] = Pending(reads)
+        pending.settle(results, None)
         return pending
 
     def stat(self, paths: list[str]) -> np.ndarray:
@@ -245,8 +257,8 @@ class ReadEngine:
         """
         if len(paths) <= SMALL_READS or os.getpid() != self._process:
             return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
-        pending = Pending()
-        self._begin(StatJob(paths, pending.settle), pending)
+        pending: Pending[np.ndarray] = Pending()
+        self._queue_windows(StatJob(paths, pending.settle), pending)
         return pending.wait()
 
     def close(self) -> None:
@@ -255,7 +267,12 @@ class ReadEngine:
             self._closed = True
         self._stop()
 
-    def _begin(self, job: Job, pending: Pending) -> None:
+    def _begin(self, reads: FileReads) -> Pending[ReadResults]:
+        pending: Pending[ReadResults] = Pending(reads)
+        self._queue_windows(ReadJob(reads, pending.settle), pending)
+        return pending
+
+    def _queue_windows(self, job: Job, pending: Pending[Any]) -> None:
         todo = deque([*job.windows(len(self._threads), self._descriptors), None])
         try:
             with self._lock:
@@ -270,26 +287,24 @@ class ReadEngine:
             pending.abandon()
             raise
 
-    def _read_at_once(self, reads: FileReads, pending: Pending) -> bool:
+    def _read_at_once(self, reads: FileReads) -> ReadResults | None:
         """Read a small batch in this thread, if all of it is in the page cache."""
         if len(reads.file) > SMALL_READS or reads.nbytes.sum() > SMALL_NBYTES or not _CAN_TELL_CACHED:
-            return False
+            return None
         if self._cold:
             self._cold -= 1
-            return False
+            return None
         token: list[None] = []
         try:
             token.extend(map(self._tokens.pop, (-1,)))
-            results = read_files(reads, _read_cached, unless=_NOT_CACHED)
+            return read_files(reads, _read_cached)
         except IndexError:  # as many callers as may open files do so
-            return False
+            return None
+        except _NotCachedError:
+            self._cold = _COLD_BATCHES
+            return None
         finally:
             self._tokens.extend(token)
-        if results is None:
-            self._cold = _COLD_BATCHES
-            return False
-        pending.settle(results, None)
-        return True
 
 
 class _PlainThread:

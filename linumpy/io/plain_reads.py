@@ -57,7 +57,8 @@ class FileReads:
         if not count and not files:
             return
         step = self.file[1:] - self.file[:-1]
-        if not count or self.file[0] != 0 or self.file[-1] != files - 1 or (step.size and (step.min() < 0 or step.max() > 1)):
+        complete = count and self.file[0] == 0 and self.file[-1] == files - 1
+        if not complete or step.min(initial=0) < 0 or step.max(initial=0) > 1:
             raise ValueError(f"file must rise from 0 to {files - 1} by steps of 0 and 1, so that each file has a read")
         if self.offset.min() < 0 or self.nbytes.min() < 0:
             raise ValueError("offset and nbytes must not be negative")
@@ -65,7 +66,7 @@ class FileReads:
 
 @dataclass(frozen=True, eq=False)
 class ReadResults:
-    """What became of a batch.
+    """What became of a batch of reads.
 
     Attributes
     ----------
@@ -96,7 +97,7 @@ def is_regular(mode: np.ndarray) -> np.ndarray:
 
 
 def refusals(mode: np.ndarray) -> np.ndarray:
-    """Return 0 for regular files and where nothing is known, and minus the ``errno`` with which all else is not read."""
+    """Return 0 for regular files and unknown ones, and minus the ``errno`` with which all else is not read."""
     kind = mode & 0o170000
     return np.where(is_regular(mode) | (kind == 0), 0, np.where(kind == stat.S_IFDIR, -errno.EISDIR, -errno.EINVAL))
 
@@ -147,27 +148,17 @@ def read_file(
             os.close(descriptor[0])
 
 
-def read_files(reads: FileReads, read: ReadOne = posix_aio.read_now, *, unless: tuple[int, ...] = ()) -> ReadResults | None:
-    """Carry out a batch by plain system calls, one after another; None as soon as a count is one of `unless`."""
-    rows = list(zip(reads.offset.tolist(), reads.nbytes.tolist(), reads.address.tolist(), strict=True))
+def read_files(reads: FileReads, read: ReadOne = posix_aio.read_now) -> ReadResults:
+    """Carry out a batch by plain system calls, one after another; `read` as in :func:`read_file`."""
     of_file: list[list[tuple[int, int, int]]] = [[] for _ in reads.paths]
+    rows = zip(reads.offset.tolist(), reads.nbytes.tolist(), reads.address.tolist(), strict=True)
     for file, row in zip(reads.file.tolist(), rows, strict=True):
         of_file[file].append(row)
     nbytes: list[int] = []
-    opened, before, after = [], [], []
+    files = []
     for path, mine in zip(reads.paths, of_file, strict=True):
-        code, first, last, counts = read_file(path, mine, read)
-        if unless and any(count in unless for count in counts):
-            return None
-        opened.append(code)
-        before.append(first)
-        after.append(last)
+        opened, before, after, counts = read_file(path, mine, read)
         nbytes += counts
-    return ReadResults(
-        np.array(nbytes, np.int64),
-        np.array(opened, np.int64),
-        np.array(before, np.int64).reshape(-1, 4),
-        np.array(after, np.int64).reshape(-1, 4),
-    )
-
-
+        files.append((opened, *before, *after))
+    columns = np.array(files, np.int64).reshape(-1, 9)
+    return ReadResults(np.array(nbytes, np.int64), columns[:, 0], columns[:, 1:5], columns[:, 5:])

@@ -1,8 +1,8 @@
 """Batches of reads as work for threads, and their results put together.
 
 The unit is a chain: open a file, note its version, read some parts of it, note its version again, close it. Long reads
-and files with many reads become several chains, each with a descriptor of its own, so that threads share no state; their
-versions are compared in the end. A window is a number of chains that travel together.
+and files with many reads become several chains, each with a descriptor of its own, so that threads share no state; at
+the end their versions are compared. A window is a number of chains that are carried out together.
 
 In: :class:`~linumpy.io.plain_reads.FileReads`. Out: :class:`~linumpy.io.plain_reads.ReadResults`.
 """
@@ -10,6 +10,7 @@ In: :class:`~linumpy.io.plain_reads.FileReads`. Out: :class:`~linumpy.io.plain_r
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -71,12 +72,13 @@ class Job:
         if len(ends) != len(paths):
             raise ValueError("a path contains a null character")
         self._path_address = (self._blob.ctypes.data + np.concatenate([[0], ends[:-1] + 1])).astype(np.uint64)
-        self._lock, self._left, self._error = threading.Lock(), 0, None
+        self._lock, self._left = threading.Lock(), 0
+        self._error: BaseException | None = None
 
     def _cut(self, first: np.ndarray, total: int, *, opens: bool) -> list[Window]:
         bounds = [*first.tolist(), total]
         self._left = len(first)
-        return [Window(self, a, b, b - a if opens else 0) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [Window(self, a, b, b - a if opens else 0) for a, b in itertools.pairwise(bounds)]
 
     def complete_window(self, error: BaseException | None) -> None:
         """Note that a window has ended; the last one puts the results together."""
@@ -259,21 +261,32 @@ class ReadJob(Job):
 
     def results(self) -> ReadResults:
         """Put the chains of each file and the pieces of each read together."""
-        files = np.searchsorted(self._chain_file, np.arange(len(self.paths) + 1))
-        opened = np.minimum.reduceat(self._opened, files[:-1])
-        before, after = self._versions[files[:-1], 0], self._versions[files[1:] - 1, 1]
-        for found in (self._versions[:, 0], self._versions[:, 1]):
-            changed = np.flatnonzero((found != before[self._chain_file]).any(axis=1))
-            after[self._chain_file[changed]] = found[changed]
-        before[opened < 0] = after[opened < 0] = 0
-        worst = np.minimum.reduceat(self._got, self._first_piece)
-        nbytes = np.where(worst < 0, worst, np.add.reduceat(self._got, self._first_piece))
-        file = self._reads.file
-        for code in (refusals(before[:, 3]), opened):
-            nbytes = np.where(code[file] < 0, code[file], nbytes)
+        reads, nbytes = self._reads, self._got
+        if len(nbytes) != len(reads.nbytes):
+            worst, total = (f.reduceat(nbytes, self._first_piece) for f in (np.minimum, np.add))
+            nbytes = np.where(worst < 0, worst, total)
+        first, last = self._chains_of_files()
+        before, after = self._versions[first, 0], self._versions[last, 1]
+        differs = (self._versions != before[self._chain_file][:, None]).any(axis=2)
+        for chain, side in np.argwhere(differs).tolist():
+            after[self._chain_file[chain]] = self._versions[chain, side]
+        opened = self._opened
+        if len(opened) != len(first) or opened.any():
+            opened = np.minimum.reduceat(opened, first)
+            before[opened < 0] = after[opened < 0] = 0
+        if not is_regular(before[:, 3]).all():
+            for code in (refusals(before[:, 3]), opened):
+                nbytes = np.where(code[reads.file] < 0, code[reads.file], nbytes)
         results = ReadResults(nbytes, opened, before, after)
-        self._try_again(results)
+        if (nbytes != reads.nbytes).any():
+            self._try_again(results)
         return results
+
+    def _chains_of_files(self) -> tuple[np.ndarray, np.ndarray]:
+        if len(self._chain_file) == len(self.paths):
+            return self._chain_file, self._chain_file
+        bounds = np.searchsorted(self._chain_file, np.arange(len(self.paths) + 1))
+        return bounds[:-1], bounds[1:] - 1
 
     def _try_again(self, results: ReadResults) -> None:
         """Read by plain system calls what failed for a passing reason, or ended before the end of its file."""
@@ -282,13 +295,14 @@ class ReadJob(Job):
         again = np.flatnonzero(early | np.isin(-nbytes, _PASSING))
         for file in np.unique(reads.file[again]).tolist():
             rows = again[reads.file[again] == file]
-            wanted = zip(reads.offset[rows].tolist(), reads.nbytes[rows].tolist(), reads.address[rows].tolist(), strict=True)
-            opened, first, last, nbytes[rows] = read_file(reads.paths[file], list(wanted))
+            columns = (column[rows].tolist() for column in (reads.offset, reads.nbytes, reads.address))
+            opened, first, last, counts = read_file(reads.paths[file], list(zip(*columns, strict=True)))
+            nbytes[rows] = counts
             if results.opened[file] < 0:
                 results.opened[file], results.before[file], results.after[file] = opened, first, last
             elif opened == 0:
                 for found in (first, last):
-                    if (found != results.before[file]).any():
+                    if tuple(results.before[file].tolist()) != found:
                         results.after[file] = found
 
 

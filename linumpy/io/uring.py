@@ -148,9 +148,8 @@ class Ring:
         """Submit what was pushed, and wait until there are `wait` results."""
         while True:
             try:
-                done = _syscall(
-                    _ENTER, *map(ctypes.c_uint, (self._fd, self._unsubmitted, wait, _GETEVENTS)), None, ctypes.c_size_t(0)
-                )
+                numbers = map(ctypes.c_uint, (self._fd, self._unsubmitted, wait, _GETEVENTS))
+                done = _syscall(_ENTER, *numbers, None, ctypes.c_size_t(0))
             except OSError as error:
                 if error.errno in (errno.EINTR, errno.EAGAIN, errno.EBUSY):
                     continue
