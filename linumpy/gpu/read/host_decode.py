@@ -36,12 +36,8 @@ class DecodePool:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
         nbytes = part.layout.chunk_nbytes
-        buffer = np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8)
+        buffer = np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)), np.uint8)
         return self._pool.submit(_decode, part, span, buffer)
-
-    def start_into(self, part: Part, span: int, buffer: np.ndarray) -> Future[None]:
-        """Start to decode one chunk into memory of its own."""
-        return self.start(part, span, int(buffer.ctypes.data))
 
     def close(self) -> None:
         """Let the threads end."""

@@ -177,7 +177,7 @@ class Loop:
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""
         with self._changed:
-            if self._queue:
+            if self._queue and not self._closing:
                 return True
             if self._decoding:
                 self._changed.wait(_GLANCE)
@@ -286,8 +286,6 @@ class Loop:
             self._finish(work, stored=False)
             return
         if work.kind == "large":
-            (part, spans), *_ = work.rows
-            work.pending = np.empty(part.layout.chunk_nbytes, np.uint8), self._pool
             self._place_large(work)
             return
         self._plan_tables(work)
@@ -386,9 +384,9 @@ class Loop:
     def _place_large(self, work: Work) -> None:
         """Decode a chunk that no slab holds, and scatter it window after window."""
         (part, spans), *_ = work.rows
-        buffer, pool = work.pending
+        buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
         try:
-            pool.start_into(part, int(spans[0]), buffer).result()
+            self._pool.start(part, int(spans[0]), int(buffer.ctypes.data)).result()
         except ChunkError as error:
             part.fail(spans, error)
             self._finish(work, stored=False)
@@ -418,6 +416,7 @@ class Loop:
     def _take_in(self, work: Work) -> None:
         assert work.placed is not None
         status = work.placed.status
+        assert status is not None
         count = 0
         for n, (part, spans) in enumerate(work.rows):
             wrong = status[count : count + len(spans)] != 0
@@ -516,7 +515,7 @@ class Loop:
         """Fail all jobs of a work that cannot go on."""
         if isinstance(work.pending, list):
             wait(work.pending)
-        elif work.pending is not None and work.kind != "large":
+        elif work.pending is not None:
             work.pending.abandon()
         if work.taken is not None:
             self.staging.await_copied(work.taken)
@@ -547,6 +546,7 @@ class Loop:
             ticket = part.tickets[job]
             for number, event in part.events.items():
                 ticket.pending_events[number] = event
+            ticket.count(part.counts_of(job))
             ticket.portions -= 1
             if ticket.portions:
                 continue

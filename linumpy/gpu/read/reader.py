@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 import threading
 import time
@@ -34,7 +33,7 @@ from linumpy.gpu.read.works import Limits, limits_for
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import cut_boxes
+from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
@@ -239,8 +238,10 @@ class Reader:
             arrays = self._outputs(shapes, target) if outs is None else [*outs]
             for array, shape in zip(arrays, shapes, strict=True):
                 _check_out(array, shape, target, on_device=self.on_device)
-            home = None if self._cupy is None else self._cupy.cuda.get_current_stream()
-            ready = None if home is None else home.record(self._cupy.cuda.Event(disable_timing=True))
+            home = ready = None
+            if self._cupy is not None:
+                home = self._cupy.cuda.get_current_stream()
+                ready = home.record(self._cupy.cuda.Event(disable_timing=True))
         tickets = [Ticket(array, layout.name, self._order, home if outs is None else None) for array in arrays]
         for ticket in tickets:
             ticket.timed = timed
@@ -346,7 +347,7 @@ class _Jobs:
                 ticket.settle([], None)
 
     def _cut(self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Iterator[Request]:
-        layout, rows = self._layout, np.arange(len(start))
+        rows = np.arange(len(start))
         small = self._counts <= _REQUEST_BOXES
         while len(rows):
             if not small[rows[0]]:
@@ -385,7 +386,7 @@ class _Jobs:
         raw = layout.chain is None
         longest = self._limits.box_nbytes(layout.chunk_nbytes, raw=raw)
         boxes = cut_boxes(layout, start, stop, strides, longest)
-        by_chunk = not raw or _is_cut_whole(layout, longest)
+        by_chunk = not raw or is_cut_whole(layout, longest)
         return Request(layout, self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets)
 
 
@@ -444,7 +445,9 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 def _bounds(regions: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     if regions.ndim != 3 or regions.shape[1:] != (len(shape), 2) or regions.dtype.kind not in "iu":
-        raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {len(shape)}, 2)")
+        raise RegionError(
+            f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {len(shape)}, 2)"
+        )
     start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
     wrong = ((start < 0) | (stop < start) | (stop > np.array(shape, np.int64))).any(axis=1)
     if wrong.any():
@@ -461,7 +464,7 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: 
         raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
     if out.dtype != dtype:
         raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
-    if any(n > 1 and step <= 0 for n, step in zip(shape, out.strides, strict=True)):
+    if out.size and any(n > 1 and step <= 0 for n, step in zip(shape, out.strides, strict=True)):
         raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
 
 
@@ -477,12 +480,6 @@ def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int])
     for row, array in enumerate(arrays):
         strides[row, kept[row]] = array.strides
     return strides
-
-
-def _is_cut_whole(layout: ArrayLayout, longest: int | None) -> bool:
-    from linumpy.plan.read.boxes import is_cut_whole
-
-    return is_cut_whole(layout, longest)
 
 
 def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
@@ -505,18 +502,18 @@ def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
         fallback="",
         shape=tuple(array.shape),
         dtype=str(part.conversion.target),
-        bytes_read=int(part.bytes_read[job]) + part.index_nbytes,
+        bytes_read=ticket.counts.bytes_read,
         bytes_decoded=int(array.size) * part.conversion.target.itemsize,
-        chunks_read=int(part.chunks[job] - part.filled[job]),
-        chunks_filled=int(part.filled[job]),
-        files_opened=part.files_opened,
+        chunks_read=ticket.counts.chunks - ticket.counts.filled,
+        chunks_filled=ticket.counts.filled,
+        files_opened=ticket.counts.files_opened,
         scratch_bytes=reader.device_bytes,
         plan_seconds=0.0,
         read_seconds=seconds,
         scatter_seconds=scatter,
         decoder="" if part.layout.chain is None else str(part.layout.chain),
         decode_seconds=decode,
-        chunks_decoded_by_host=int(part.by_host[job]),
+        chunks_decoded_by_host=ticket.counts.by_host,
     )
 
 
@@ -551,4 +548,3 @@ def _forget() -> None:
 
 atexit.register(release)
 os.register_at_fork(after_in_child=_forget)
-_ = operator

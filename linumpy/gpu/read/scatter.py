@@ -123,7 +123,9 @@ def plan_scatter(tables: list[tuple[Conversion, ScatterTable]]) -> list[ScatterL
         table = joined([one for _, one in alike])
         unit = table.unit
         words, first_row, largest = table.words(unit)
-        launches.append(ScatterLaunch(kernel_spec(alike[0][0], table.rank, unit), words, first_row, len(table), largest))
+        launches.append(
+            ScatterLaunch(kernel_spec(alike[0][0], table.rank, unit), words, first_row, len(table), largest)
+        )
     return launches
 
 

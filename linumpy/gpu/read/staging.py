@@ -10,7 +10,6 @@ In: slabs that have been read, and their tables. Out: bytes in outputs, behind a
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,14 +20,12 @@ from linumpy.gpu.read.scatter import Conversion, ScatterLaunch, plan_scatter
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
 from linumpy.plan.decode.workspace import MARGIN, Workspace, decode_words, decoded_room, words_room
-from linumpy.plan.read.ring import ALIGN, Range, Ring
+from linumpy.plan.read.ring import ALIGN, Range, Ring, ring_nbytes
 from linumpy.plan.read.scatter import ScatterTable
 from linumpy.plan.read.slabs import Slab
 
 #: Slabs that are decoded on the device at the same time, each on a stream of its own.
 DECODE_STREAMS = 4
-#: The smallest ring; it grows with what is asked for.
-_SMALLEST = 2**22
 
 Tables = list[tuple[Conversion, ScatterTable]]
 
@@ -148,14 +145,14 @@ class DeviceStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""
         if host_nbytes > self._host_ring.nbytes < self.host_nbytes and self._host_ring.oldest() is None:
-            size = _grown(host_nbytes, self.host_nbytes)
+            size = ring_nbytes(host_nbytes, self.host_nbytes)
             self._host = None  # the old one goes back first
             self._host = self._cupyx.empty_pinned((size,), dtype=np.uint8)
             self._host_ring = Ring(size)
         if device_nbytes > self._device_ring.nbytes < self.scratch_bytes:
             self._finish_device()
             self._device = None
-            self._device = self._cupy.empty(_grown(device_nbytes, self.scratch_bytes), np.uint8)
+            self._device = self._cupy.empty(ring_nbytes(device_nbytes, self.scratch_bytes), np.uint8)
             self._device_ring = Ring(self._device.nbytes)
             # CuPy may have handed out memory whose last use is still waiting on this stream.
             self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
@@ -333,7 +330,7 @@ class HostStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limit allows."""
         if host_nbytes > self._ring.nbytes < self.host_nbytes and self._ring.oldest() is None:
-            self._host = np.empty(_grown(host_nbytes, self.host_nbytes), np.uint8)
+            self._host = np.empty(ring_nbytes(host_nbytes, self.host_nbytes), np.uint8)
             self._ring = Ring(self._host.nbytes)
 
     def take_host(self, nbytes: int) -> Range | None:
@@ -393,17 +390,12 @@ def _copy_boxes(source: np.ndarray, conversion: Conversion, table: ScatterTable)
 def _at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> np.ndarray:
     """View memory that the reader knows by its address alone."""
     nbytes = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
-    return np.ndarray(shape, dtype, (ctypes.c_char * nbytes).from_address(address), 0, strides)
+    return np.ndarray(shape, dtype, memoryview((ctypes.c_char * nbytes).from_address(address)), 0, strides)
 
 
 def _status_offset(space: Workspace, chunks: int) -> int:
     """Find where the status of chunks lies in a workspace: behind the records of chunks."""
     return space.words + words_room(chunks)
-
-
-def _grown(wanted: int, limit: int) -> int:
-    """Choose the size of a ring: a power of two, so that it seldom grows again."""
-    return min(limit, max(_SMALLEST, 2 ** math.ceil(math.log2(max(1, wanted)))))
 
 
 __all__ = ["DECODE_STREAMS", "MARGIN", "DeviceStaging", "HostStaging", "Placed", "Staging"]

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,30 @@ from linumpy.plan.read.boxes import Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class JobCounts:
+    """What was done for a job.
+
+    Attributes
+    ----------
+    chunks, filled, by_host : int
+        Chunks; those of them that are not stored; those that the host decoded.
+    bytes_read : int
+        Stored bytes, shard indexes counted in.
+    files_opened : int
+        Files, with those of the jobs that were carried out together.
+    """
+
+    chunks: int = 0
+    filled: int = 0
+    by_host: int = 0
+    bytes_read: int = 0
+    files_opened: int = 0
+
+    def __add__(self, other: JobCounts) -> JobCounts:
+        return JobCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(eq=False)
@@ -71,6 +95,7 @@ class Ticket:
         "_report",
         "_settled",
         "begin",
+        "counts",
         "pending_events",
         "portions",
         "source",
@@ -86,6 +111,7 @@ class Ticket:
         self._report: ReadReport | None = None
         self.begin = time.perf_counter()
         self.timed = False
+        self.counts = JobCounts()
         self.portions = 1  # requests that are not over yet
         self.pending_events: dict[int, Any] = {}
 
@@ -150,6 +176,11 @@ class Ticket:
         return self._cancelled
 
     @property
+    def error(self) -> BaseException | None:
+        """The error so far; the job may not be over yet."""
+        return self._error
+
+    @property
     def failed(self) -> bool:
         """Whether the job has an error; it may not be over yet."""
         return self._error is not None
@@ -158,6 +189,10 @@ class Ticket:
         """Note an error; for the reader."""
         if self._error is None:
             self._error = error
+
+    def count(self, counts: JobCounts) -> None:
+        """Add what a request of the job did; for the reader."""
+        self.counts = counts if self.portions == 1 and not self.counts.chunks else self.counts + counts
 
     def settle(self, events: list[Any], report: ReadReport | None) -> None:
         """End the job; for the reader."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.scatter import Conversion, fill_bytes
-from linumpy.gpu.read.ticket import Request, Ticket
+from linumpy.gpu.read.ticket import JobCounts, Request, Ticket
 from linumpy.plan.read.boxes import Boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
 from linumpy.plan.read.wanted import merge
@@ -79,9 +79,8 @@ class Part:
         if self._dead.any():
             alive = ~self._dead[region]
             rows, which, region = rows[alive], which[alive], region[alive]
-        if self._one_header:
-            used, header = slice(0, 1), np.zeros(len(rows), np.int64)
-        else:
+        used, header = np.zeros(1, np.int64), np.zeros(len(rows), np.int64)
+        if not self._one_header:
             used, header = np.unique(region, return_inverse=True)
         target_strides = self._geometry.target_strides[used]
         return self.conversion, ScatterTable(
@@ -153,6 +152,16 @@ class Part:
     def without_boxes(self) -> list[int]:
         """Return the jobs that want nothing."""
         return self._newly_over()
+
+    def counts_of(self, job: int) -> JobCounts:
+        """Say what was done for a job."""
+        return JobCounts(
+            int(self.chunks[job]),
+            int(self.filled[job]),
+            int(self.by_host[job]),
+            int(self.bytes_read[job]) + self.index_nbytes,
+            self.files_opened,
+        )
 
     def all_jobs(self) -> list[int]:
         """Give up what is left; return the jobs that were not over yet."""

@@ -18,7 +18,8 @@ from linumpy.gpu.read.wave import Part
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room
-from linumpy.plan.read.ring import Range
+from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.read.ring import Range, ring_nbytes
 from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack
 
 #: Slabs whose memory is in use at the same time.
@@ -200,7 +201,9 @@ class Cutter:
         nbytes = int(part.wanted.nbytes.sum()) if raw else len(part.wanted) * part.layout.chunk_nbytes
         return min(nbytes + part.boxes * _ROW_NBYTES + 2**16, 2**40)
 
-    def cut(self, find: Callable[[Part], Iterator[Found]], failed: Callable[[Part, np.ndarray], None]) -> Iterator[Work]:
+    def cut(
+        self, find: Callable[[Part], Iterator[Found]], failed: Callable[[Part, np.ndarray], None]
+    ) -> Iterator[Work]:
         """Yield works; `find` locates the spans of a part, and `failed` takes those that are broken."""
         for number, part in enumerate(self._parts):
             for found in find(part):
@@ -298,3 +301,16 @@ def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
     step = max(1, min(limits.slab_nbytes // each, max(1, limits.threads), limits.pieces))
     for first in range(0, len(spans), step):
         yield Work("host", [(part, spans[first : first + step])])
+
+
+def estimate_scratch(plan: ReadPlan, limits: Limits) -> int:
+    """Say how much device memory a read takes beyond its output, without cutting a box."""
+    layout, chunks = plan.layout, plan.chunk_count
+    if not chunks or not limits.on_device:
+        return 0
+    needed = chunks * (layout.chunk_nbytes + _ROW_NBYTES + _ALIGN) + 2**16
+    if layout.chain is not None:
+        way = way_of((layout.chain, layout.chunk_nbytes), chunks, limits)
+        if way.slot is not None:
+            needed = way.depth * way.slot.nbytes
+    return ring_nbytes(needed, limits.scratch_bytes)

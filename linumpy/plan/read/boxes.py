@@ -93,9 +93,7 @@ def cut_boxes(
     return _boxes_of_chunks(layout, start, stop, target_strides)
 
 
-def _boxes_of_chunks(
-    layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, target_strides: np.ndarray
-) -> Boxes:
+def _boxes_of_chunks(layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, target_strides: np.ndarray) -> Boxes:
     size = np.array(layout.chunk_shape, np.int64)
     first = start // size
     count = np.where(stop > start, -(-stop // size) - first, 0)

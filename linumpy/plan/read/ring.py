@@ -5,12 +5,22 @@ In: sizes. Out: offsets. Pure: the buffer itself is the caller's.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 #: Every range begins at a multiple of this.
 ALIGN = 512
+
+
+#: The smallest ring; it grows with what is asked for.
+_SMALLEST = 2**22
+
+
+def ring_nbytes(wanted: int, limit: int) -> int:
+    """Choose the size of a ring: a power of two, so that it seldom grows again."""
+    return min(limit, max(_SMALLEST, 2 ** math.ceil(math.log2(max(1, wanted)))))
 
 
 @dataclass(eq=False)
