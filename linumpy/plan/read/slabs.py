@@ -45,9 +45,9 @@ class Spans:
         return len(self.piece)
 
     def joined(self, other: Spans) -> Spans:
-        """Put those of another batch behind them; both have weights."""
+        """Put those of another batch behind them; both have weights, or neither."""
         pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return Spans(*(np.concatenate(pair) for pair in pairs))
+        return Spans(*(None if a is None else np.concatenate((a, b)) for a, b in pairs))  # type: ignore[arg-type]
 
     def take(self, rows: np.ndarray | slice) -> Spans:
         """Pick some of them."""
