@@ -135,12 +135,13 @@ class Ring:
 
     def _mapping(self, nbytes: int, offset: int) -> np.ndarray:
         # Not by Python's mmap, which keeps a duplicate of the descriptor that a forked child could not close.
-        writable, shared = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE
-        address = _libc.mmap(None, nbytes, writable, shared, self._fd, offset)
+        writable, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE
+        address = _libc.mmap(None, nbytes, writable, flags, self._fd, offset)
         if address == ctypes.c_void_p(-1).value:
             raise OSError(ctypes.get_errno(), "io_uring: its queues cannot be mapped")
         self._mappings.append((address, nbytes))
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+        shared_bytes: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+        return np.frombuffer(shared_bytes, np.uint8)
 
     def push(self, entries: np.ndarray) -> None:
         """Put entries into the queue; chains of linked entries are complete in one call, of at most `ENTRIES`."""

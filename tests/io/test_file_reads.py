@@ -5,12 +5,13 @@ import errno
 import functools
 import logging
 import os
-import stat
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -790,11 +791,42 @@ def test_the_interpreter_ends_while_batches_are_under_way(tmp_path):
     )
 
 
-def test_a_pending_batch_is_one_object():
-    """A batch that has ended answers at once, as often as asked."""
-    pending = Pending()
-    assert not pending.done()
-    pending.settle("results", None)
-    assert [pending.wait(), pending.wait()] == ["results"] * 2
+class Interrupt(BaseException):
+    pass
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """An event without which no batch ends."""
+    results, event = read_jobs.ReadJob.results, threading.Event()
+    monkeypatch.setattr(read_jobs.ReadJob, "results", lambda job: event.wait(20) and results(job))
+    return event
+
+
+@pytest.mark.parametrize("end", [Pending.wait, Pending.abandon])
+def test_an_interrupt_does_not_end_the_waiting(ring_engine, tmp_path, held, end):
+    def interrupt(*_):
+        threading.Timer(0.05, held.set).start()
+        raise Interrupt
+
+    pending = ring_engine.start(batch(write(tmp_path, [3000]), [(0, 0, 3000)])[0])
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(Interrupt) if end is Pending.wait else contextlib.nullcontext():
+            end(pending)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert held.is_set()
     assert pending.done()
-    assert stat.S_ISREG(version(__file__)[3])
+
+
+def test_memory_is_kept_while_it_is_written(ring_engine, tmp_path, held):
+    reads, _ = batch(write(tmp_path, [3000]), [(0, 0, 3000)])
+    alive = weakref.ref(reads.memory)
+    ring_engine.start(reads)
+    del reads
+    assert alive() is not None
+    held.set()
+    while alive() is not None:
+        time.sleep(0.001)
