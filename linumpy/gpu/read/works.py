@@ -234,7 +234,19 @@ class Cutter:
         objects = part.wanted.object_index[spans] + self._object_base[number]
         new = Spans(spans + self._span_base[number], objects, part.stored_offset[spans], stored, weight)
         rest = self._rest.pop(kind, None)
-        yield from self._packed(kind, new if rest is None else rest.joined(new), last=False)
+        spans_so_far = new if rest is None else rest.joined(new)
+        if self._fits_one(kind, spans_so_far):
+            self._rest[kind] = spans_so_far
+        else:
+            yield from self._packed(kind, spans_so_far, last=False)
+
+    def _fits_one(self, kind: Kind | None, spans: Spans) -> bool:
+        """Say whether spans are sure to fit one slab, so that they need not be packed before the others are known."""
+        limits = self._limits.raw if kind is None else encoded_limits(self.ways[kind])
+        nbytes = int(spans.nbytes.sum()) + len(spans) * (limits.align + limits.gap)
+        weight = 0 if spans.weight is None else int(spans.weight.sum())
+        few = len(spans) <= min(limits.pieces, limits.objects)
+        return few and nbytes <= limits.nbytes - limits.align and nbytes + weight <= limits.capacity
 
     def _packed(self, kind: Kind | None, spans: Spans, *, last: bool) -> Iterator[Work]:
         """Pack spans; the last slab is kept, unless nothing follows, to be filled up from what is found next."""
