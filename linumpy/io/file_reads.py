@@ -158,7 +158,11 @@ class Pending(Generic[Result]):
     def _read_in_child(self) -> None:
         # The threads that read for the parent are not in this process, nor is the memory that they fill.
         assert self._reads is not None  # the caller of ReadEngine.stat is not in this process either
-        self._results, self._ended = read_files(self._reads), True
+        try:
+            self._results = read_files(self._reads)
+        except Exception as error:
+            self._error = error
+        self._ended = True
 
 
 class ReadEngine:
@@ -215,9 +219,9 @@ class ReadEngine:
         """Try it on a file in memory: there are kernels and sandboxes that have a part of io_uring."""
         content = np.arange(5000, dtype=np.uint16)
         got = np.zeros(6000, np.uint16)
-        with open(os.memfd_create("linumpy"), "wb", buffering=0) as file:
-            file.write(content.tobytes())
-            path = f"/proc/self/fd/{file.fileno()}"
+        with open(os.memfd_create("linumpy"), "wb", buffering=0) as trial:
+            trial.write(content.tobytes())
+            path = f"/proc/self/fd/{trial.fileno()}"
             expected = read_files(FileReads([path], *np.zeros((4, 1), np.int64))).before
             file, offset, nbytes = np.array([[0, 0], [8000, 0], [4000, 8000]])
             address = got.ctypes.data + np.array([8000, 0])
