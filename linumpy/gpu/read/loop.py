@@ -295,6 +295,9 @@ class Loop:
         if work.kind == "large":
             self._place_large(work)
             return
+        if work.kind == "fill":
+            for part, _ in work.rows:
+                part.check_still_there()
         self._plan_tables(work)
         assert work.plan is not None
         work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
