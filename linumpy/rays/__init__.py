@@ -3,6 +3,7 @@
 CuPy in, CuPy out; NumPy in, NumPy out, with the same random numbers and the same samples. Points are ordered (x, y, z).
 """
 
+from linumpy.rays.compositing import composite, composite_backward
 from linumpy.rays.images import Image, Images, PixelCDF
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
@@ -15,6 +16,8 @@ __all__ = [
     "OccupancyGrid",
     "PixelCDF",
     "RaySamples",
+    "composite",
+    "composite_backward",
     "generate_training_samples",
     "march",
 ]

@@ -256,7 +256,10 @@ def _check_floats(array: Any, shape: tuple[int, ...], name: str) -> None:
 def _address(array: Any, name: str) -> int:
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: a C-contiguous array is needed; make one by ascontiguousarray")
-    return address_of(array)
+    address = address_of(array)
+    if address % 4:
+        raise ValueError(f"{name}: the array begins at an address that is no multiple of 4; copy it")
+    return address
 
 
 def _fill_poses(row: Any, image: Image, name: str) -> None:

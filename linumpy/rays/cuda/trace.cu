@@ -134,7 +134,8 @@ __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane
     uint64 sum = 0;
     for (int last = block - 1; last >= 0;) {
         const int mine = last - lane;
-        uint64 state = mine >= 0 ? states[mine] : WHOLE_SUM;
+        uint64 state = WHOLE_SUM;
+        if (mine >= 0) state = states[mine];
         const unsigned whole = __ballot_sync(ALL, state >> 63 != 0), ready = __ballot_sync(ALL, state >> 62 != 0);
         const int first = whole ? __popc((whole & (0u - whole)) - 1) : WARP;  // the nearest that knows its whole sum
         const unsigned needed = first == WARP ? ALL : (2u << first) - 1;
