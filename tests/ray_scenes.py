@@ -64,7 +64,7 @@ def images(seed=0):
         if "rays" in options:
             given = np.zeros((height, width, 6), "f4")
             given[..., :3] = rng.normal(0, 0.1, (height, width, 3))
-            given[..., 3:] = rng.normal(0, 0.2, (height, width, 3)) + (0, 0, 2)
+            given[..., 3:] = rng.normal((0, 0, 2), 0.2, (height, width, 3))
             given[:, ::7, 3:] = 0
             more["rays"] = given
         made.append(

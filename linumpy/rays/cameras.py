@@ -1,7 +1,7 @@
 """From the number of a ray to its pixel and to its origin and direction, in NumPy; the twin of camera.cuh.
 
-In: numbers of a generator, :class:`~linumpy.rays.images.Images`. Out: :class:`Drawn`, float32 operations in the kernel's
-order, so that results are equal bit for bit.
+In: numbers of a generator, :class:`~linumpy.rays.images.Images`. Out: :class:`Drawn`. Float32 operations come in the
+kernel's order, so that results are equal bit for bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Volume rendering of samples along rays, and its gradient.
 
-In: colour and density of each sample, and where each ray's samples lie. Out: RGBA of each ray, or the gradient of a loss.
+In: colour and density of each sample, and where each ray's samples lie. Out: RGBA of each ray, or a loss's gradient.
 CuPy in, CuPy out; NumPy in, NumPy out; torch tensors through an autograd function.
 """
 
@@ -95,9 +95,8 @@ def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
     shapes = {"rgb_sigma": (len(dt), 4), "dt": (len(dt),), "base": (len(base),), "n_steps": (len(base),)}
     for name, array in arrays.items():
         if array.shape != shapes[name] or array.dtype != _DTYPES[name] or not array.flags.c_contiguous:
-            raise ValueError(
-                f"{name} of {array.dtype} {array.shape}: {np.dtype(_DTYPES[name])} {shapes[name]}, C-contiguous, is needed"
-            )
+            needed = f"{np.dtype(_DTYPES[name])} {shapes[name]}"
+            raise ValueError(f"{name} of {array.dtype} {array.shape}: {needed}, C-contiguous, is needed")
     on_device = same_side(**arrays)
     if on_device and address_of(rgb_sigma) % 16:
         raise ValueError("rgb_sigma: the array begins at an address that is no multiple of 16; copy it")
@@ -180,6 +179,7 @@ def _torch_function() -> Any:
     import torch
 
     def on_stream(work: Any, *tensors: Any) -> Any:
+        tensors = tuple(one.detach() for one in tensors)
         if not tensors[0].is_cuda:
             return torch.from_numpy(work(*(one.numpy() for one in tensors)))
         import cupy
@@ -191,7 +191,7 @@ def _torch_function() -> Any:
     class Composite(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
-            tensors = [one.detach().contiguous() for one in (rgb_sigma, dt, base, n_steps)]
+            tensors = [one.contiguous() for one in (rgb_sigma, dt, base, n_steps)]
             rgba = on_stream(composite, *tensors)
             ctx.save_for_backward(*tensors, rgba)
             return rgba

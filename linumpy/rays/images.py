@@ -31,7 +31,13 @@ RECORD = np.dtype(
         *((name, "i4") for name in ("width", "height", "format", "lens")),
         *((name, "i4") for name in ("map_width", "map_height", "cdf_width", "cdf_height")),
         *(("focal", "f4", 2), ("principal", "f4", 2), ("lens_params", "f4", 6), ("shutter", "f4", 4)),
-        *(("rotation", "f4", (3, 3)), ("translation", "f4", 3), ("motion", "f4", 3), ("axis", "f4", 3), ("angle", "f4")),
+        *(
+            ("rotation", "f4", (3, 3)),
+            ("translation", "f4", 3),
+            ("motion", "f4", 3),
+            ("axis", "f4", 3),
+            ("angle", "f4"),
+        ),
     ],
     align=True,
 )
@@ -215,13 +221,13 @@ def _fill_lens(row: Any, image: Image, name: str) -> None:
         )
     height, width = image.pixels.shape[:2]
     principal = (width / 2, height / 2) if image.principal is None else image.principal
-    for key, values, size in (
+    for key, given, size in (
         ("focal", image.focal, 2),
         ("principal", principal, 2),
         ("shutter", image.shutter, 4),
         ("lens_params", (*image.lens_params, *[0.0] * (6 - len(image.lens_params))), 6),
     ):
-        values = np.asarray(values, np.float64)
+        values = np.asarray(given, np.float64)
         if values.shape != (size,) or not np.isfinite(values).all():
             raise ValueError(f"{name}: {key}={values.tolist()}; {size} finite numbers are needed")
         row[key] = values

@@ -26,15 +26,16 @@ THREADS = 128
 _MOST_RUNS = 32
 #: Words of ``counts`` before those of blocks, as in trace.cu.
 _HEAD_WORDS = 5
-_POINTERS = (
-    "images image_cdf linear image_extra rays_in jitter bits positions directions dt ray_indices rays n_steps base "
-    "max_level extra image_indices uv colors counts rng_state rng_inc image_shift"
-).split()
-_NUMBERS = "n_rays n_images n_extra max_steps mips snap random_level keep_empty".split()
+_WORDS = (
+    *("images", "image_cdf", "linear", "image_extra", "rays_in", "jitter", "bits", "positions", "directions", "dt"),
+    *("ray_indices", "rays", "n_steps", "base", "max_level", "extra", "image_indices", "uv", "colors", "counts"),
+    *("rng_state", "rng_inc", "image_shift"),
+)
+_NUMBERS = ("n_rays", "n_images", "n_extra", "max_steps", "mips", "snap", "random_level", "keep_empty")
 #: ``struct Batch`` of trace.cu.
 BATCH = np.dtype(
     [
-        *((name, "u8") for name in _POINTERS),
+        *((name, "u8") for name in _WORDS),
         ("max_samples", "i8"),
         *((name, "i4") for name in _NUMBERS),
         *(("box", "f4", 6), ("per_box", "f4", 3), ("centre", "f4", 3)),

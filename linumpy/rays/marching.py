@@ -1,8 +1,8 @@
 """Points along rays, and which of them are samples, in NumPy: the twin of march.cuh.
 
-In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order of
-the rays. All points of a ray inside the box are looked at; a kernel skips what is empty and finds the same ones. Float32
-operations come in the order of the kernel's, so results are equal bit for bit.
+In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
+of the rays. All points of a ray inside the box are looked at; a kernel skips what is empty and finds the same ones.
+Float32 operations come in the kernel's order, so that results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def _ceil_log2(x: np.ndarray) -> np.ndarray:
 
 
 def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Say which points lie in occupied voxels: of the finest mip that holds the point, whose voxels are no shorter than a step.
+    """Say which points lie in occupied voxels.
+
+    A point's voxel is of the finest mip that holds the point and whose voxels are no shorter than the step there.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Which parts of space are worth sampling: a cascade of grids of 128³ bits.
 
 In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. Mip 0 is a cube around
-the centre; each further mip has twice its edge, so that its voxels are twice as large. Arrays are NumPy's or CuPy's, and
-stay where they are.
+the centre; each further mip has twice its edge, so that its voxels are twice as large. Arrays are NumPy's or CuPy's,
+and stay where they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_MIPS = 8
 def _morton_order() -> np.ndarray:
     """Index into a C-ordered (z, y, x) grid of each voxel in Morton order, x in the lowest bit."""
     n = np.arange(GRID_SIZE)
-    spread = sum(((n >> bit) & 1) << 3 * bit for bit in range(7))
+    spread = np.bitwise_or.reduce([((n >> bit) & 1) << 3 * bit for bit in range(7)])
     codes = spread[:, None, None] << 2 | spread[:, None] << 1 | spread
     order = np.empty(_VOXELS, np.int32)
     order[codes.ravel()] = np.arange(_VOXELS, dtype=np.int32)
@@ -87,7 +87,9 @@ class OccupancyGrid:
             Another shape, or a centre or an edge that is no finite (positive) number.
         """
         if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MOST_MIPS:
-            raise ValueError(f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MOST_MIPS} mips")
+            raise ValueError(
+                f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MOST_MIPS} mips"
+            )
         if not (np.shape(centre) == (3,) and np.isfinite(centre).all() and 0 < edge < math.inf):
             raise ValueError(f"centre={centre}, edge={edge}: three finite numbers and a positive one are needed")
         where = (float(centre[0]), float(centre[1]), float(centre[2]))
@@ -174,7 +176,7 @@ class OccupancyGrid:
         self.bits = _pack(self.density > threshold)
 
     def points(self, mip: int = 0) -> Any:
-        """Return the centres (x, y, z) of a mip's voxels, (128, 128, 128, 3) float32, axes (z, y, x), where the grid is."""
+        """Return the centres of a mip's voxels, (128, 128, 128, 3) float32: (x, y, z) for each index (z, y, x)."""
         xp = array_module(self.density)
         edge = self.edge * 2**mip
         line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge

@@ -1,7 +1,7 @@
 """PCG32 (O'Neill, 2014), the generator XSH-RR 64/32 of the PCG family, with jump-ahead in O(log n).
 
-In: a seed and a stream number. Out: unsigned integers of 32 bits, bit for bit those of the reference implementation, and
-floats in [0, 1). The CUDA kernels use the same numbers.
+In: a seed and a stream number. Out: unsigned integers of 32 bits, bit for bit those of the reference implementation,
+and floats in [0, 1). The CUDA kernels use the same numbers.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ _MOST_RAYS = 2**26 - 1
 class RaySamples:
     """Samples of many rays, one ray after another.
 
-    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. Of a device, arrays of rays have as many rows as rays were
-    asked for, of which `n_rays` are valid (the others have no samples), and arrays of samples `max_samples`, of which
-    `n_samples` are valid. :meth:`trimmed` cuts them, which waits for the device.
+    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have as many rows as rays
+    were asked for, of which `n_rays` are valid (the others have no samples), and arrays of samples `max_samples`, of
+    which `n_samples` are valid. :meth:`trimmed` cuts them, which waits for the device.
 
     Attributes
     ----------
@@ -133,8 +133,8 @@ def generate_training_samples(
     max_samples : int
         Size of the arrays of samples. Rays that do not fit are dropped as a whole and counted.
     cone_angle : float
-        Growth of steps with distance: a step at t is t · `cone_angle`, between `min_step` and `max_step`. 0 for steps of
-        `min_step`.
+        Growth of steps with distance: a step at t is t · `cone_angle`, between `min_step` and `max_step`. 0 for steps
+        of `min_step`.
     min_step, max_step : float, optional
         In the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
     max_steps : int
@@ -214,7 +214,8 @@ def march(
     jitter : (n,) float32 array, optional
         Part of a step, in [0, 1), by which the points of a ray are moved; 0 by default.
     aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
-        As for :func:`generate_training_samples`. Without `deterministic` a device may write the rays' samples in any order.
+        As for :func:`generate_training_samples`. Without `deterministic` a device may write the samples of the rays in
+        any order.
 
     Returns
     -------
@@ -245,10 +246,13 @@ def march(
     fits = np.cumsum(found.count) <= max_samples
     samples = _samples(setting, placed, direction, found, fits)
     base = np.cumsum(found.count) - found.count
-    numbers = np.arange(len(rays), dtype=np.uint32)
-    n_steps = np.where(fits, found.count, 0).astype(np.int32)
     return RaySamples(
-        *samples, numbers, rays, n_steps, np.where(fits, base, 0), *_counts(fits.sum(), len(samples[2]), (~fits).sum())
+        *samples,
+        ray_indices=np.arange(len(rays), dtype=np.uint32),
+        rays=rays,
+        n_steps=np.where(fits, found.count, 0).astype(np.int32),
+        base=np.where(fits, base, 0),
+        **_counts(fits.sum(), len(samples[2]), (~fits).sum()),
     )
 
 
@@ -269,8 +273,9 @@ def _from_kernel(arrays: dict[str, Any]) -> RaySamples:
     return RaySamples(n_rays=counts[1], n_samples=counts[2], n_dropped=counts[3], **arrays)
 
 
-def _counts(*values: Any) -> tuple[np.ndarray, ...]:
-    return tuple(np.array(one, np.uint64) for one in values)
+def _counts(n_rays: int, n_samples: int, n_dropped: int) -> dict[str, np.ndarray]:
+    values = {"n_rays": n_rays, "n_samples": n_samples, "n_dropped": n_dropped}
+    return {name: np.array(value, np.uint64) for name, value in values.items()}
 
 
 def _samples(
@@ -301,14 +306,14 @@ def _of_images(
     level = drawn.level[rows] if random_level else np.ones(len(rows), np.float32)
     return RaySamples(
         *samples,
-        rows.astype(np.uint32),
-        np.concatenate([drawn.origin[rows], drawn.direction[rows]], axis=1),
-        count.astype(np.int32),
-        last[rows] - count,
-        *_counts(len(rows), len(samples[2]), (kept & ~fits).sum()),
-        level,
-        images.extra[drawn.image[rows]],
-        drawn.image[rows].astype(np.int32),
-        drawn.uv[rows],
-        drawn.rgba[rows],
+        ray_indices=rows.astype(np.uint32),
+        rays=np.concatenate([drawn.origin[rows], drawn.direction[rows]], axis=1),
+        n_steps=count.astype(np.int32),
+        base=last[rows] - count,
+        **_counts(len(rows), len(samples[2]), (kept & ~fits).sum()),
+        max_level=level,
+        extra=images.extra[drawn.image[rows]],
+        image_indices=drawn.image[rows].astype(np.int32),
+        uv=drawn.uv[rows],
+        colors=drawn.rgba[rows],
     )

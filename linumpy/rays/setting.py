@@ -1,7 +1,7 @@
 """Where and how rays are marched: the box, the steps and the limits, checked and in the grid's coordinates.
 
-In: what callers ask for, in the world's units. Out: a frozen :class:`Setting`, which the NumPy path and the kernels both
-read. Pure: no array is touched.
+In: what callers ask for, in the world's units. Out: a frozen :class:`Setting`, which the NumPy path and the kernels
+both read. Pure: no array is touched.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def make_setting(
         raise ValueError(f"near={near}: a finite distance of 0 or more")
     points = float(np.linalg.norm(high - low)) / shortest
     if points > MOST_POINTS / 2:
-        raise ValueError(f"min_step={shortest:g}: the box is {points:.3g} steps across; at most {MOST_POINTS // 2} are marched")
+        raise ValueError(
+            f"min_step={shortest:g}: the box is {points:.3g} steps across; at most {MOST_POINTS // 2} are marched"
+        )
     scale = GRID_SIZE / edge
     return Setting(
         box=((np.array([low, high]) - centre) * scale).astype(np.float32),

@@ -193,7 +193,9 @@ def test_a_moving_camera_is_interpolated_by_slerp(angle, shutter):
     origin, direction = rays(one, u, v, time=0.7)
     local = rays(image("perspective"), u, v)[1].astype(float)
     # Of half a turn both ways round are shortest; what is asked is that one of them is taken.
-    back = second if angle < math.pi else first * Rotation.from_rotvec(-axis / np.linalg.norm(axis) * angle * (1 - 1e-9))
+    back = (
+        second if angle < math.pi else first * Rotation.from_rotvec(-axis / np.linalg.norm(axis) * angle * (1 - 1e-9))
+    )
     from dataclasses import replace
 
     candidates = [one, replace(one, end_pose=np.column_stack([back.as_matrix(), [2, 0, 3]]))]

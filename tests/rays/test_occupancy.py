@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from linumpy.io.writer import write_omezarr
 from linumpy.rays import OccupancyGrid
+from linumpy.write.writer import write_omezarr
 
 
 def morton(x, y, z):

@@ -87,7 +87,11 @@ def test_the_structures_are_laid_out_as_in_c():
         assert dict(SPECS[0].defines)[defined] == str(dtype.itemsize)
     body = re.search(r"struct Batch \{(.*?)\n\};", source_text("trace", "linumpy.rays.cuda"), re.DOTALL)[1]
     body = re.sub(r"//.*", "", body)
-    names = [re.sub(r"[\[*].*|\W", "", one.strip().lstrip("*").split()[-1].lstrip("*")) for one in re.split("[,;]", body) if one.strip()]
+    names = [
+        re.sub(r"[\[*].*|\W", "", one.strip().lstrip("*").split()[-1].lstrip("*"))
+        for one in re.split("[,;]", body)
+        if one.strip()
+    ]
     assert names == list(launch.BATCH.names)
 
 
@@ -205,6 +209,31 @@ def test_what_does_not_fit_is_dropped_and_nothing_is_written_beyond(by_kernel, m
     assert by_hand.n_steps.sum() == by_hand.n_samples
 
 
+_LOOKS_BACK = """
+extern "C" __global__ void looks_back(uint64 *states, uint64 *out, int block) {
+    const uint64 sum = sum_before(states, block, threadIdx.x);
+    out[threadIdx.x] = sum;
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("known", [0, 1, 37, 68, 69, 98, 99])
+def test_a_block_sums_back_to_one_that_knows_all_before_it(known):
+    """Under the emulator blocks run one after another, so each finds its neighbour ready; on a device it may not."""
+    text = source_text("trace", "linumpy.rays.cuda") + _LOOKS_BACK
+    run = Kernel(library(text, SPECS[-1].defines, ("looks_back",)).emulate_looks_back)
+    counts = np.random.default_rng(known).integers(0, 1000, (100, 2)).astype(np.uint64)
+    sums = counts[:, 0] << np.uint64(36) | counts[:, 1]
+    states = sums | np.uint64(1 << 62)
+    states[known] = np.cumsum(sums)[known] | np.uint64(2 << 62)
+    states[:known] = 0  # as if they were still at work
+    for block in (100, known + 1):
+        out = np.zeros(32, np.uint64)
+        run((1,), (32,), (states, out, np.int32(block)))
+        assert (out == sums[:block].sum()).all()
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
@@ -271,7 +300,10 @@ def test_overflow_on_a_device(cupy):
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
     expected = generate(scene, where, n_rays=20_000, max_samples=100_000)
     assert expected.n_dropped > 0
-    assert_same(generate(to_device(scene, cupy.asarray), there, n_rays=20_000, max_samples=100_000, deterministic=True), expected)
+    assert_same(
+        generate(to_device(scene, cupy.asarray), there, n_rays=20_000, max_samples=100_000, deterministic=True),
+        expected,
+    )
     found = generate(to_device(scene, cupy.asarray), there, n_rays=20_000, max_samples=100_000)
     assert int(found.n_rays) + int(found.n_dropped) == int(expected.n_rays) + int(expected.n_dropped)
     assert int(found.n_steps.sum()) == int(found.n_samples) <= 100_000

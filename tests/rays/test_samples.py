@@ -70,7 +70,7 @@ def test_pixels_colors_and_rays_are_those_of_the_definition(snap):
 
 
 def float32_box(origin, direction, jitter, step):
-    """Where a ray is in the box, and where its points begin, in float32; origin and direction in the grid's coordinates."""
+    """Where a ray's points begin, and where it leaves the box, in float32; rays in the grid's coordinates."""
     low, high = ((np.array(BOX) - CENTRE) * SCALE).astype("f4")
     enter, leave = F(0), F(1e30)
     for axis in range(3):
