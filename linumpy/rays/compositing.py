@@ -16,7 +16,7 @@ import numpy as np
 
 from linumpy.device import array_module
 from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
-from linumpy.rays.launch import same_side
+from linumpy.rays.arrays import check_array, same_side
 
 _THREADS = 128
 _DTYPES = {"rgb_sigma": np.float32, "dt": np.float32, "base": np.int64, "n_steps": np.int32}
@@ -80,8 +80,7 @@ def composite_backward(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any, rgba: A
     on_device = _check(rgb_sigma, dt, base, n_steps)
     shape = (len(base), 4)
     for name, array in (("rgba", rgba), ("grad_rgba", grad_rgba)):
-        if array.shape != shape or array.dtype != np.float32 or not array.flags.c_contiguous:
-            raise ValueError(f"{name} of {array.dtype} {array.shape}: float32 {shape}, C-contiguous, is needed")
+        check_array(array, np.float32, shape, name)
     same_side(rgb_sigma=rgb_sigma, rgba=rgba, grad_rgba=grad_rgba)
     if not on_device:
         return _backward_on_cpu(rgb_sigma, dt, base, n_steps, grad_rgba)
@@ -94,9 +93,7 @@ def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
     arrays = {"rgb_sigma": rgb_sigma, "dt": dt, "base": base, "n_steps": n_steps}
     shapes = {"rgb_sigma": (len(dt), 4), "dt": (len(dt),), "base": (len(base),), "n_steps": (len(base),)}
     for name, array in arrays.items():
-        if array.shape != shapes[name] or array.dtype != _DTYPES[name] or not array.flags.c_contiguous:
-            needed = f"{np.dtype(_DTYPES[name])} {shapes[name]}"
-            raise ValueError(f"{name} of {array.dtype} {array.shape}: {needed}, C-contiguous, is needed")
+        check_array(array, _DTYPES[name], shapes[name], name)
     on_device = same_side(**arrays)
     if on_device and address_of(rgb_sigma) % 16:
         raise ValueError("rgb_sigma: the array begins at an address that is no multiple of 16; copy it")

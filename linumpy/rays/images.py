@@ -8,14 +8,15 @@ directions are ordered (x, y, z); images (row, column). Errors name the image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import address_of, uploaded
+from linumpy.rays.arrays import as_array
 
 #: Lenses by name, each with the greatest number of its parameters.
 LENSES = {
@@ -61,7 +62,7 @@ class PixelCDF:
     @classmethod
     def from_weights(cls, weights: Any) -> PixelCDF:
         """Make the distributions in proportion to weights (h, w), not negative and not all 0; NumPy or CuPy."""
-        xp = _module_of(weights)
+        xp = array_module(weights)
         weights = weights.astype(np.float64)
         rows = weights.sum(axis=1)
         total = rows.sum()
@@ -155,6 +156,7 @@ class Images:
         if not images:
             raise ValueError("images: at least one is needed")
         table = np.zeros(len(images), RECORD)
+        images = [_adopted(image) for image in images]
         for number, image in enumerate(images):
             _fill(table[number], image, f"image {number}")
         kinds = {is_device_array(one) for image in images for one in _arrays(image)}
@@ -187,10 +189,16 @@ class Images:
         return uploaded((table, cupy.asarray(self.extra)))
 
 
-def _module_of(array: Any) -> Any:
-    from linumpy.device import array_module
-
-    return array_module(array)
+def _adopted(image: Image) -> Image:
+    """The same image with arrays of NumPy or CuPy."""
+    cdf = image.pixel_cdf
+    return replace(
+        image,
+        pixels=as_array(image.pixels),
+        rays=as_array(image.rays),
+        distortion=as_array(image.distortion),
+        pixel_cdf=None if cdf is None else PixelCDF(as_array(cdf.y), as_array(cdf.x)),
+    )
 
 
 def _arrays(image: Image) -> list[Any]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, current_queue, load, uploaded
 from linumpy.rays.cameras import NUMBERS_PER_RAY, linear_of_bytes
 from linumpy.rays.images import RECORD, Images
@@ -161,19 +160,3 @@ def march(
     batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
     _run(kernel_spec(images=False, grows=setting.grows, ordered=deterministic), n_rays, batch)
     return arrays
-
-
-def same_side(**arrays: Any) -> bool:
-    """Say whether arrays are on a device.
-
-    Raises
-    ------
-    TypeError
-        Some are and some are not: nothing is copied unasked.
-    """
-    where = {name: is_device_array(one) for name, one in arrays.items() if one is not None}
-    if len(set(where.values())) > 1:
-        on = [name for name, device in where.items() if device]
-        off = [name for name, device in where.items() if not device]
-        raise TypeError(f"{', '.join(on)} on the device, {', '.join(off)} on the host: move all to one of them")
-    return any(where.values())

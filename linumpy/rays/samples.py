@@ -14,9 +14,9 @@ import numpy as np
 
 from linumpy.device import array_module
 from linumpy.rays import launch
+from linumpy.rays.arrays import as_array, check_array, same_side
 from linumpy.rays.cameras import NUMBERS_PER_RAY, Drawn, draw_rays
 from linumpy.rays.images import Images
-from linumpy.rays.launch import same_side
 from linumpy.rays.marching import Found, Placed, find_samples, normalized, place, point_at, positions_of, step_at
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
@@ -50,8 +50,8 @@ class RaySamples:
         Number of samples.
     base : (rays,) int64
         Where they begin.
-    n_rays, n_samples, n_dropped : () uint64
-        Rays that are kept, their samples, and rays that were dropped since `max_samples` was reached.
+    n_rays, n_samples : () uint64
+        Rays that are kept, and their samples.
     max_level : (rays,) float32
         Part of the levels of a multiresolution encoding to use, in [0, 1); 1 where it is not random.
     extra : (rays, n_extra) float32
@@ -62,6 +62,8 @@ class RaySamples:
         Where in it, in [0, 1] along width and height.
     colors : (rays, 4) float32
         RGBA of the pixel, linear, premultiplied: what the ray should show.
+    n_dropped : () uint64
+        Rays that were dropped since `max_samples` was reached.
     """
 
     positions: Any
@@ -73,12 +75,12 @@ class RaySamples:
     base: Any
     n_rays: Any
     n_samples: Any
-    n_dropped: Any
     max_level: Any = None
     extra: Any = None
     image_indices: Any = None
     uv: Any = None
     colors: Any = None
+    n_dropped: Any = None
 
     def trimmed(self) -> RaySamples:
         """Return views without what is not valid. Of a device, this waits for its counts."""
@@ -165,7 +167,9 @@ def generate_training_samples(
         Images on a device and a grid on the host, or the other way round.
     """
     _check_sizes(n_rays, max_samples)
-    _check_cdf(image_cdf, len(images))
+    image_cdf = as_array(image_cdf)
+    if image_cdf is not None:
+        check_array(image_cdf, np.float32, (len(images),), "image_cdf")
     on_device = same_side(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
     setting = make_setting(
         grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
@@ -227,9 +231,10 @@ def march(
     ValueError, TypeError
         As :func:`generate_training_samples`; rays of another shape or dtype.
     """
-    for name, array, shape in (("rays", rays, (len(rays), 6)), ("jitter", jitter, (len(rays),))):
-        if array is not None and (array.dtype != np.float32 or array.shape != shape or not array.flags.c_contiguous):
-            raise ValueError(f"{name} of {array.dtype} {array.shape}: float32 {shape}, C-contiguous, is needed")
+    rays, jitter = as_array(rays), as_array(jitter)
+    check_array(rays, np.float32, (len(rays), 6), "rays")
+    if jitter is not None:
+        check_array(jitter, np.float32, (len(rays),), "jitter")
     _check_sizes(len(rays), max_samples)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     if same_side(rays=rays, grid=grid.bits, jitter=jitter):
@@ -261,11 +266,6 @@ def _check_sizes(n_rays: int, max_samples: int) -> None:
         raise ValueError(f"n_rays={n_rays}: between 0 and {_MOST_RAYS}")
     if max_samples < 0:
         raise ValueError(f"max_samples={max_samples}: 0 or more")
-
-
-def _check_cdf(cdf: Any, n_images: int) -> None:
-    if cdf is not None and (cdf.dtype != np.float32 or cdf.shape != (n_images,) or not cdf.flags.c_contiguous):
-        raise ValueError(f"image_cdf of {cdf.dtype} {cdf.shape}: float32 ({n_images},), C-contiguous, is needed")
 
 
 def _from_kernel(arrays: dict[str, Any]) -> RaySamples:

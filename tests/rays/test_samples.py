@@ -358,3 +358,26 @@ def test_bad_input(options, message):
 def test_bad_rays(rays):
     with pytest.raises(ValueError, match="rays of float"):
         march(rays, unit("empty"), max_samples=1)
+
+
+class Foreign:
+    """An array of another library, which only DLPack reads."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_come_in_by_dlpack():
+    rays = np.array([(-1, 0.5, 0.5, 1, 0, 0)], "f4")
+    found = march(Foreign(rays), unit(), jitter=Foreign(np.array([0.5], "f4")), **STEP)
+    assert found.n_steps.tolist() == [64]
+    assert np.shares_memory(found.rays, rays)
+    scene = images()
+    foreign = Images.of([replace(one, pixels=Foreign(one.pixels)) for one in scene.images])
+    assert np.array_equal(generate(scene=foreign).positions, generate().positions)

@@ -92,6 +92,7 @@ constexpr float MARGIN = CONE ? 7.62939453125e-6f : 9.5367431640625e-7f;
 struct Walk {
     Vector inverse, beyond;  // 1 / direction, or 0 where that is 0, with a large number in place of an exit
     float margin;            // of positions: more than their rounding errors
+    float per_step;          // 1 / the step, where all are equal
     unsigned cached;         // index of the word that was read last
     uint2 word;
 };
@@ -104,6 +105,7 @@ __device__ inline Walk begin_walk(const Ray &ray, const Steps &steps) {
     const float last = point_at(steps, ray.start, ray.end);
     const float reach = fmaxf(fabsf(d.x), fmaxf(fabsf(d.y), fabsf(d.z))) * last;
     walk.margin = (fmaxf(fabsf(o.x), fmaxf(fabsf(o.y), fabsf(o.z))) + reach) * MARGIN;
+    walk.per_step = 1.0f / steps.min_step;
     walk.cached = 0xFFFFFFFFu;
     return walk;
 }
@@ -143,7 +145,7 @@ __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bit
     if (mip < mips - 1) leave = fminf(leave, size / (steps.mip_scale * steps.cone) * 0.99999f);
     const float ahead = (leave - t) / step_at(steps, leave) * 0.9999f;
 #else
-    const float ahead = (leave - t) / step;
+    const float ahead = (leave - t) * walk.per_step;
 #endif
     count = 1 + static_cast<int>(fminf(fmaxf(floorf(ahead), 0.0f), static_cast<float>(ray.end - 1 - k)));
     return occupied;
