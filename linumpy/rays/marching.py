@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from linumpy.rays.arithmetic import exp2, log2
-from linumpy.rays.setting import MOST_POINTS, Setting
+from linumpy.rays.setting import GRID_SIZE, MOST_POINTS, SPREAD, Setting
 
-#: Points that are looked at together.
-_AT_ONCE = 2**21
+#: Points that are looked at together; their arrays fit a processor's cache.
+_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -153,22 +153,30 @@ def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.
     t : (m,) float32
         Of the points.
     """
-    mips = len(bits)
-    farthest = np.abs(position).max(axis=1) * np.float32(1 / 64)
+    mip = _mips_of(setting, len(bits), position, t)
+    scale = ((127 - mip) << 23).view(np.float32)
+    code = mip * np.int32(GRID_SIZE**3)  # of all mips, one after another
+    for axis in range(3):
+        voxel = np.floor(position[:, axis] * scale) + np.float32(64)
+        code |= SPREAD[np.clip(voxel, 0, GRID_SIZE - 1).astype(np.int32)] << axis
+    return bits.reshape(-1)[code >> 3] & (1 << (code & 7)).astype(np.uint8) != 0
+
+
+def _mips_of(setting: Setting, mips: int, position: np.ndarray, t: np.ndarray) -> np.ndarray:
+    if mips == 1:
+        return np.zeros(len(t), np.int32)
+    size = np.abs(position)
+    farthest = np.maximum(np.maximum(size[:, 0], size[:, 1]), size[:, 2]) * np.float32(1 / 64)
     mip = np.maximum(_ceil_log2(step_at(setting, t) * setting.steps["mip_scale"]), _ceil_log2(farthest))
-    mip = np.clip(mip, 0, mips - 1)
-    scale = ((127 - mip) << 23).astype(np.int32).view(np.float32)
-    voxel = np.clip(np.floor(position * scale[:, None]) + np.float32(64), 0, 127).astype(np.int64)
-    code = np.zeros(len(t), np.int64)
-    for bit in range(7):
-        for axis in range(3):
-            code |= ((voxel[:, axis] >> bit) & 1) << (3 * bit + axis)
-    return (bits[mip, code >> 3] >> (code & 7).astype(np.uint8)) & 1 != 0
+    return np.clip(mip, 0, mips - 1)
 
 
 def positions_of(placed: Placed, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Positions (m, 3) in the grid's coordinates."""
-    return placed.origin[ray] + t[:, None] * placed.direction[ray]
+    position = np.empty((len(t), 3), np.float32)
+    for axis in range(3):
+        position[:, axis] = placed.origin[:, axis][ray] + t * placed.direction[:, axis][ray]
+    return position
 
 
 def find_samples(setting: Setting, bits: np.ndarray, placed: Placed) -> Found:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array, to_host
-from linumpy.rays.setting import GRID_SIZE
+from linumpy.rays.setting import GRID_SIZE, SPREAD
 
 _VOXELS = GRID_SIZE**3
 #: A mip's voxels cover the inner eighth of the next one's.
@@ -27,9 +27,7 @@ _MOST_MIPS = 8
 @functools.cache
 def _morton_order() -> np.ndarray:
     """Index into a C-ordered (z, y, x) grid of each voxel in Morton order, x in the lowest bit."""
-    n = np.arange(GRID_SIZE)
-    spread = np.bitwise_or.reduce([((n >> bit) & 1) << 3 * bit for bit in range(7)])
-    codes = spread[:, None, None] << 2 | spread[:, None] << 1 | spread
+    codes = SPREAD[:, None, None] << 2 | SPREAD[:, None] << 1 | SPREAD
     order = np.empty(_VOXELS, np.int32)
     order[codes.ravel()] = np.arange(_VOXELS, dtype=np.int32)
     return order

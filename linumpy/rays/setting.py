@@ -14,6 +14,8 @@ import numpy as np
 
 #: Voxels of a mip along an axis.
 GRID_SIZE = 128
+#: The bits of an index of a voxel, three apart: its part of the Morton code.
+SPREAD = np.bitwise_or.reduce([(np.arange(GRID_SIZE, dtype=np.int32) >> bit & 1) << 3 * bit for bit in range(7)])
 #: Samples of a ray at most.
 MOST_STEPS = 1024
 #: Points of a ray inside the box at most, in voxels that are occupied or not.

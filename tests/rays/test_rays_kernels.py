@@ -278,17 +278,17 @@ def test_the_same_on_a_device(cupy, kind, steps):
     where, scene = grid(kind), images()
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
     uploaded = to_device(scene, cupy.asarray)
-    options = {"n_rays": 20_000, "max_samples": 5_000_000, **steps}
+    options = {"n_rays": 5000, "max_samples": 2_000_000, **steps}
     expected = generate(scene, where, **options)
-    assert expected.n_samples > 50_000
+    assert expected.n_samples > 20_000
     found = generate(uploaded, there, deterministic=True, **options)
     assert isinstance(found.n_samples, cupy.ndarray)
     assert_same(found, expected)
     found = generate(uploaded, there, **options)
     host = {one.name: getattr(found, one.name) for one in fields(found)}
     assert_same(in_order(samples.RaySamples(**{k: cupy.asnumpy(v) for k, v in host.items()})), expected)
-    rays, jitter = given_rays(20_000)
-    options = {"aabb": BOX, "max_samples": 5_000_000, "min_step": 0.006, **steps}
+    rays, jitter = given_rays(5000)
+    options = {"aabb": BOX, "max_samples": 2_000_000, "min_step": 0.006, **steps}
     expected = march(rays, where, jitter=jitter, **options)
     found = march(cupy.asarray(rays), there, jitter=cupy.asarray(jitter), deterministic=True, **options)
     assert_same(found, expected)
@@ -298,15 +298,15 @@ def test_the_same_on_a_device(cupy, kind, steps):
 def test_overflow_on_a_device(cupy):
     where, scene = grid("blobs"), images()
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
-    expected = generate(scene, where, n_rays=20_000, max_samples=100_000)
+    expected = generate(scene, where, n_rays=5000, max_samples=30_000)
     assert expected.n_dropped > 0
     assert_same(
-        generate(to_device(scene, cupy.asarray), there, n_rays=20_000, max_samples=100_000, deterministic=True),
+        generate(to_device(scene, cupy.asarray), there, n_rays=5000, max_samples=30_000, deterministic=True),
         expected,
     )
-    found = generate(to_device(scene, cupy.asarray), there, n_rays=20_000, max_samples=100_000)
+    found = generate(to_device(scene, cupy.asarray), there, n_rays=5000, max_samples=30_000)
     assert int(found.n_rays) + int(found.n_dropped) == int(expected.n_rays) + int(expected.n_dropped)
-    assert int(found.n_steps.sum()) == int(found.n_samples) <= 100_000
+    assert int(found.n_steps.sum()) == int(found.n_samples) <= 30_000
 
 
 @pytest.mark.gpu
