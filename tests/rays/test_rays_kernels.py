@@ -219,7 +219,7 @@ extern "C" __global__ void looks_back(uint64 *states, uint64 *out, int block) {
 
 @needs_compiler
 @pytest.mark.parametrize("known", [0, 1, 37, 68, 69, 98, 99])
-def test_a_block_sums_back_to_one_that_knows_all_before_it(known):
+def test_a_block_adds_aggregates_back_to_an_inclusive_prefix(known):
     """Under the emulator blocks run one after another, so each finds its neighbour ready; on a device it may not."""
     text = source_text("trace", "linumpy.rays.cuda") + _LOOKS_BACK
     run = Kernel(library(text, SPECS[-1].defines, ("looks_back",)).emulate_looks_back)
@@ -227,7 +227,7 @@ def test_a_block_sums_back_to_one_that_knows_all_before_it(known):
     sums = counts[:, 0] << np.uint64(36) | counts[:, 1]
     states = sums | np.uint64(1 << 62)
     states[known] = np.cumsum(sums)[known] | np.uint64(2 << 62)
-    states[:known] = 0  # as if they were still at work
+    states[:known] = 0  # as of blocks that are not done
     for block in (100, known + 1):
         out = np.zeros(32, np.uint64)
         run((1,), (32,), (states, out, np.int32(block)))

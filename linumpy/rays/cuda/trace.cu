@@ -13,8 +13,8 @@ constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr int WARP = 32, WARPS = THREADS / WARP, STRIDE = THREADS + 1;  // a gap, so that runs of a ray lie in several banks
 constexpr int SAMPLE_BITS = 36;  // of a number that holds a count of rays above a count of samples
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
-// A block's state: nothing yet, its own sum, or the sum of all blocks up to it; 26 bits for rays and 36 for samples.
-constexpr uint64 OWN_SUM = 1ull << 62, WHOLE_SUM = 2ull << 62, SUM = OWN_SUM - 1;
+// A block's state: nothing yet (0), its aggregate, or its inclusive prefix; 26 bits for rays and 36 for samples.
+constexpr uint64 AGGREGATE = 1ull << 62, INCLUSIVE = 2ull << 62, SUM = AGGREGATE - 1;
 
 struct Batch {
     const Image *images;
@@ -88,7 +88,7 @@ __device__ inline void place(const Batch &batch, const Source &source, float jit
     enter_box(ray, batch.steps, {b[0], b[1], b[2]}, {b[3], b[4], b[5]}, batch.near, jitter);
 }
 
-// What is known of a ray's samples; those from `done` to `kept` are in runs, and the rest begins at point `rest`.
+// A ray's samples: those from `done` to `kept` are in runs, and the rest begins at point `rest`.
 struct Found {
     int count, done, kept, runs, rest;
 };
@@ -129,15 +129,16 @@ __device__ inline uint64 scanned(uint64 value, int lane) {
     return value;
 }
 
-// The sum of all blocks before this one, by its first warp: block after block back to one that knows its whole sum.
+// The exclusive prefix of a block, by its first warp: decoupled look-back (Merrill and Garland, 2016), 32 blocks at a
+// time. State and sum are one word, so no fence is needed.
 __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane) {
     uint64 sum = 0;
     for (int last = block - 1; last >= 0;) {
         const int mine = last - lane;
-        uint64 state = WHOLE_SUM;
+        uint64 state = INCLUSIVE;
         if (mine >= 0) state = states[mine];
         const unsigned whole = __ballot_sync(ALL, state >> 63 != 0), ready = __ballot_sync(ALL, state >> 62 != 0);
-        const int first = whole ? __popc((whole & (0u - whole)) - 1) : WARP;  // the nearest that knows its whole sum
+        const int first = whole ? __popc((whole & (0u - whole)) - 1) : WARP;  // the nearest with an inclusive prefix
         const unsigned needed = first == WARP ? ALL : (2u << first) - 1;
         if ((ready & needed) != needed) continue;
         state = lane <= first ? state & SUM : 0;
@@ -161,9 +162,9 @@ __device__ inline uint64 reserve(const Batch &batch, uint64 value, int block, ui
         const uint64 of_warp = lane < WARPS ? sums[lane] : 0, up_to = scanned(of_warp, lane);
         const uint64 of_block = __shfl_sync(ALL, up_to, WARP - 1);
         volatile uint64 *const states = batch.counts + HEAD_WORDS;
-        if (lane == 0) states[block] = of_block | (block ? OWN_SUM : WHOLE_SUM);
+        if (lane == 0) states[block] = of_block | (block ? AGGREGATE : INCLUSIVE);
         const uint64 earlier = sum_before(states, block, lane);
-        if (lane == 0 && block) states[block] = (earlier + of_block) | WHOLE_SUM;
+        if (lane == 0 && block) states[block] = (earlier + of_block) | INCLUSIVE;
         __syncwarp();
         if (lane < WARPS) sums[lane] = earlier + up_to - of_warp;
     }
