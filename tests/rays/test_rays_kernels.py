@@ -109,6 +109,20 @@ def test_rays_of_images_are_those_of_the_cpu(by_kernel, steps, kind, mips):
 
 @needs_compiler
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
+def test_images_by_their_weights_and_other_options(by_kernel, steps):
+    where, share = grid("blobs", 1), np.arange(9.0)
+    cdf = (np.cumsum(share) / share.sum()).astype("f4")
+    options = {"image_cdf": cdf, "box": None, "near": 2.4, "max_steps": 100, **steps}
+    expected = generate(where=where, **options)
+    assert 0 not in expected.image_indices
+    assert set(expected.image_indices.tolist()) > {1, 8}
+    assert expected.n_samples < generate(where=where, **(options | {"near": 0.0})).n_samples
+    by_kernel()
+    assert_same(generate(where=where, deterministic=True, **options), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
 @pytest.mark.parametrize("kind", ["sparse", "blobs"])
 def test_given_rays_are_those_of_the_cpu(by_kernel, steps, kind):
     (rays, jitter), where = given_rays(), grid(kind)
