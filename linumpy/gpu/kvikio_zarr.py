@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu.read import host_decode
@@ -37,8 +39,8 @@ def read_zarr_via_kvikio(
     *,
     region: Any = None,
     level: int = 0,
-    dtype: Any = None,
-    out: Any = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     scratch_bytes: int | None = None,
     return_report: bool = False,
 ) -> Any:

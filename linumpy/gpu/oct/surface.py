@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, current_queue, int32, int64, load, uint32, uploaded
 from linumpy.gpu.oct import surface_march as march
@@ -42,11 +43,11 @@ _GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in interface.cu
 
 
 def find_tissue_interface(
-    vol: Any,
+    vol: Array,
     s_xy: int = 15,
     s_z: float = 2,
     use_log: bool = True,
-    mask: Any = None,
+    mask: Array | None = None,
     order: int = 1,
     detect_cutting_errors: bool = False,
     *,
