@@ -1,7 +1,7 @@
 """Check a result, then time it: the one runner of every benchmark.
 
-In: ``Case`` records (:mod:`linumpy.benchmark.cases`, whose names this module hands on), each with its entries: linumpy's
-call, its peers, and limits that the hardware sets. Out: ``CaseResult`` records; :mod:`linumpy.benchmark.command` shows
+In: ``Case`` records (:mod:`linumpy.benchmark.cases`; all its names can be imported from here, too), each with its
+entries: linumpy's call, its peers, and limits that the hardware sets. Out: ``CaseResult`` records; :mod:`linumpy.benchmark.command` shows
 them as a table on standard output, and writes one JSON document and one plot where asked for. An entry whose result is
 wrong is never timed. What an entry raises ends that entry, not the run.
 
@@ -57,8 +57,8 @@ from linumpy.device import synchronize, why_no_cuda
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 
 __all__ = [
-    "FAILED", "OK", "UNAVAILABLE", "WRONG", "CannotRunError", "Case", "CaseResult", "Check", "Entry", "EntryResult", "Mark",
-    "MarkResult", "Prepared", "Settings", "failures", "one_line", "ready", "run_case", "run_cases",
+    "FAILED", "OK", "UNAVAILABLE", "WRONG", "CannotRunError", "Case", "CaseResult", "Check", "Entry", "EntryResult",
+    "Mark", "MarkResult", "Prepared", "Settings", "failures", "one_line", "ready", "run_case", "run_cases",
 ]  # fmt: skip
 
 #: Part of the pages that may be left after a drop: the kernel keeps a page here and there.

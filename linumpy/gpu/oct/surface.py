@@ -18,7 +18,18 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, current_queue, int32, int64, load, uint32, uploaded
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    KernelSpec,
+    Uploaded,
+    current_queue,
+    int32,
+    int64,
+    load,
+    memory_order,
+    uint32,
+    uploaded,
+)
 from linumpy.gpu.oct import surface_march as march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 
@@ -220,8 +231,7 @@ def choose_layout(
 ) -> InterfaceLayout:
     """Choose the way through a volume by its strides; pure."""
     z = depth_axis % 3
-    # An axis of one voxel may have any stride.
-    order = sorted(range(3), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]) * (shape[axis] > 1)))
+    order = memory_order(shape, strides)
     inner = order[-1]
     a, b = (axis for axis in order if axis != z)
     if inner == z:
