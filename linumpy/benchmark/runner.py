@@ -1,9 +1,9 @@
 """Check a result, then time it: the one runner of every benchmark.
 
 In: ``Case`` records (:mod:`linumpy.benchmark.cases`; all its names can be imported from here, too), each with its
-entries: linumpy's call, its peers, and limits that the hardware sets. Out: ``CaseResult`` records; :mod:`linumpy.benchmark.command` shows
-them as a table on standard output, and writes one JSON document and one plot where asked for. An entry whose result is
-wrong is never timed. What an entry raises ends that entry, not the run.
+entries: linumpy's call, its peers, and limits that the hardware sets. Out: ``CaseResult`` records;
+:mod:`linumpy.benchmark.command` shows them as a table, and writes one JSON document and one plot where
+asked for. An entry whose result is wrong is never timed. What an entry raises ends that entry, not the run.
 
 How to add a suite
 ------------------

@@ -18,7 +18,8 @@ from linumpy.gpu.oct.projection import project
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 #: Percentiles of the intensities that are black and white in a picture.

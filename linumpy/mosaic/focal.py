@@ -25,7 +25,8 @@ from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
+from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)

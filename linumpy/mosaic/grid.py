@@ -18,9 +18,10 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
+from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,8 @@ from linumpy.mosaic.stacking import (
     parts,
     plan_stack,
 )
-from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape, work_through
+from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
