@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import DTypeLike
+
+from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu.read import request as output
@@ -31,8 +34,8 @@ def read_zarr_via_kvikio(
     *,
     region: Any = None,
     level: int = 0,
-    dtype: Any = None,
-    out: Any = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     scratch_bytes: int | None = None,
     return_report: bool = False,
 ) -> Any:
