@@ -88,7 +88,7 @@ class Job:
         self.options = options
         self.plan = plan_read(read_layout(open_source(source)), region)
         assert self.plan.layout.unsupported is None, self.plan.layout.unsupported
-        self.report = self.stats = None
+        self.report = self.stats = self.limits = None
 
     def reader(self):
         return Reader(0, self.scratch_bytes, **self.options)
@@ -105,6 +105,7 @@ class Job:
             before[...] = out
             device.empty(2**20, np.uint8)  # let go at once: buffers are made where it was
             with self.reader() as reader:
+                self.limits = reader.limits
                 ticket = reader.submit_layout(layout, self.plan.region, out=out, dtype=dtype)
                 try:
                     ticket.result()
