@@ -314,8 +314,6 @@ class Loop:
             base += MARGIN if work.kind == "device" else 0
             engine = self._direct_engine if self._is_direct(work) else self.engine
             work.pending = engine.start(_file_reads(work, base))
-            for part, _ in work.files:
-                part.files_opened += 1
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
@@ -462,7 +460,10 @@ class Loop:
         raw = [part.file_nbytes for part, _ in work.files]
         size = np.array([-1 if one is None else one for one in raw], np.int64)
         wrong |= (size >= 0) & (results.before[:, 1] != size)
-        for (part, number), version, known, bad in zip(work.files, results.before, noted, wrong, strict=True):
+        for (part, number), opened, version, known, bad in zip(
+            work.files, (results.opened >= 0).tolist(), results.before, noted, wrong, strict=True
+        ):
+            part.files_opened += opened
             if not known and not bad:  # several slabs may read parts of it: all of them must find the same file
                 part.versions[number] = version[:3]
         heads = np.diff(slab.object, prepend=-1) != 0

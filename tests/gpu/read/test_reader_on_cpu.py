@@ -17,6 +17,7 @@ import pytest
 import reference
 import tensorstore as ts
 import zarr
+from decoders import needs_compiler
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
@@ -173,8 +174,8 @@ def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
     placed, real = [], loop.Loop._place
 
     def place(self, work):
-        rows = [part.wanted.chunk[spans, 0].tolist() for part, spans in work.rows]
-        placed.append((work.kind, sorted(sum(rows, []))))
+        rows = [row for part, spans in work.rows for row in part.wanted.chunk[spans, 0].tolist()]
+        placed.append((work.kind, sorted(rows)))
         return real(self, work)
 
     monkeypatch.setattr(loop.Loop, "_place", place)
@@ -474,3 +475,26 @@ def test_a_range_over_the_index_is_an_error(tmp_path, location):
     file.write_bytes(data)
     with pytest.raises(ChunkError, match="inner chunk"):
         reference.read(tmp_path / "a")
+
+
+def test_the_report_counts_files_that_were_opened(tmp_path):
+    array = raw(tmp_path / "a")
+    (tmp_path / "a/c/1/1").unlink()
+    job = reference.make_job(array)
+    assert same(reference.execute(job), array[...])
+    assert (job.report.chunks_read, job.report.chunks_filled, job.report.files_opened) == (8, 1, 8)
+    assert job.report.scratch_bytes > 0
+    empty = reference.make_job(array, slice(3, 3))
+    assert reference.execute(empty).shape == (0, 12)
+    assert (empty.report.bytes_read, empty.report.chunks_read, empty.report.scratch_bytes) == (0, 0, 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+def test_the_report_says_where_chunks_were_decoded(tmp_path, decode_on):
+    array = zarr.create_array(tmp_path / "a", shape=(10, 12), chunks=(4, 5), dtype="u2")
+    array[...] = random_values("u2", (10, 12), 1)
+    job = reference.make_job(array, decode_on=decode_on)
+    assert same(reference.execute(job), array[...])
+    assert job.report.decoder == f"zstd, on the {decode_on}"
+    assert job.report.chunks_decoded_by_host == (9 if decode_on == "host" else 0)
