@@ -12,6 +12,7 @@ import pytest
 from decoders import start
 
 from linumpy import device as devices
+from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.read import engines, loop, scatter, staging
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
@@ -131,3 +132,35 @@ def read(source, region=None, **options):
 
 
 make_job = Job
+
+
+def use_own_readers(patch, **options):
+    """Give each ``read_zarr_to_gpu`` a reader of its own with these options."""
+
+    @contextlib.contextmanager
+    def own_reader(request, device, *, direct):
+        with Reader(device, request.scratch_bytes, direct=direct, **options) as reader:
+            yield reader
+
+    patch.setattr(kvikio_zarr, "_reader_for", own_reader)
+
+
+@contextlib.contextmanager
+def peak_memory(cupy):
+    """Give a function that says how much more device memory was in use at most than at the beginning, by any thread.
+
+    CuPy's memory hooks are those of one thread.
+    """
+    pool = cupy.get_default_memory_pool()
+    begin, used = pool.used_bytes(), []
+
+    def allocate(nbytes):
+        memory = pool.malloc(nbytes)
+        used.append(pool.used_bytes())
+        return memory
+
+    cupy.cuda.set_allocator(allocate)
+    try:
+        yield lambda: max(used) - begin
+    finally:
+        cupy.cuda.set_allocator(pool.malloc)
