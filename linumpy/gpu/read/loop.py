@@ -537,6 +537,7 @@ class Loop:
             wait(work.pending)
         elif work.pending is not None:
             work.pending.abandon()
+        self.staging.await_queued()  # some of its kernels may have started, and write to outputs
         if work.taken is not None:
             self.staging.await_copied(work.taken)
         for part, spans in work.rows:
