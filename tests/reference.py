@@ -100,9 +100,10 @@ def use_small_rings(patch):
 def leave_used_memory(device):
     """Give back memory of the stream that the reader's thread allocates on, which is written to some time later."""
     with device.default_stream:
-        held = [device.empty(2**22, np.uint8) for _ in range(2)]
-        for one in held:
-            one.fill(0x77)
+        held = [device.empty(2**18, np.uint8) for _ in range(2)]
+        device.default_stream.pace = device.random.choice([0, 0.1, 0.3])
+        for number in range(200):
+            held[number % 2][: 2**14].fill(number)
 
 
 class Job:
@@ -126,6 +127,7 @@ class Job:
         dtype = np.dtype(self.dtype or layout.dtype).newbyteorder("=")
         with pytest.MonkeyPatch.context() as patch, device.cupy.cuda.Stream(non_blocking=True):
             patch.setattr(loop, "ReadEngine", SmallEngine)
+            patch.setattr(ring, "_SMALLEST", 2**17)  # so that it is memory that was left
             if self.small_rings:
                 use_small_rings(patch)
             out = device.empty(self.plan.shape, dtype)
