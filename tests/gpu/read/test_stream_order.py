@@ -167,7 +167,7 @@ def read_in_vain(array, region, seed, **options):
     """Read what cannot be read, and let all of it go before the device has come to rest."""
     message = None
     job = reference.make_job(array, region, seed=seed, **options)
-    with fake_device(seed) as device:
+    with fake_device(seed, reference.PreadFile) as device:
         try:
             job.run_on(device)
         except (ChunkError, MemoryError) as error:
