@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import stat
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from linumpy.errors import ChunkError
+from linumpy.gpu.read.cache import ChunkCache
 from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
@@ -31,6 +33,8 @@ from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_wor
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
 from linumpy.plan.decode.workspace import MARGIN
+
+_log = logging.getLogger(__name__)
 
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
@@ -65,6 +69,8 @@ class Loop:
         Makes the context in which the thread runs: a device.
     describe : callable
         Makes the report of a job that is over: part, number of the job in it, loop.
+    cache_nbytes : int
+        Device memory for decoded chunks that are kept.
     """
 
     def __init__(
@@ -73,9 +79,12 @@ class Loop:
         limits: Limits,
         context: Callable[[], contextlib.AbstractContextManager[Any]],
         describe: Callable[[Part, int, Loop], ReadReport],
+        cache_nbytes: int = 0,
     ) -> None:
         self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
         self.indexes = IndexCache()
+        self.cache: ChunkCache | None = None
+        self._cache_nbytes = cache_nbytes
         self.engine: ReadEngine | None = None
         self.staging: Any = None
         self._direct_engine: Any = None
@@ -95,7 +104,6 @@ class Loop:
             ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "settle"), 0
         )
         self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
-        self._failure: BaseException | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -128,14 +136,19 @@ class Loop:
                 try:
                     while self._step() or self._rest():
                         pass
+                except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
+                    self._fail_everything(error)
+                    raise
                 finally:
                     self._shut()
-        except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
-            self._failure = error
+        except BaseException as error:
+            _log.exception("the reader's thread ended")
             self._fail_everything(error)
 
     def _open(self) -> None:
         self.staging = self._make_staging(_host_memory())
+        if self._cache_nbytes and self.staging.on_device:
+            self.cache = ChunkCache(self._cache_nbytes, self.staging.allocate)
         if self.staging.direct:
             self._direct_engine = CuFileEngine(self.staging.read_view)
 
@@ -238,10 +251,10 @@ class Loop:
             self._hold()
         parts: list[Part] = []
         try:
-            parts = parts_of(requests)
+            parts = parts_of(requests, whole_chunks=self.cache is not None)
             self._wave = self._wave + parts if self._reading or self._decoding or self._again else parts
             self.staging.order_behind(list({id(r.ready): r.ready for r in requests if r.ready is not None}.values()))
-            cutter = Cutter(parts, self.limits, self._chunks_in_flight)
+            cutter = Cutter(parts, self.limits, self._chunks_in_flight, self.cache)
             self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
         except Exception as error:
             for request in requests:
@@ -253,7 +266,9 @@ class Loop:
             self._settle(part, part.without_boxes())
         assert self.engine is not None
         engine = self.engine
-        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes), self._fail_spans)
+        self._works = cutter.cut(
+            lambda part: locate(part, engine, self.indexes, versions=self.cache is not None), self._fail_spans
+        )
         self.counts["plan"] += time.perf_counter() - begin
         self.counts["boxes"] += boxes
         return True
@@ -303,7 +318,7 @@ class Loop:
         assert work.plan is not None
         work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
         base = (self.staging.read_address if self._is_direct(work) else self.staging.host_address)(work.taken)
-        if work.kind == "fill":
+        if work.kind in ("fill", "cached"):
             self._place(work)
             return
         if work.kind == "host":
@@ -320,7 +335,7 @@ class Loop:
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
-        if work.kind == "fill":
+        if work.kind in ("fill", "cached"):
             return 0
         if work.kind == "host":
             part, spans = work.rows[0]
@@ -331,7 +346,24 @@ class Loop:
         return -(-work.slab.end // 512) * 512
 
     def _plan_tables(self, work: Work) -> None:
-        work.plan = self.staging.plan_tables([part.table(spans, place) for part, spans, place in work.sources()])
+        sources = work.sources()
+        tables = [part.table(spans, place) for part, spans, place in sources]
+        if self.cache is not None and work.kind in ("raw", "device", "host"):
+            self._drop_slots(work)
+            for part, spans, place in sources:
+                slot = self.cache.reserve(part, spans) if self.cache.keeps(part) else np.full(len(spans), -1)
+                work.slots.append(slot)
+                assert place is not None
+                if (slot >= 0).any():
+                    tables.append(self.cache.table(part, slot, place))
+        work.plan = self.staging.plan_tables(tables, writes_cache=len(tables) > len(sources))
+
+    def _drop_slots(self, work: Work) -> None:
+        """Give back the places in the cache that a work does not fill after all."""
+        if self.cache is not None:
+            for (part, _), slot in zip(work.rows, work.slots, strict=False):
+                self.cache.drop(part, slot)
+            work.slots = []
 
     def _is_direct(self, work: Work) -> bool:
         return bool(self.staging.direct) and work.kind in ("raw", "device")
@@ -383,8 +415,11 @@ class Loop:
             )
         else:
             nbytes = self._host_nbytes(work)
-            place = self.staging.place_read if self._is_direct(work) else self.staging.place
-            work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
+            if work.kind == "cached":
+                work.placed = self.staging.place(work.taken, 0, work.plan, timed=work.timed, in_place=True)
+            else:
+                place = self.staging.place_read if self._is_direct(work) else self.staging.place
+                work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
         self.counts["slabs"] += 1
         self._note_placed(work, begin)
         if work.kind == "device":
@@ -442,6 +477,9 @@ class Loop:
             wrong = status[count : count + len(spans)] != 0
             count += len(spans)
             if wrong.any():  # the host decodes it, or says why nobody can
+                if work.slots and self.cache is not None:
+                    self.cache.drop(part, work.slots[n][wrong])
+                    work.slots[n] = work.slots[n][~wrong]
                 self._again.extend(host_works(part, spans[wrong], self.limits))
                 work.rows[n] = (part, spans[~wrong])
         self._finish(work, stored=True)
@@ -519,6 +557,9 @@ class Loop:
 
     def _finish(self, work: Work, *, stored: bool) -> None:
         by_host = work.kind in ("host", "large")
+        if work.slots and self.cache is not None:
+            for (part, spans), slot in zip(work.rows, work.slots, strict=True):
+                self.cache.keep(part, spans, slot)
         for part, spans in work.rows:
             self.counts["chunks"] += len(spans) if stored else 0
             self._settle(part, part.finish(spans, stored=stored, by_host=by_host))
@@ -535,6 +576,7 @@ class Loop:
             work.pending.abandon()
         if work.taken is not None:
             self.staging.await_copied(work.taken)
+        self._drop_slots(work)
         for part, spans in work.rows:
             part.fail(spans, error)
             self._settle(part, part.finish(spans, stored=False))

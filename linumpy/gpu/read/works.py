@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.gpu.read.cache import ChunkCache
 from linumpy.gpu.read.locate import Found
 from linumpy.gpu.read.staging import Placed, TablePlan
 from linumpy.gpu.read.wave import Part
@@ -97,8 +98,9 @@ class Work:
 
     Attributes
     ----------
-    kind : {"raw", "device", "host", "large", "fill"}
-        Raw chunks; chunks that the device decodes; that the host decodes; one that is larger than a slab; fill values.
+    kind : {"raw", "device", "host", "large", "fill", "cached"}
+        Raw chunks; chunks that the device decodes; that the host decodes; one that is larger than a slab; fill values;
+        chunks that are on the device already.
     rows : list of (Part, numpy.ndarray)
         Spans, part by part, in the order of the slab's pieces.
     slab : Slab or None
@@ -117,6 +119,10 @@ class Work:
         Numbers of the stored objects that the slab reads, part by part.
     file_of_read : numpy.ndarray or None
         Which of them each read is of.
+    addresses : list of numpy.ndarray
+        Of chunks that are on the device already, part by part.
+    slots : list of numpy.ndarray
+        Places in the cache for the chunks of each part, -1 for none; empty without a cache.
     """
 
     kind: str
@@ -129,6 +135,8 @@ class Work:
     placed: Placed | None = None
     files: list[tuple[Part, np.ndarray]] = field(default_factory=list)
     file_of_read: np.ndarray | None = None
+    addresses: list[np.ndarray] = field(default_factory=list)
+    slots: list[np.ndarray] = field(default_factory=list)
 
     @property
     def timed(self) -> bool:
@@ -137,7 +145,8 @@ class Work:
 
     def sources(self) -> list[tuple[Part, np.ndarray, np.ndarray | None]]:
         """Say where in the buffer of decoded bytes the spans of each part begin; None for fill values."""
-        count, result = 0, []
+        count = 0
+        result: list[tuple[Part, np.ndarray, np.ndarray | None]] = []
         for part, spans in self.rows:
             mine = np.arange(count, count + len(spans))
             count += len(spans)
@@ -150,6 +159,8 @@ class Work:
                 place = mine * decoded_room(self.way.chain, part.layout.chunk_nbytes)
             elif self.kind == "host":
                 place = mine * buffer_nbytes(part.layout.chunk_nbytes)
+            elif self.kind == "cached":
+                place = self.addresses[len(result)]
             result.append((part, spans, place))
         return result
 
@@ -170,10 +181,14 @@ class Cutter:
         Of slabs.
     in_flight : callable
         Says how many chunks of a kind are being decoded.
+    cache : ChunkCache or None
+        Chunks that are on the device already.
     """
 
-    def __init__(self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int]) -> None:
-        self._parts, self._limits = parts, limits
+    def __init__(
+        self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int], cache: ChunkCache | None = None
+    ) -> None:
+        self._parts, self._limits, self._cache = parts, limits, cache
         self._span_base = np.cumsum([0, *(len(part.wanted) for part in parts)])
         self._object_base = np.cumsum([0, *(len(part.wanted.objects) for part in parts)])
         self._rest: dict[Kind | None, Spans] = {}
@@ -225,6 +240,15 @@ class Cutter:
             yield from self._packed(kind, spans, last=True)
 
     def _of_stored(self, number: int, part: Part, spans: np.ndarray) -> Iterator[Work]:
+        if self._cache is not None and self._cache.keeps(part):
+            address = self._cache.find(part, spans)
+            there = np.flatnonzero(address >= 0)
+            for first in range(0, len(there), self._limits.pieces):
+                some = there[first : first + self._limits.pieces]
+                yield Work("cached", [(part, spans[some])], addresses=[address[some]])
+            spans = spans[address < 0]
+            if not len(spans):
+                return
         kind = kind_of(part)
         way = None if kind is None else self.ways[kind]
         if way is not None and way.slot is None:
