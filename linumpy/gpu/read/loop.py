@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
+#: Works of the host that wait while the device's are begun.
+_WAITING = 32
 #: Boxes that are carried out together, and that may wait.
 WAVE_BOXES, QUEUED_BOXES = 2**17, 2**19
 #: Seconds for which an idle reader keeps its share of what the process may use.
@@ -180,19 +182,21 @@ class Loop:
     def _step(self) -> bool:
         """Do one thing; False where there is nothing to do just now."""
         self._look_at_decoders()
-        if self._again:
+        on_host = sum(work.kind == "host" for work in self._reading)
+        if self._again and (self._again[0].kind != "host" or on_host < _DECODE_AHEAD):
             self._begin(self._again.popleft())
             return True
-        if len(self._reading) < self._ahead() and (work := self._next_work()) is not None:
-            self._begin(work)
+        may_read = len(self._reading) - on_host < _READ_AHEAD and len(self._again) < _WAITING
+        if may_read and (work := self._next_work()) is not None:
+            if work.kind == "host":  # beside what the device decodes
+                self._again.append(work)
+            else:
+                self._begin(work)
             return True
         if self._reading:
-            self._complete(self._reading[0])
+            self._complete(next(filter(_has_ended, self._reading), self._reading[0]))
             return True
         return False
-
-    def _ahead(self) -> int:
-        return _DECODE_AHEAD if self._reading and self._reading[-1].kind == "host" else _READ_AHEAD
 
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""
@@ -614,6 +618,13 @@ class Loop:
                     event.synchronize()
             self.counts["jobs"] += 1
             ticket.settle(events, functools.partial(self._describe, part, job, self))
+
+
+def _has_ended(work: Work) -> bool:
+    """Say whether all bytes of a work are there."""
+    if work.kind == "host":
+        return all(future.done() for future in work.pending)
+    return bool(work.pending.done())
 
 
 def _other_files(part: Part, numbers: np.ndarray, found: np.ndarray, failed: np.ndarray) -> np.ndarray:
