@@ -1,7 +1,7 @@
 """What a backend of voxel operations offers, and which one is chosen.
 
-In: a wish (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Backend`. A backend works where its arrays are:
-SciPy's on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
+In: a wish (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Backend`. A backend works where its arrays
+are: SciPy's on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
 """
 
 from __future__ import annotations
@@ -31,33 +31,56 @@ class Backend(Protocol):
     def xp(self) -> Any:
         """The array module: NumPy or CuPy."""
 
-    def boolean(self, operation: str, a: Any, b: Any, out: Any = None) -> Any: ...
+    def boolean(self, operation: str, a: Any, b: Any, out: Any = None) -> Any:
+        """Combine two masks."""
+
     def dilate(
         self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any: ...
+    ) -> Any:
+        """Dilate a mask."""
+
     def erode(
         self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any: ...
+    ) -> Any:
+        """Erode a mask."""
+
     def open(
         self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any: ...
+    ) -> Any:
+        """Erode, then dilate."""
+
     def close(
         self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any: ...
-    def fill_holes(self, mask: Any) -> Any: ...
+    ) -> Any:
+        """Dilate, then erode."""
+
+    def fill_holes(self, mask: Any) -> Any:
+        """Fill what a mask encloses."""
+
     def subtract_swept_capsule(
         self, mask: Any, p0: Any, p1: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
-    ) -> Any: ...
+    ) -> Any:
+        """Remove, in place, the voxels in capsules."""
+
     def subtract_swept_polyline(
         self, mask: Any, points: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
-    ) -> Any: ...
-    def voxelize_mesh(
-        self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True
-    ) -> Any: ...
-    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Any: ...
-    def distance_transform(self, mask: Any, pitch: Any) -> Any: ...
-    def connected_components(self, mask: Any, connectivity: int = 6) -> tuple[Any, int]: ...
-    def marching_cubes(self, mask: Any, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Any, Any]: ...
+    ) -> Any:
+        """Remove, in place, the voxels along a polyline."""
+
+    def voxelize_mesh(self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True) -> Any:
+        """Make a mask of a mesh."""
+
+    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Any:
+        """Make a mask of a mesh that is checked already."""
+
+    def distance_transform(self, mask: Any, pitch: Any) -> Any:
+        """Return distances to the nearest false voxel."""
+
+    def connected_components(self, mask: Any, connectivity: int = 6) -> tuple[Any, int]:
+        """Number the connected parts."""
+
+    def marching_cubes(self, mask: Any, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Any, Any]:
+        """Return the surface as a mesh."""
 
 
 def get_backend(kind: str | None = None) -> Backend:
@@ -66,9 +89,9 @@ def get_backend(kind: str | None = None) -> Backend:
     Parameters
     ----------
     kind : {"auto", "cuda", "cpu"}, optional
-        ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` takes the first where it is there,
-        and else the second, with one log line that says why. By default the environment variable ``LINUMPY_DEVICE``, and
-        without it ``"auto"``.
+        ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` takes the first where it is
+        there, and else the second, with one log line that says why. By default the environment variable
+        ``LINUMPY_DEVICE``, and without it ``"auto"``.
 
     Raises
     ------

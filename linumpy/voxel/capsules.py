@@ -50,11 +50,12 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
     if not (np.isfinite(size) & (size >= 0)).all():
         raise ValueError(f"radius={radius!r}: numbers of µm from 0 on are needed")
     table = np.empty((len(start), COLUMNS))
-    d = end - start
-    table[:, :3], table[:, 3:6] = start, d
-    table[:, 6] = (d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1]) + d[:, 2] * d[:, 2]
-    table[:, 7] = size
-    table[:, 8] = table[:, 7] * table[:, 7]
+    with np.errstate(over="ignore"):  # an error follows
+        d = end - start
+        table[:, :3], table[:, 3:6] = start, d
+        table[:, 6] = (d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1]) + d[:, 2] * d[:, 2]
+        table[:, 7] = size
+        table[:, 8] = table[:, 7] * table[:, 7]
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
         raise ValueError(f"capsule {row} from {start[row]} to {end[row]} µm is too long for float64")

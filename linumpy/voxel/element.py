@@ -1,7 +1,7 @@
 """Structuring elements: sets of voxel offsets, and how they divide into runs along x.
 
-In: an array, or a radius in µm. Out: an :class:`Element`. A ball becomes a set of integer offsets here, once, in float64
-on the host; what follows compares no distances, so every backend dilates by exactly the same set.
+In: an array, or a radius in µm. Out: an :class:`Element`. A ball becomes a set of integer offsets here, once, in
+float64 on the host; what follows compares no distances, so every backend dilates by exactly the same set.
 """
 
 from __future__ import annotations

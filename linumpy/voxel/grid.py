@@ -1,8 +1,8 @@
 """Where the voxels of a mask lie.
 
-In: origin, pitch and shape. Out: a :class:`Grid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and `pitch`
-are in (x, y, z) µm. The centre of voxel i along an axis lies at ``origin + (i + 0.5) * pitch``, in float64 and in this
-order of operations everywhere, so that the host and a device decide alike.
+In: origin, pitch and shape. Out: a :class:`Grid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and
+`pitch` are in (x, y, z) µm. The centre of voxel i along an axis lies at ``origin + (i + 0.5) * pitch``, in float64 and
+in this order of operations everywhere, so that the host and a device decide alike.
 """
 
 from __future__ import annotations

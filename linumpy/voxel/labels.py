@@ -26,7 +26,7 @@ def fill_enclosed(mask: Any, ndimage: Any) -> Any:
 
 
 def distances(mask: Any, pitch: XYZ, ndimage: Any) -> Any:
-    """Return the distance to the nearest false voxel in µm; infinite where there is none, of which SciPy says nothing."""
+    """Return the distance to the nearest false voxel in µm; infinite where there is none."""
     xp = array_module(mask)
     if bool(mask.all()):
         return xp.full(mask.shape, np.inf)

@@ -1,9 +1,9 @@
 """Triangle meshes on a grid: what every backend does first, and the host's way to cross columns of voxels with them.
 
-In: vertices in (x, y, z) µm and triangles. Out: :class:`Mesh`, corners as whole numbers: fractions of a voxel as fine as
-64-bit arithmetic allows (2^-20 of a voxel where a mesh is up to 1024 voxels wide). Which columns of voxel centres a triangle
-crosses is then decided exactly; a centre on an edge belongs to one of its sides, as if it lay a little further along both
-axes of the plane, along the second by far less. So closed meshes have no gaps, and all backends agree.
+In: vertices in (x, y, z) µm and triangles. Out: :class:`Mesh`, corners as whole numbers: fractions of a voxel as fine
+as 64-bit arithmetic allows (2^-20 of a voxel where a mesh is up to 1024 voxels wide). Which columns of voxel centres a
+triangle crosses is then decided exactly; a centre on an edge belongs to one of its sides, as if it lay a little further
+along both axes of the plane, along the second by far less. So closed meshes have no gaps, and all backends agree.
 
 A mesh whose triangles face one way (each edge is passed once in either direction) is solid where its winding number is
 not 0; one that is closed otherwise, where a line crosses it an odd number of times. Any other is a shell: the voxels in
@@ -67,8 +67,8 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
     Raises
     ------
     ValueError
-        Shapes that do not fit, an index without a vertex, a vertex that is not finite, a mesh that is more than 4 million
-        voxels wide.
+        Shapes that do not fit, an index without a vertex, a vertex that is not finite, a mesh that is more than
+        4 million voxels wide.
     """
     points, faces = xp.asarray(vertices), xp.asarray(triangles)
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "iuf":
@@ -76,8 +76,9 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
         raise ValueError(f"triangles of shape {faces.shape}, {faces.dtype}: (m, 3) indices of vertices are needed")
     faces = faces.astype(np.int64)
-    if int(faces.min()) < 0 or int(faces.max()) >= len(points):
-        raise ValueError(f"triangles: index {int(faces.max())} or {int(faces.min())}, but there are {len(points)} vertices")
+    first, last = int(faces.min()), int(faces.max())
+    if first < 0 or last >= len(points):
+        raise ValueError(f"triangles: vertex {first if first < 0 else last} is named, but there are {len(points)}")
     places = (points.astype(np.float64) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
     low, high = places.min(axis=0), places.max(axis=0)
     size, far = float((high - low).max()), float(xp.maximum(xp.abs(low), xp.abs(high)).max())
@@ -85,7 +86,9 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
         row = int(xp.argmin(xp.isfinite(places).all(axis=1)))
         raise ValueError(f"vertices: number {row} is {points[row].tolist()}, which is no place")
     if size > 2**22 or far > 2**40:
-        raise ValueError(f"a mesh that is {size:.3g} voxels wide and up to {far:.3g} away: is it in µm, and pitch= right?")
+        raise ValueError(
+            f"a mesh that is {size:.3g} voxels wide and up to {far:.3g} away: is it in µm, and pitch= right?"
+        )
     bits = min(20, 30 - math.ceil(math.log2(max(size, 1.0))))
     whole = xp.rint(places * 2.0**bits).astype(np.int64)
     return Mesh(whole[faces], bits, _kind(xp, whole, faces))
@@ -160,9 +163,9 @@ def _crossings(mesh: Mesh, grid: Grid, axis: int) -> Iterator[tuple[np.ndarray, 
         row = rows[which]
         rest = number - (ends[which] - counts[row])
         u, v = u0[row] + rest % width[row], v0[row] + rest // width[row]
-        hit, height, sign = _cross(corners[row], *(
-            (2 * (one + offset) + 1) << (mesh.bits - 1) for one, offset in ((u, u_offset), (v, v_offset))
-        ), mesh.bits)  # fmt: skip
+        at = ((2 * (one + offset) + 1) << (mesh.bits - 1) for one, offset in ((u, u_offset), (v, v_offset)))
+        hit, height, sign = _cross(corners[row], *at)
+        height = height * 2.0**-mesh.bits
         yield u[hit], v[hit], height[hit], sign[hit]
 
 
@@ -174,22 +177,16 @@ def _columns(values: np.ndarray, bits: int, offset: int, n: int) -> tuple[np.nda
     return first, np.maximum(last, first)
 
 
-def _cross(
-    corners: np.ndarray, u: np.ndarray, v: np.ndarray, bits: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    (ua, va, ha), (ub, vb, hb), (uc, vc, hc) = ((corners[:, i, 0], corners[:, i, 1], corners[:, i, 2]) for i in range(3))
-    ab, bc, ca = (
-        _area(*edge, u, v) for edge in ((ua, va, ub, vb), (ub, vb, uc, vc), (uc, vc, ua, va))
-    )  # fmt: skip
-    sides = [
-        _side(area, *edge)
-        for area, edge in zip((ab, bc, ca), ((ua, va, ub, vb), (ub, vb, uc, vc), (uc, vc, ua, va)), strict=True)
-    ]
+def _cross(corners: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Say which columns cross their triangle, at what height, and with which sign, a column and a triangle each."""
+    (ua, va, ha), (ub, vb, hb), (uc, vc, hc) = corners.transpose(1, 2, 0)
+    edges = ((ua, va, ub, vb), (ub, vb, uc, vc), (uc, vc, ua, va))
+    ab, bc, ca = (_area(*edge, u, v) for edge in edges)
+    sides = [_side(area, *edge) for area, edge in zip((ab, bc, ca), edges, strict=True)]
     hit = (sides[0] == sides[1]) & (sides[1] == sides[2]) & (sides[0] != 0)
     whole = np.where(hit, (ab + bc) + ca, 1).astype(np.float64)
     part = ca.astype(np.float64) * (hb - ha).astype(np.float64) + ab.astype(np.float64) * (hc - ha).astype(np.float64)
-    height = (ha.astype(np.float64) + part / whole) * 2.0**-bits
-    return hit, height, -sides[0]
+    return hit, ha.astype(np.float64) + part / whole, -sides[0]
 
 
 def _area(ua: Any, va: Any, ub: Any, vb: Any, u: Any, v: Any) -> Any:

@@ -1,7 +1,7 @@
 """The operations that every backend offers, with the checks that all of them share.
 
-In: bool arrays (Z, Y, X), positions and sizes in (x, y, z) µm. Out: arrays where the backend works. SciPy's backend works
-on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
+In: bool arrays (Z, Y, X), positions and sizes in (x, y, z) µm. Out: arrays where the backend works. SciPy's backend
+works on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Operations:
         return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
 
     def distance_transform(self, mask: Any, pitch: Any) -> Any:
-        """Return for each true voxel the distance to the nearest false one, in µm (float64); infinite if there is none."""
+        """Return the distance of each true voxel to the nearest false one, in µm (float64); infinite without one."""
         self._check("mask", mask)
         return self._distances(mask, check_pitch(pitch))
 
@@ -201,8 +201,8 @@ class Operations:
         Returns
         -------
         array of float64, shape (n, 3); array of int32, shape (m, 3)
-            Vertices, (x, y, z) µm, half a voxel from the centres on either side; triangles, which face outwards. Both are
-            empty for an empty mask.
+            Vertices, (x, y, z) µm, half a voxel from the centres on either side; triangles, which face outwards. Both
+            are empty for an empty mask.
         """
         self._check("mask", mask)
         return self._surface(mask, make_grid(mask.shape, origin, pitch))

@@ -79,8 +79,8 @@ class ScipyBackend(Operations):
 def _distance_limit(element: Element) -> float | None:
     """A distance between that of the outermost offset of a ball and that of the innermost beyond it, or None.
 
-    Distances that a transform has rounded compare with it as the exact ones do. Where the two are so close that rounding
-    might matter, and for other elements, there is none.
+    Distances that a transform has rounded compare with it as the exact ones do. Where the two are so close that
+    rounding might matter, and for other elements, there is none.
     """
     if element.radius is None or element.pitch is None or np.count_nonzero(element.mask) <= _DIRECT_OFFSETS:
         return None

@@ -1,8 +1,8 @@
 """Voxel operations by Warp, on the GPU.
 
-In: CuPy arrays. Out: CuPy arrays. Warp works in the memory of CuPy's arrays and on CuPy's current stream, so nothing is copied
-and nothing waits. ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, which is how tests compare them with
-SciPy where there is no GPU.
+In: CuPy arrays. Out: CuPy arrays. Warp works in the memory of CuPy's arrays and on CuPy's current stream, so nothing is
+copied and nothing waits. ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, which is how tests compare them
+with SciPy where there is no GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WarpBackend(Operations):
         if device not in ("cuda", "cpu"):
             raise ValueError(f"device {device!r} is unknown: choose 'cuda' or 'cpu'")
         self._xp: Any = np if device == "cpu" else require_cuda()
-        wp.config.quiet = True  # it would print a greeting of several lines
+        _quieten(wp)
         wp.init()
         self._index = None if device == "cpu" else int(self._xp.cuda.Device().id)
         self.name = "warp on the cpu" if self._index is None else f"cuda:{self._index}"
@@ -77,7 +77,9 @@ class WarpBackend(Operations):
         """Give Warp the memory of an array; with `count`, so many elements of `dtype` from byte `start` on."""
         memory = array.ctypes.data if self._index is None else array.data.ptr
         shape, strides = (array.shape, array.strides) if count is None else ((count,), None)
-        return self._wp.array(ptr=memory + start, dtype=dtype, shape=shape, strides=strides, device=self._device)
+        found = self._wp.array(ptr=memory + start, dtype=dtype, shape=shape, strides=strides, device=self._device)
+        found._linumpy_memory = array  # a pointer alone would not keep it
+        return found
 
     def _bytes(self, mask: Any) -> Any:
         return self._array(mask.view(np.uint8), self._wp.uint8)
@@ -226,6 +228,14 @@ def _stream(device: str, pointer: int) -> Any:
     import warp as wp
 
     return wp.Stream(device, cuda_stream=pointer)
+
+
+def _quieten(wp: Any) -> None:
+    """Keep Warp from printing a greeting, and a line for each module that it loads, on standard output."""
+    if not hasattr(wp.config, "log_level"):
+        wp.config.quiet = True
+    elif wp.config.log_level == wp.LOG_INFO:  # the default: nobody chose it
+        wp.config.log_level = wp.LOG_WARNING
 
 
 def _marching_cubes(wp: Any) -> Any:

@@ -1,9 +1,13 @@
 """The Warp kernels of voxel operations, defined once, when they are first asked for.
 
-In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at their first launch and
-keeps them on disk. Fused multiply-add is off and distances are in float64, so that a kernel decides for each voxel as NumPy
-does by the same operations in the same order.
+In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at their first launch
+and keeps them on disk. Fused multiply-add is off and distances are in float64, so that a kernel decides for each voxel
+as NumPy does by the same operations in the same order.
 """
+
+# mypy: ignore-errors
+# ruff: noqa: SIM102
+# (Warp's kernels are another language: its numbers do not convert, and `and` computes both of its sides.)
 
 # No postponed annotations in this module: Warp reads the types of a kernel's parameters from them.
 
@@ -110,9 +114,7 @@ def _define_kernels() -> SimpleNamespace:
         return word
 
     @wp.kernel
-    def widen(
-        bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, shift: wp.int32, out: wp.array3d(dtype=wp.uint64)
-    ):
+    def widen(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, shift: wp.int32, out: wp.array3d(dtype=wp.uint64)):
         # a bit is set where it or the one `shift` voxels further along x is
         z, y, w = wp.tid()
         out[z, y, w] = bits[z, y, w] | word_from(bits, outside, z, y, 64 * w + shift)
@@ -176,7 +178,7 @@ def _define_kernels() -> SimpleNamespace:
         slack: wp.float64,
         near: wp.array4d(dtype=wp.uint32),
     ):
-        # bit k of word w of a brick: whether capsule 32 w + k may touch it. `slack` is half a brick's diagonal and more.
+        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more
         bz, by, bx, w = wp.tid()
         size = wp.float64(brick)
         middle = wp.vec3d(
@@ -342,6 +344,7 @@ def _define_kernels() -> SimpleNamespace:
 
     found = dict(locals())
     names = (
-        "boolean_words", "pack", "widen", "gather", "unpack", "cull_capsules", "subtract_capsules", "cross_columns", "wind",
+        "boolean_words", "pack", "widen", "gather", "unpack", "cull_capsules", "subtract_capsules", "cross_columns",
+        "wind",
     )  # fmt: skip
     return SimpleNamespace(**{name: found[name] for name in names})
