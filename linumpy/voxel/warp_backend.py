@@ -77,7 +77,7 @@ class WarpBackend(Operations):
         """Give Warp the memory of an array; with `count`, so many elements of `dtype` from byte `start` on."""
         memory = array.ctypes.data if self._index is None else array.data.ptr
         shape, strides = (array.shape, array.strides) if count is None else ((count,), None)
-        found = self._wp.array(ptr=memory + start, dtype=dtype, shape=shape, strides=strides, device=self._device)
+        found: Any = self._wp.array(ptr=memory + start, dtype=dtype, shape=shape, strides=strides, device=self._device)
         found._linumpy_memory = array  # a pointer alone would not keep it
         return found
 

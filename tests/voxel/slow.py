@@ -82,6 +82,20 @@ def winding_numbers(shape, vertices, triangles, origin, pitch):
     return (total / (4 * np.pi)).reshape(shape)
 
 
+def on_surface(shape, vertices, triangles, origin, pitch):
+    """The voxels whose centres lie on a triangle, by barycentric coordinates."""
+    z, y, x = np.indices(shape).reshape(3, -1) + 0.5
+    centres = np.stack([x, y, z], axis=1) * pitch + origin
+    out = np.zeros(len(centres), bool)
+    for a, b, c in np.asarray(vertices, float)[np.asarray(triangles)]:
+        normal = np.cross(b - a, c - a)
+        if not normal.any():
+            continue
+        parts = [np.cross(q - p, centres - p) @ normal / (normal @ normal) for p, q in ((a, b), (b, c), (c, a))]
+        out |= (np.abs((centres - a) @ normal) < 1e-9) & (np.min(parts, axis=0) > -1e-9)
+    return out.reshape(shape)
+
+
 def components(mask, connectivity):
     """Number parts by flooding, in the order of their first voxels."""
     reach = {6: 1, 18: 2, 26: 3}[connectivity]

@@ -1,5 +1,7 @@
 """Capsules: against exact fractions, and each backend against SciPy's voxel for voxel."""
 
+import itertools
+
 import numpy as np
 import pytest
 from slow import in_capsule
@@ -110,7 +112,7 @@ def test_a_polyline(backend):
     points = np.array([(1.0, 1, 1), (9, 2, 3), (12, 9, 5), (3, 9, 8)])
     mask, right = (np.ones((9, 11, 14), bool) for _ in range(2))
     backend.subtract_swept_polyline(mask, points, 1.2, pitch=1)
-    for a, b in zip(points, points[1:], strict=False):
+    for a, b in itertools.pairwise(points):
         right &= ~in_capsule(right.shape, a.tolist(), b.tolist(), 1.2, (0, 0, 0), (1, 1, 1))
     assert np.array_equal(mask, right)
 

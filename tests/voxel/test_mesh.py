@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from slow import filled, winding_numbers
+from slow import filled, on_surface, winding_numbers
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
@@ -66,14 +66,18 @@ def moved(mesh, shift):
     return mesh[0] + np.array(shift), mesh[1]
 
 
+def inside_out(mesh):
+    return mesh[0], mesh[1][:, ::-1]
+
+
 CLOSED = {
     "box": box((-3.1, -2.2, -4.3), (3.7, 2.9, 1.4)),
     "sphere": moved(sphere(4.6), (0.11, -0.07, 0.03)),
     "torus": moved(torus(4.1, 1.6), (0.013, 0.027, -0.31)),
     "two that overlap": joined(box((-4.1, -3.2, -2.3), (1.2, 1.3, 1.4)), box((-1.7, -1.6, -1.5), (3.8, 3.9, 3.6))),
     "one in another": joined(moved(sphere(4.9), (0.1, 0.2, 0.3)), moved(sphere(2.2), (0.03, 0.05, 0.01))),
-    "a cavity": joined(box((-4.1, -4.2, -4.3), (4.4, 4.5, 4.6)), (box((-1.2, -1.3, -1.4), (1.3, 1.2, 1.1))[0], np.array(_FACES)[:, ::-1])),
-    "a bow tie": joined(box((-4.1, -3.2, -2.3), (0.1, 1.3, 1.4)), (box((0.1, -1.6, -1.5), (3.8, 3.9, 3.6))[0], np.array(_FACES)[:, ::-1])),
+    "a cavity": joined(box((-4.1, -4.2, -4.3), (4.4, 4.5, 4.6)), inside_out(box((-1.2, -1.3, -1.4), (1.3, 1.2, 1.1)))),
+    "a bow tie": joined(box((-4.1, -3.2, -2.3), (0.1, 1.3, 1.4)), inside_out(box((0.1, -1.6, -1.5), (3.8, 3.9, 3.6)))),
 }  # fmt: skip
 BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
 
@@ -114,24 +118,21 @@ def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
     rng = np.random.default_rng(1)
     for shape in (sphere(1.0, 6), torus(1.0, 0.4, 8, 6)):
         for _ in range(4):
-            vertices = np.round(shape[0] * rng.integers(4, 11) * 2) / 2 + rng.integers(-3, 4, 3) / 2 + 0.5
+            vertices = np.round(shape[0] * rng.integers(4, 8) * 2) / 2 + rng.integers(-3, 4, 3) / 2 + 0.5
             found = backend.voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1)
             assert np.array_equal(found, ScipyBackend().voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1))
             assert not found[:, :, [0, -1]].any()
-            around = [
-                np.round(winding_numbers(found.shape, vertices, shape[1], -12 + np.array(shift), (1, 1, 1)))
-                for shift in [(0.01, 0.02, 0.005), (-0.02, -0.01, -0.013), (0.017, -0.015, -0.01), (-0.01, 0.03, 0.02)]
-            ]
-            clear = np.ptp(around, axis=0) == 0  # not on the surface
-            assert clear.mean() > 0.8
-            assert np.array_equal(found[clear], around[0][clear] != 0)
+            winding = winding_numbers(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
+            clear = ~on_surface(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
+            assert 0 < np.count_nonzero(~clear) < 1000
+            assert np.array_equal(found[clear], np.round(winding[clear]) != 0)
 
 
 @pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
 @pytest.mark.parametrize("name", ["box", "sphere", "torus"])
 def test_a_shell(backend, name, pitch):
     """A mesh without one triangle: its voxels lie on it, separate inside from outside, and are filled."""
-    vertices, triangles = CLOSED[name]
+    vertices, triangles = sphere(4.6, 16) if name == "sphere" else CLOSED[name]
     small = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
     open_mesh = np.delete(triangles, small.argmin(), axis=0)
     shell = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False)

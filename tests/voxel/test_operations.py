@@ -80,8 +80,8 @@ def test_morphology_by_scipy(backend, method):
 
 @pytest.mark.parametrize(
     ("radius", "pitch"),
-    [(0, (1, 1, 1)), (0.999, (1, 1, 1)), (1, (1, 1, 1)), (3, (1, 1, 1)), (5, (1, 1, 1)), (6, (1.5, 2, 3)), (2.5, (0.5, 1, 4))],
-)  # fmt: skip
+    [*((radius, (1, 1, 1)) for radius in (0, 0.999, 1, 3, 5)), (6, (1.5, 2, 3)), (2, (0.5, 1, 4))],
+)
 def test_a_ball_is_exact(backend, radius, pitch):
     """Radii that reach voxel centres exactly (3-4-5 triangles, too) take these voxels in; a diameter would not do."""
     offsets = ball_offsets(radius, pitch)
@@ -89,7 +89,7 @@ def test_a_ball_is_exact(backend, radius, pitch):
     mask[4, 8, 12] = True
     right = np.zeros_like(mask)
     for offset in offsets:
-        place = tuple(np.array(offset) + (4, 8, 12))
+        place = tuple(np.array([4, 8, 12]) + offset)
         if all(0 <= i < n for i, n in zip(place, mask.shape, strict=True)):
             right[place] = True
     assert np.array_equal(backend.dilate(mask, radius=radius, pitch=pitch), right)
@@ -116,7 +116,8 @@ def test_masks_of_one_value(backend, method):
     for value, border in itertools.product((False, True), repeat=2):
         mask = np.full((5, 6, 70), value)
         for options in ({"radius": 7, "pitch": 1}, {"structure": ELEMENTS["cross"]}):
-            right = getattr(ScipyBackend(), method)(mask, ball(7, 1).mask if "radius" in options else ELEMENTS["cross"], border_value=border)  # fmt: skip
+            element = ball(7, 1).mask if "radius" in options else ELEMENTS["cross"]
+            right = getattr(ScipyBackend(), method)(mask, element, border_value=border)
             assert np.array_equal(getattr(backend, method)(mask, border_value=border, **options), right)
 
 
