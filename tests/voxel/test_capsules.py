@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from slow import in_capsule
+from voxel_reference import in_capsule
 
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.scipy_backend import ScipyBackend

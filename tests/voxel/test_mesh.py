@@ -4,81 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
-from slow import filled, on_surface, winding_numbers
+from voxel_reference import filled, on_surface, winding_numbers
+from voxel_shapes import BOX, CLOSED, FACES, box, sphere, torus
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
 
-_FACES = [(0, 2, 1), (0, 3, 2), (4, 5, 6), (4, 6, 7), (0, 1, 5), (0, 5, 4), (1, 2, 6), (1, 6, 5)]
-_FACES += [(2, 3, 7), (2, 7, 6), (3, 0, 4), (3, 4, 7)]
-BOX = np.array([(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 1)], float)
-
-
-def box(low, high):
-    return np.array(low) + BOX * (np.array(high) - low), np.array(_FACES)
-
-
-def torus(major, minor, n=14, m=8):
-    u, v = np.meshgrid(np.arange(n) * 2 * np.pi / n, np.arange(m) * 2 * np.pi / m, indexing="ij")
-    x, y = ((major + minor * np.cos(v)) * trig(u) for trig in (np.cos, np.sin))
-    points = np.stack([x, y, minor * np.sin(v)], axis=-1).reshape(-1, 3)
-    faces = []
-    for i, j in itertools.product(range(n), range(m)):
-        a, b = i * m + j, (i + 1) % n * m + j
-        c, d = i * m + (j + 1) % m, (i + 1) % n * m + (j + 1) % m
-        faces += [(a, b, c), (b, d, c)]
-    return points, np.array(faces)
-
-
-def sphere(radius, n=9):
-    """Rings of triangles between two poles."""
-    rings = [np.array([[0, 0, radius]])]
-    for k in range(1, n):
-        t, p = np.pi * k / n, np.arange(2 * n) * np.pi / n
-        rings.append(
-            radius * np.stack([np.sin(t) * np.cos(p), np.sin(t) * np.sin(p), np.full(2 * n, np.cos(t))], axis=1)
-        )
-    rings.append(np.array([[0, 0, -radius]]))
-    faces, start = [], 1
-    for i in range(2 * n):
-        faces.append((0, 1 + i, 1 + (i + 1) % (2 * n)))
-    for _ in range(n - 2):
-        for i in range(2 * n):
-            a, b = start + i, start + (i + 1) % (2 * n)
-            faces += [(a, a + 2 * n, b), (b, a + 2 * n, b + 2 * n)]
-        start += 2 * n
-    last = start + 2 * n
-    faces += [(start + i, last, start + (i + 1) % (2 * n)) for i in range(2 * n)]
-    return np.concatenate(rings), np.array(faces)
-
-
-def joined(*meshes):
-    count, points, faces = 0, [], []
-    for vertices, triangles in meshes:
-        points.append(vertices)
-        faces.append(triangles + count)
-        count += len(vertices)
-    return np.concatenate(points), np.concatenate(faces)
-
-
-def moved(mesh, shift):
-    return mesh[0] + np.array(shift), mesh[1]
-
-
-def inside_out(mesh):
-    return mesh[0], mesh[1][:, ::-1]
-
-
-CLOSED = {
-    "box": box((-3.1, -2.2, -4.3), (3.7, 2.9, 1.4)),
-    "sphere": moved(sphere(4.6), (0.11, -0.07, 0.03)),
-    "torus": moved(torus(4.1, 1.6), (0.013, 0.027, -0.31)),
-    "two that overlap": joined(box((-4.1, -3.2, -2.3), (1.2, 1.3, 1.4)), box((-1.7, -1.6, -1.5), (3.8, 3.9, 3.6))),
-    "one in another": joined(moved(sphere(4.9), (0.1, 0.2, 0.3)), moved(sphere(2.2), (0.03, 0.05, 0.01))),
-    "a cavity": joined(box((-4.1, -4.2, -4.3), (4.4, 4.5, 4.6)), inside_out(box((-1.2, -1.3, -1.4), (1.3, 1.2, 1.1)))),
-    "a bow tie": joined(box((-4.1, -3.2, -2.3), (0.1, 1.3, 1.4)), inside_out(box((0.1, -1.6, -1.5), (3.8, 3.9, 3.6)))),
-}  # fmt: skip
 BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
 
 
@@ -115,7 +47,7 @@ def test_faces_on_centres_belong_to_one_side(backend):
 
 def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
     """Vertices and edges of a closed mesh on voxel centres, in every direction."""
-    rng = np.random.default_rng(1)
+    rng, touched = np.random.default_rng(1), 0
     for shape in (sphere(1.0, 6), torus(1.0, 0.4, 8, 6)):
         for _ in range(4):
             vertices = np.round(shape[0] * rng.integers(4, 8) * 2) / 2 + rng.integers(-3, 4, 3) / 2 + 0.5
@@ -124,8 +56,9 @@ def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
             assert not found[:, :, [0, -1]].any()
             winding = winding_numbers(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
             clear = ~on_surface(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
-            assert 0 < np.count_nonzero(~clear) < 1000
+            touched += np.count_nonzero(~clear)
             assert np.array_equal(found[clear], np.round(winding[clear]) != 0)
+    assert 50 < touched < 5000
 
 
 @pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
@@ -193,13 +126,13 @@ def test_boxes_of_the_volume_are_the_volume(backend):
 @pytest.mark.parametrize(
     ("vertices", "triangles", "message"),
     [
-        (BOX[:, :2], _FACES, r"vertices of shape \(8, 2\)"),
-        (BOX, np.array(_FACES, float), "triangles of shape .* float64"),
+        (BOX[:, :2], FACES, r"vertices of shape \(8, 2\)"),
+        (BOX, np.array(FACES, float), "triangles of shape .* float64"),
         (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
         (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
         (BOX, [(0, 1, -1)], "vertex -1 is named"),
-        (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), _FACES, "vertices: number 2 is .* no place"),
-        (BOX * 1e9, _FACES, "is it in µm"),
+        (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* no place"),
+        (BOX * 1e9, FACES, "is it in µm"),
     ],
 )
 def test_what_is_no_mesh(backend, vertices, triangles, message):
@@ -210,4 +143,4 @@ def test_what_is_no_mesh(backend, vertices, triangles, message):
 @pytest.mark.parametrize("bounds", [((0, 0, 0), (1, 1, 0)), 5, ((0, 0, 0),), ((0, 0, 0), (1, np.inf, 1))])
 def test_what_is_no_box(backend, bounds):
     with pytest.raises(ValueError, match="bbox"):
-        backend.voxelize_mesh(BOX, _FACES, bounds, 1)
+        backend.voxelize_mesh(BOX, FACES, bounds, 1)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy import ndimage
-from slow import ball_offsets, components, dilated, eroded, filled, offsets_of
+from voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 from linumpy.voxel.element import ball
 from linumpy.voxel.scipy_backend import ScipyBackend

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import zarr
-from test_mesh import box, torus
+from voxel_shapes import box, torus
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
@@ -89,7 +89,8 @@ def test_the_end_of_a_block_flushes_and_an_error_does_not(right):
             queue(session)
             raise KeyError
 
-    pytest.raises(KeyError, stopped)
+    with pytest.raises(KeyError):
+        stopped()
     assert np.array_equal(mask, start())
 
 
