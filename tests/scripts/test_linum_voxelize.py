@@ -5,7 +5,7 @@ import pytest
 from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
-from linumpy.io.writer import write_omezarr
+from linumpy.write.writer import write_omezarr
 from linumpy.voxel.scipy_backend import ScipyBackend
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")

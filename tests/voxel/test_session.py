@@ -7,7 +7,7 @@ from voxel_shapes import box, torus
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
-from linumpy.io.writer import OmeZarrWriter
+from linumpy.write.writer import OmeZarrWriter
 from linumpy.voxel import Flushed, VoxelSession, queued
 from linumpy.voxel.scipy_backend import ScipyBackend
 

@@ -1,0 +1,318 @@
+"""``resample_zarr`` on a raw volume: how close it comes to reading and writing the same bytes at the same time.
+
+In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.runner.Case`. The volume is made first and halved; boxes
+of the result are compared with SciPy's. The volume stays in the page cache.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.benchmark.report import size
+from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared, ready
+from linumpy.benchmark.suites.scripts import not_judged
+from linumpy.benchmark.volumes import check_free, flush, write_tiles
+from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.gpu.read.kvikio_settings import transfer_settings
+from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.ome import open_image
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.plan.grid.regrid import plan_regrid
+from linumpy.resample.resample_zarr import plan_blocks, resample_zarr
+from linumpy.write.writer import OmeZarrWriter
+
+#: The part of the rate of reading and writing at once that `resample_zarr` should reach.
+REACH = 0.7
+#: Spacing of voxels of the volume and of the result, µm.
+_SPACING_UM, _WANTED_UM = 5.0, 10.0
+#: Boxes of the result that are compared with SciPy, besides those in two corners, and their sides.
+_BOXES, _SIDE = 14, 48
+#: Half of a step of integers, and what single precision adds to it.
+_TOLERANCE = 0.55
+
+
+@dataclass(frozen=True)
+class ZarrRequest:
+    """What to time.
+
+    Attributes
+    ----------
+    gib : float
+        Size of the volume, rounded to whole chunks.
+    folder : Path or None
+        Where volume and result are made, in a folder of their own that goes at the end; by default where temporary
+        files go.
+    device_memory : float
+        GiB that ``resample_zarr`` may take; on a GPU CuPy's pool refuses more.
+    chunk : (int, int, int)
+        Voxels of a chunk of the volume (uint16).
+    use_gpu : bool
+        Whether to work on the GPU.
+    """
+
+    gib: float
+    folder: Path | None = None
+    device_memory: float = 8.0
+    chunk: tuple[int, int, int] = (256, 256, 256)
+    use_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gib < 2**20:
+            raise ValueError(f"a volume of {self.gib} GiB: more than 0 is needed")
+        if not self.device_memory > 0:
+            raise ValueError(f"device_memory={self.device_memory} GiB: more than 0 is needed")
+        if self.folder is not None and not self.folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(self.folder)!r}")
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Chunks along each axis, about as many along all where their number can be so divided."""
+        count = max(1, round(self.gib * 2**30 / (2 * math.prod(self.chunk))))
+        depth = _divisor(count, 1 / 3)
+        rows = _divisor(count // depth, 1 / 2)
+        return depth, rows, count // (depth * rows)
+
+    @property
+    def limit(self) -> int:
+        """Bytes of `device_memory`."""
+        return int(self.device_memory * 2**30)
+
+
+def _divisor(count: int, power: float) -> int:
+    """Find the largest divisor of a number up to its root."""
+    return next(n for n in range(max(1, int(count**power + 1e-9)), 0, -1) if count % n == 0)
+
+
+@contextmanager
+def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
+    """Make a volume; give its folder, which is removed at the end, and the one case.
+
+    Raises
+    ------
+    GpuUnavailableError
+        A GPU is asked for and there is none.
+    ValueError
+        The disk is too small for the volume.
+    """
+    if request.use_gpu:
+        require_cuda()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=request.folder)))
+        shape = tuple(n * c for n, c in zip(request.grid, request.chunk, strict=True))
+        check_free(folder, 2 * math.prod(shape) * 5 // 4)
+        rng = np.random.default_rng(0)
+        base = rng.integers(0, 50000, request.chunk, np.uint16)
+        numbers = rng.integers(0, 15000, request.grid).astype(np.uint16)
+        source = write_tiles(folder / "volume.ome.zarr", base, numbers, (_SPACING_UM,) * 3)
+        if not flush(source):
+            print("the disk is still busy with the volume: times of writes may be longer than they would be")
+        if request.use_gpu and kvikio_mode()[0] != "none":
+            # Set once for all entries: none of them waits for kvikio's threads to be set up.
+            stack.enter_context(transfer_settings())
+        yield folder, iter([_case(request, source, folder / "half.ome.zarr")])
+
+
+def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
+    """The call, the limits (reading, writing, both at once), taking turns."""
+    array = open_image(source).levels[0]
+    peaks: list[int | None] = []
+    made: list[_Steps] = []
+
+    def remove() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+
+    def resample() -> None:
+        with _limited(request):
+            resample_zarr(
+                source,
+                target,
+                _WANTED_UM,
+                anti_aliasing=False,
+                mode="nearest",
+                device="cuda" if request.use_gpu else "cpu",
+                device_memory=request.limit,
+                durable=False,
+                progress=lambda _: None,
+            )
+
+    def call() -> None:
+        if peaks:
+            resample()
+        else:  # the one that is checked and not timed
+            peaks.append(_peak_of(resample, use_gpu=request.use_gpu))
+
+    def check(_: object) -> str:
+        written = open_image(target).levels[0]
+        made.append(_Steps(request, array, written, *_plan(request, array, written), target))
+        return _differs(array, written)
+
+    def note() -> str:
+        memory = "" if peaks[0] is None else f", {size(peaks[0])} of device memory"
+        count = len(made[0].plan)
+        return f"{count} block{'s' if count > 1 else ''}{memory}"
+
+    def step(name: str) -> Callable[[], AbstractContextManager[Prepared]]:
+        def prepare() -> AbstractContextManager[Prepared]:
+            if not made:
+                raise CannotRunError("resample_zarr made no result to compare with")
+            return nullcontext(Prepared(getattr(made[0], name), before=remove))
+
+        return prepare
+
+    return Case(
+        name="resample_zarr to half",
+        nbytes=int(array.nbytes),
+        entries=(
+            Entry("resample", "resample_zarr", ready(call, check, before=remove, note=note), "ours", 0),
+            Entry("read", "read alone", step("read"), "limit", 0),
+            Entry("write", "write alone", step("write"), "limit", 0),
+            Entry("overlapped", "read and write at once", step("both"), "limit", 0),
+        ),
+        description=(
+            f"{'×'.join(map(str, array.shape))} uint16, {size(int(array.nbytes))}, raw chunks of "
+            f"{'×'.join(map(str, request.chunk))}, to half of it, on the {'GPU' if request.use_gpu else 'CPU'} within "
+            f"{request.device_memory:g} GiB; in the page cache",
+        ),
+        facts={
+            "shape": list(array.shape),
+            "chunk": list(request.chunk),
+            "device_memory": request.limit,
+            "gpu": request.use_gpu,
+        },
+        marks=(Mark(REACH, ("overlapped",), "× reading and writing at once"),),
+        not_judged=not_judged(request.use_gpu, int(array.nbytes)),
+        in_turns=True,
+    )
+
+
+def _plan(request: ZarrRequest, array: zarr.Array, written: zarr.Array) -> tuple[ResamplePlan, int | None]:
+    """Find the blocks that ``resample_zarr`` makes."""
+    regrid = plan_regrid(_WANTED_UM, array.shape, (_SPACING_UM,) * 3, (0.0,) * 3, None)
+    grid = AffineGrid(tuple(array.shape), regrid.shape, regrid.matrix, regrid.offset, 1, "nearest")
+    return plan_blocks(grid, array, written.chunks, "cuda" if request.use_gpu else "cpu", request.limit)
+
+
+@contextmanager
+def _limited(request: ZarrRequest) -> Iterator[None]:
+    """Let CuPy's pool refuse what is more than the memory."""
+    if not request.use_gpu:
+        yield
+        return
+    pool = require_cuda().get_default_memory_pool()
+    before = pool.get_limit()
+    pool.set_limit(size=pool.used_bytes() + request.limit)
+    try:
+        yield
+    finally:
+        pool.set_limit(size=before)
+
+
+def _peak_of(work: Callable[[], object], *, use_gpu: bool) -> int | None:
+    """Bytes that CuPy's pool takes from the device for a call: it gives none back before it is asked to."""
+    if not use_gpu:
+        work()
+        return None
+    pool = require_cuda().get_default_memory_pool()
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    work()
+    return int(pool.total_bytes() - before)
+
+
+def _differs(source: zarr.Array, result: zarr.Array) -> str:
+    """Compare boxes of the result with what SciPy makes of their boxes of the source; says what is wrong."""
+    wanted = tuple(n * _SPACING_UM / _WANTED_UM for n in source.shape)
+    if tuple(result.shape) != wanted:
+        return f"its shape is {result.shape}, but must be {wanted}"
+    rng = np.random.default_rng(1)
+    side = [min(_SIDE, n) for n in result.shape]
+    last = [n - s for n, s in zip(result.shape, side, strict=True)]
+    starts = [[0, 0, 0], last, *([int(rng.integers(0, n + 1)) for n in last] for _ in range(_BOXES))]
+    for start in starts:
+        found = read_on_host(result, tuple(slice(a, a + s) for a, s in zip(start, side, strict=True)))
+        worst = float(np.abs(found - _by_scipy(source, start, side)).max())
+        if not worst <= _TOLERANCE:
+            return f"the box at {tuple(start)} is wrong by {worst:.3g}"
+    return ""
+
+
+def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarray:
+    """Resample the box of the source that a box of the result comes from, with two voxels around it, in float64."""
+    import scipy.ndimage as ndimage
+
+    low = [max(0, 2 * a - 2) for a in start]
+    part = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
+    box = read_on_host(source, part)
+    offset = [2 * a + 0.5 - b for a, b in zip(start, low, strict=True)]
+    made = ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), order=1, mode="nearest")
+    return np.asarray(made)
+
+
+class _Steps:
+    """Reading alone, writing alone, and both at once."""
+
+    def __init__(
+        self,
+        request: ZarrRequest,
+        array: zarr.Array,
+        written: zarr.Array,
+        plan: ResamplePlan,
+        scratch: int | None,
+        target: Path,
+    ) -> None:
+        self._gpu, self._array, self.plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
+        self._shape, self._chunks = tuple(written.shape), tuple(written.chunks)
+        first = next(iter(plan)).box
+        self._block = read_on_host(written, first)
+        if self._gpu:
+            cupy = require_cuda()
+            self._block = cupy.asarray(self._block)
+            self._device = cupy.cuda.Device()
+            self._streams: list[Any] = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+
+    def read(self) -> None:
+        """Read the box of every block."""
+        buffer = None
+        for block in self.plan:
+            if not self._gpu:
+                read_on_host(self._array, block.source_box)
+                continue
+            size = math.prod(block.source_shape)
+            if buffer is None:
+                buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
+            out = buffer[:size].reshape(block.source_shape)
+            read_zarr_to_gpu(self._array, region=block.source_box, out=out, scratch_bytes=self._scratch)
+
+    def write(self) -> None:
+        """Write as many blocks as the result has, of its chunks, from where they would be."""
+        options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
+        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
+            for block in self.plan:
+                part = self._block[tuple(map(slice, block.shape))]
+                writer.write(block.box, array_module(part).ascontiguousarray(part))
+
+    def both(self) -> None:
+        """Do both, each in a thread and on a stream of its own."""
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(self._alone, *one) for one in enumerate((self.read, self.write))]:
+                future.result()
+
+    def _alone(self, number: int, work: Callable[[], None]) -> None:
+        if not self._gpu:
+            work()
+            return
+        with self._device, self._streams[number] as stream:
+            work()
+            stream.synchronize()

@@ -1,0 +1,185 @@
+// Place boxes of stored chunks in an array: crop, reorder axes, swap bytes and cast in one pass.
+//
+// Compiled for one rank and either one width of unit (COPY_UNIT: bytes are moved as they are) or one pair of element
+// types (SOURCE, TARGET, SWAP), never for a shape.
+//
+// headers: 64-bit integers, for each output RANK source strides, RANK target strides (in units), and two words that hold
+// the fill value as a target element in their first bytes. rows, one a box: first source unit (-1: fill), address of the
+// first target unit, header, and RANK extents. A box has fewer than 2^31 units; offsets may pass that.
+
+typedef long long int64;
+
+struct half_bits { unsigned short bits; };
+struct bool_bits { unsigned char bits; };
+template <class R> struct alignas(2 * sizeof(R)) complex_of { R re, im; };
+
+__device__ inline float widen(half_bits h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
+    return f;
+}
+__device__ inline half_bits narrow(float f) {
+    half_bits h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
+    return h;
+}
+// In one step: by way of float the value would be rounded twice.
+__device__ inline half_bits narrow(double d) {
+    half_bits h;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(d));
+    return h;
+}
+
+// As NumPy's astype: numbers to numbers, anything not zero (NaN too) to true, real to complex with no imaginary part.
+template <class T, class S> struct Cast {
+    static __device__ T of(S v) { return static_cast<T>(v); }
+};
+// CuPy has the compiler flush numbers below 2^-126 to zero in arithmetic on floats, conversions included; not in these.
+template <> struct Cast<float, double> {
+    static __device__ float of(double v) {
+        float f;
+        asm("cvt.rn.f32.f64 %0, %1;" : "=f"(f) : "d"(v));
+        return f;
+    }
+};
+template <> struct Cast<double, float> {
+    static __device__ double of(float v) {
+        double d;
+        asm("cvt.f64.f32 %0, %1;" : "=d"(d) : "f"(v));
+        return d;
+    }
+};
+template <class T> struct Cast<T, half_bits> {
+    static __device__ T of(half_bits v) { return Cast<T, float>::of(widen(v)); }
+};
+template <class T> struct Cast<T, bool_bits> {
+    static __device__ T of(bool_bits v) { return Cast<T, unsigned char>::of(v.bits != 0); }
+};
+template <class S> struct Cast<half_bits, S> {
+    static __device__ half_bits of(S v) { return narrow(static_cast<float>(v)); }
+};
+template <> struct Cast<half_bits, double> {
+    static __device__ half_bits of(double v) { return narrow(v); }
+};
+template <> struct Cast<half_bits, half_bits> {
+    static __device__ half_bits of(half_bits v) { return v; }
+};
+template <> struct Cast<half_bits, bool_bits> {
+    static __device__ half_bits of(bool_bits v) { return narrow(v.bits != 0 ? 1.0f : 0.0f); }
+};
+template <class S> struct Cast<bool_bits, S> {
+    static __device__ bool_bits of(S v) { return bool_bits{static_cast<unsigned char>(v != S(0))}; }
+};
+template <> struct Cast<bool_bits, float> {
+    static __device__ bool_bits of(float v) { return bool_bits{static_cast<unsigned char>((__float_as_int(v) << 1) != 0)}; }
+};
+template <> struct Cast<bool_bits, half_bits> {
+    static __device__ bool_bits of(half_bits v) { return Cast<bool_bits, float>::of(widen(v)); }
+};
+template <> struct Cast<bool_bits, bool_bits> {
+    static __device__ bool_bits of(bool_bits v) { return v; }
+};
+template <class R> struct Cast<bool_bits, complex_of<R>> {
+    static __device__ bool_bits of(complex_of<R> v) {
+        return bool_bits{static_cast<unsigned char>(Cast<bool_bits, R>::of(v.re).bits | Cast<bool_bits, R>::of(v.im).bits)};
+    }
+};
+template <class R, class S> struct Cast<complex_of<R>, S> {
+    static __device__ complex_of<R> of(S v) { return complex_of<R>{Cast<R, S>::of(v), R(0)}; }
+};
+template <class R> struct Cast<complex_of<R>, half_bits> {
+    static __device__ complex_of<R> of(half_bits v) { return complex_of<R>{Cast<R, float>::of(widen(v)), R(0)}; }
+};
+template <class R> struct Cast<complex_of<R>, bool_bits> {
+    static __device__ complex_of<R> of(bool_bits v) { return complex_of<R>{R(v.bits != 0), R(0)}; }
+};
+template <class R, class Q> struct Cast<complex_of<R>, complex_of<Q>> {
+    static __device__ complex_of<R> of(complex_of<Q> v) {
+        return complex_of<R>{Cast<R, Q>::of(v.re), Cast<R, Q>::of(v.im)};
+    }
+};
+
+__device__ inline unsigned char swapped(unsigned char v) { return v; }
+__device__ inline unsigned short swapped(unsigned short v) { return __byte_perm(v, 0, 0x4401) & 0xffff; }
+__device__ inline unsigned swapped(unsigned v) { return __byte_perm(v, 0, 0x0123); }
+__device__ inline unsigned long long swapped(unsigned long long v) {
+    unsigned low = static_cast<unsigned>(v), high = static_cast<unsigned>(v >> 32);
+    return (static_cast<unsigned long long>(swapped(low)) << 32) | swapped(high);
+}
+template <int N> struct Word;
+template <> struct Word<1> { typedef unsigned char type; };
+template <> struct Word<2> { typedef unsigned short type; };
+template <> struct Word<4> { typedef unsigned type; };
+template <> struct Word<8> { typedef unsigned long long type; };
+
+template <class T, bool SWAPPED> struct Read {
+    static __device__ T at(const T *p) {
+        if (!SWAPPED) return *p;
+        typedef typename Word<sizeof(T)>::type word;
+        word w = swapped(*reinterpret_cast<const word *>(p));
+        return *reinterpret_cast<T *>(&w);
+    }
+};
+template <class R, bool SWAPPED> struct Read<complex_of<R>, SWAPPED> {
+    static __device__ complex_of<R> at(const complex_of<R> *p) {
+        return complex_of<R>{Read<R, SWAPPED>::at(&p->re), Read<R, SWAPPED>::at(&p->im)};
+    }
+};
+
+#ifdef COPY_UNIT
+#if COPY_UNIT == 16
+typedef uint4 SOURCE_T;
+#else
+typedef Word<COPY_UNIT>::type SOURCE_T;
+#endif
+typedef SOURCE_T TARGET_T;
+__device__ inline TARGET_T fetch(const SOURCE_T *p) { return *p; }
+#else
+typedef SOURCE SOURCE_T;
+typedef TARGET TARGET_T;
+__device__ inline TARGET_T fetch(const SOURCE_T *p) { return Cast<TARGET_T, SOURCE_T>::of(Read<SOURCE_T, SWAP>::at(p)); }
+#endif
+
+// Units a thread moves; all are fetched before the first is stored, so that their latencies overlap.
+constexpr int PER_THREAD = 8;
+
+constexpr int HEADER_WORDS = 2 * RANK + 2, ROW_WORDS = 3 + RANK;
+
+extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, const int64 *__restrict__ headers,
+                                   const int64 *__restrict__ rows, unsigned blocks_per_box) {
+    const int64 *row = rows + static_cast<int64>(blockIdx.x / blocks_per_box) * ROW_WORDS;
+    const int64 *header = headers + row[2] * HEADER_WORDS;
+    const int64 *source_stride = header, *target_stride = header + RANK;
+    const TARGET_T fill = *reinterpret_cast<const TARGET_T *>(header + 2 * RANK);
+    TARGET_T *target = reinterpret_cast<TARGET_T *>(row[1]);
+    const bool filling = row[0] < 0;
+
+    unsigned extent[RANK], total = 1;
+#pragma unroll
+    for (int a = 0; a < RANK; ++a) total *= extent[a] = static_cast<unsigned>(row[3 + a]);
+
+    const unsigned first = (blockIdx.x % blocks_per_box) * blockDim.x * PER_THREAD + threadIdx.x;
+    TARGET_T value[PER_THREAD];
+    int64 place[PER_THREAD];
+#pragma unroll
+    for (int k = 0; k < PER_THREAD; ++k) {
+        unsigned rest = first + k * blockDim.x;
+        place[k] = -1;
+        if (rest >= total) continue;
+        int64 from = row[0], to = 0;
+#pragma unroll
+        for (int a = RANK - 1; a > 0; --a) {
+            const unsigned quotient = rest / extent[a], i = rest - quotient * extent[a];
+            from += i * source_stride[a];
+            to += i * target_stride[a];
+            rest = quotient;
+        }
+        from += rest * source_stride[0];
+        to += rest * target_stride[0];
+        value[k] = filling ? fill : fetch(source + from);
+        place[k] = to;
+    }
+#pragma unroll
+    for (int k = 0; k < PER_THREAD; ++k)
+        if (place[k] >= 0) target[place[k]] = value[k];
+}
