@@ -45,12 +45,24 @@ class Backend(Protocol):
         """Erode a mask."""
 
     def open(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+        self,
+        mask: Any,
+        structure: Any = None,
+        *,
+        radius: Any = None,
+        pitch: Any = None,
+        border_value: bool | None = None,
     ) -> Any:
         """Erode, then dilate."""
 
     def close(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+        self,
+        mask: Any,
+        structure: Any = None,
+        *,
+        radius: Any = None,
+        pitch: Any = None,
+        border_value: bool | None = None,
     ) -> Any:
         """Dilate, then erode."""
 

@@ -102,7 +102,7 @@ def _kind(xp: Any, whole: Any, faces: Any) -> str:
     order = xp.lexsort(xp.ascontiguousarray(whole.T))
     new = (xp.diff(whole[order], axis=0) != 0).any(axis=1)
     number = xp.zeros(len(whole), np.int64)
-    number[order[1:]] = xp.cumsum(new)
+    number[order[1:]] = xp.cumsum(new.astype(np.int64))
     return _kind_by_index(xp, number[faces], len(whole))
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from linumpy.device import install_line
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.volume import Volumes
-from linumpy.write.writer import OmeZarrWriter
 from linumpy.voxel.backend import Backend, get_backend
 from linumpy.voxel.grid import Grid, make_grid
 from linumpy.voxel.mesh import SHELL, Mesh, make_mesh
+from linumpy.write.writer import OmeZarrWriter
 
 log = logging.getLogger(__name__)
 

@@ -82,21 +82,29 @@ class Operations:
         return self._erode(mask, as_element(structure, radius, pitch), bool(border_value))
 
     def open(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
-        """Erode, then dilate: what is thinner than the element goes; parameters as for :meth:`dilate`."""
-        element = as_element(structure, radius, pitch)
-        return self.dilate(self.erode(mask, element, border_value=border_value), element, border_value=border_value)
+        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None,
+        border_value: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Erode, then dilate: what is thinner than the element goes.
 
-    def close(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
-        """Dilate, then erode: gaps that are thinner than the element close; parameters as for :meth:`dilate`.
-
-        With the default `border_value` the mask loses voxels at the border of the volume, as SciPy's does.
+        Parameters are those of :meth:`dilate`, but that by default voxels outside the mask have no part in the result:
+        nothing is removed because it lies at the border. False and True count in both steps, as for SciPy.
         """
         element = as_element(structure, radius, pitch)
-        return self.erode(self.dilate(mask, element, border_value=border_value), element, border_value=border_value)
+        first, second = (True, False) if border_value is None else (border_value, border_value)
+        return self.dilate(self.erode(mask, element, border_value=first), element, border_value=second)
+
+    def close(
+        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None,
+        border_value: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Dilate, then erode: gaps that are thinner than the element close; parameters as for :meth:`open`.
+
+        With the default `border_value` no voxel is removed; SciPy, whose default is False, removes some at the border.
+        """
+        element = as_element(structure, radius, pitch)
+        first, second = (False, True) if border_value is None else (border_value, border_value)
+        return self.erode(self.dilate(mask, element, border_value=first), element, border_value=second)
 
     def fill_holes(self, mask: Any) -> Any:
         """Fill what no path of face neighbours outside the mask connects with the border of the volume."""

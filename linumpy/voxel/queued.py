@@ -53,7 +53,7 @@ class Morphology:
 
     method: str
     element: Element
-    border_value: bool
+    border_value: bool | None
     voxel_bytes: int = 2
 
     @property

@@ -168,14 +168,16 @@ class VoxelSession:
         """Queue an erosion; parameters as for :meth:`dilate`."""
         self._morphology("erode", structure, radius, pitch, border_value)
 
-    def open(self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False) -> None:
-        """Queue an erosion and a dilation; parameters as for :meth:`dilate`."""
+    def open(
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
+    ) -> None:
+        """Queue an erosion and a dilation; parameters as for :meth:`.Operations.open`."""
         self._morphology("open", structure, radius, pitch, border_value)
 
     def close(
-        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
     ) -> None:
-        """Queue a dilation and an erosion; parameters as for :meth:`dilate`."""
+        """Queue a dilation and an erosion; parameters as for :meth:`.Operations.close`."""
         self._morphology("close", structure, radius, pitch, border_value)
 
     def subtract_swept_capsule(self, p0: Any, p1: Any, radius: Any) -> None:
@@ -242,10 +244,10 @@ class VoxelSession:
             raise ValueError("out= has been written: open another session for more operations")
         self._queue.append(operation)
 
-    def _morphology(self, method: str, structure: Any, radius: Any, pitch: Any, border_value: bool) -> None:
+    def _morphology(self, method: str, structure: Any, radius: Any, pitch: Any, border_value: bool | None) -> None:
         if radius is not None and pitch is None:
             pitch = self._grid.pitch
-        self._add(Morphology(method, as_element(structure, radius, pitch), bool(border_value)))
+        self._add(Morphology(method, as_element(structure, radius, pitch), border_value))
 
     def _subtract(self, table: np.ndarray, p0: Any, p1: Any, radius: Any) -> None:
         start, end = (np.array(np.atleast_2d(one), dtype=np.float64) for one in (p0, p1))

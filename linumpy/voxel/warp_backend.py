@@ -106,9 +106,10 @@ class WarpBackend(Operations):
         return bool(mask.flags.c_contiguous) and memory % 8 == 0
 
     def _boolean_by_element(self, which: int, a: Any, b: Any, out: Any) -> Any:
+        x, y = (one.view(np.uint8) for one in (a, b))  # a bool that is not stored as 1 is true, too
         if which == 2:
-            return self._xp.logical_and(a, self._xp.logical_not(b), out=out)
-        return (self._xp.logical_or, self._xp.logical_and)[which](a, b, out=out)
+            return self._xp.logical_and(x, self._xp.logical_not(y), out=out)
+        return (self._xp.logical_or, self._xp.logical_and)[which](x, y, out=out)
 
     def _dilate(self, mask: Any, element: Element, border: bool) -> Any:
         return self._spread(mask, element.runs(reflected=True), inverted=False, outside=border)

@@ -113,6 +113,22 @@ def test_kernels_are_defined_once():
     assert kernels() is kernels()
 
 
+def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
+    """Warp's compiler for GPUs needs none; a fused multiply-add would decide otherwise than NumPy where voxels touch."""
+    wp = pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
+    if not hasattr(wp, "compile_aot_module"):
+        pytest.skip("this Warp compiles only for devices that are there")
+    from linumpy.voxel import warp_kernels
+
+    defined = warp_kernels.kernels()
+    wp.compile_aot_module(warp_kernels, arch=90, module_dir=tmp_path, use_ptx=True)
+    (ptx,) = (path.read_text() for path in tmp_path.glob("*.ptx"))
+    assert ptx.count(".visible .entry") == len(vars(defined))
+    assert "mul.rn.f64" in ptx
+    assert "fma.rn.f64" not in ptx
+    assert "fma.rn.f32" not in ptx
+
+
 @pytest.mark.gpu
 def test_a_host_array_is_refused_on_a_device(cupy):
     pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")

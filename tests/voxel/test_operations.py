@@ -72,10 +72,27 @@ def test_morphology_by_scipy(backend, method):
             structure = rng.random(size) < 0.9
             structure[0, 0, 0] = True
             right = getattr(ndimage, f"binary_{oracle}")(mask, structure)
-            assert np.array_equal(getattr(backend, method)(mask, structure), right), (shape, size, part)
+            found = getattr(backend, method)(mask, structure, border_value=False)
+            assert np.array_equal(found, right), (shape, size, part)
     view = backend.put(rng.random((6, 8, 150)) < 0.1)[::2, 1:, ::-1]
     right = getattr(ndimage, f"binary_{oracle}")(backend._get(view.copy()), ELEMENTS["cross"])
-    assert np.array_equal(backend._get(getattr(backend.backend, method)(view, ELEMENTS["cross"])), right)
+    found = getattr(backend.backend, method)(view, ELEMENTS["cross"], border_value=False)
+    assert np.array_equal(backend._get(found), right)
+
+
+@pytest.mark.parametrize("options", [{"structure": ELEMENTS["even"]}, {"radius": 2.5, "pitch": (1, 1, 2)}])
+def test_the_border_has_no_part_in_opening_and_closing(backend, options):
+    """Unless it is asked for: an opening removes, and a closing adds, what a larger volume around would not undo."""
+    mask = random_mask((9, 10, 11), 0.5)
+    element = options["structure"] if "structure" in options else ball(2.5, (1, 1, 2)).mask
+    closed, opened = backend.close(mask, **options), backend.open(mask, **options)
+    wide = ndimage.binary_dilation(mask, element)
+    assert np.array_equal(closed, ndimage.binary_erosion(wide, element, border_value=1))
+    narrow = ndimage.binary_erosion(mask, element, border_value=1)
+    assert np.array_equal(opened, ndimage.binary_dilation(narrow, element))
+    assert not (mask & ~closed).any()
+    assert not (opened & ~mask).any()
+    assert (mask & ~ndimage.binary_closing(mask, element)).any()  # SciPy's removes voxels at the border
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from voxel_shapes import box, torus
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
-from linumpy.write.writer import OmeZarrWriter
 from linumpy.voxel import Flushed, VoxelSession, queued
 from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.write.writer import OmeZarrWriter
 
 ORIGIN, PITCH = (-3.0, 2.0, 10.0), (1.0, 0.5, 2.0)
 SHAPE = (23, 14, 17)
@@ -260,6 +260,7 @@ def test_every_queued_operation_has_what_a_session_asks_for():
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_alone
 def test_device_memory_is_flat_over_many_flushes(cupy):
     pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
     mask, pool, used, held = cupy.asarray(start()), cupy.get_default_memory_pool(), [], []
