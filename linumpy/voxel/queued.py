@@ -68,13 +68,21 @@ class Morphology:
 
 @dataclass(frozen=True)
 class Subtract:
-    """Capsules, as ends and radii, all of them in one pass."""
+    """Capsules, as ends (n, 3) and radii (n,), all of them in one pass."""
 
     p0: np.ndarray
     p1: np.ndarray
-    radius: Any
+    radius: np.ndarray
     halo: int = 0
     voxel_bytes: int = 1
+
+    def joined(self, other: Subtract) -> Subtract:
+        """Return both as one operation."""
+        return Subtract(
+            np.concatenate([self.p0, other.p0]),
+            np.concatenate([self.p1, other.p1]),
+            np.concatenate([self.radius, other.radius]),
+        )
 
     def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
         """Remove the capsules in place."""

@@ -252,7 +252,11 @@ class VoxelSession:
     def _subtract(self, table: np.ndarray, p0: Any, p1: Any, radius: Any) -> None:
         start, end = (np.array(np.atleast_2d(one), dtype=np.float64) for one in (p0, p1))
         if len(table):
-            self._add(Subtract(start, end, np.array(radius, dtype=np.float64)))
+            new = Subtract(start, end, np.array(np.broadcast_to(radius, len(table)), dtype=np.float64))
+            last = self._queue[-1] if self._queue else None
+            self._add(new if not isinstance(last, Subtract) else last.joined(new))
+            if isinstance(last, Subtract):
+                del self._queue[-2]
 
     @property
     def _halo(self) -> int:

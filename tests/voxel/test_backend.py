@@ -114,7 +114,7 @@ def test_kernels_are_defined_once():
 
 
 def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
-    """Warp's compiler for GPUs needs none; a fused multiply-add would decide otherwise than NumPy where voxels touch."""
+    """Warp's compiler for GPUs needs none; fused multiply-add would decide otherwise than NumPy where voxels touch."""
     wp = pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
     if not hasattr(wp, "compile_aot_module"):
         pytest.skip("this Warp compiles only for devices that are there")

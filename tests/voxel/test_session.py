@@ -77,6 +77,20 @@ def test_each_slab_is_read_once_for_all_operations(monkeypatch):
     assert len(read) == slabs
 
 
+def test_capsules_one_after_another_are_one_pass():
+    mask, right, rng = start(), start(), np.random.default_rng(4)
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    for radius in (0.5, 1.5, 0.8):
+        p0, p1 = rng.uniform(0, 12, (2, 3))
+        session.subtract_swept_capsule(p0, p1, radius)
+        ScipyBackend().subtract_swept_capsule(right, p0, p1, radius, pitch=PITCH, origin=ORIGIN)
+    session.subtract_swept_polyline(TRACK, (1.0, 2.0))
+    ScipyBackend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
+    assert len(session._queue) == 1
+    session.flush()
+    assert np.array_equal(mask, right)
+
+
 def test_the_end_of_a_block_flushes_and_an_error_does_not(right):
     mask = start()
     with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
