@@ -1,7 +1,7 @@
 """Voxel operations by Warp, on the GPU.
 
 In: CuPy arrays. Out: CuPy arrays. Warp works in the memory of CuPy's arrays and on CuPy's current stream, so nothing is
-copied and nothing waits. ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, which is how tests compare them
+copied, and nothing waits but what must know a number on the host: meshes, labels, surfaces. ``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, which is how tests compare them
 with SciPy where there is no GPU.
 """
 
@@ -220,7 +220,10 @@ class WarpBackend(Operations):
         vertices = xp.asarray(grid.origin) + (index + 0.5) * xp.asarray(grid.pitch)
         a, b, c = (index[triangles[:, corner]] for corner in range(3))
         inwards = (a * xp.cross(b, c)).sum() < 0
-        return vertices, xp.where(inwards, triangles[:, ::-1], triangles).astype(np.int32)
+        triangles = xp.where(inwards, triangles[:, ::-1], triangles).astype(np.int32)
+        if self._index is not None:
+            xp.cuda.get_current_stream().synchronize()  # Warp frees its arrays on a stream of its own
+        return vertices, triangles
 
 
 @functools.lru_cache(maxsize=16)
@@ -240,7 +243,11 @@ def _quieten(wp: Any) -> None:
 
 
 def _marching_cubes(wp: Any) -> Any:
-    """Return Warp's class for surfaces, which has had two names."""
+    """Return Warp's class for surfaces, which has had two names, and limits to be given in advance before 1.9."""
+    if tuple(map(int, wp.config.version.split(".")[:2])) < (1, 9):
+        raise NotImplementedError(
+            f'marching_cubes needs Warp 1.9 or later, and this is {wp.config.version}: pip install "warp-lang>=1.9"'
+        )
     geometry = getattr(wp, "geometry", None)
     return getattr(geometry, "IsoSurfaceMarchingCubes", None) or wp.MarchingCubes
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy import ndimage
+from voxel_backends import needs_warp
 from voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 from linumpy.voxel.element import ball
@@ -195,6 +196,17 @@ def test_marching_cubes(backend):
     assert np.array_equal(backend.voxelize_mesh(vertices, triangles, (origin, upper), pitch), mask)
     nothing = backend.marching_cubes(np.zeros((2, 3, 4), bool), 1)
     assert [one.shape for one in nothing] == [(0, 3), (0, 3)]
+
+
+@needs_warp
+def test_surfaces_need_a_newer_warp(monkeypatch):
+    import warp
+
+    from linumpy.voxel.warp_backend import WarpBackend
+
+    monkeypatch.setattr(warp.config, "version", "1.8.1")
+    with pytest.raises(NotImplementedError, match=r"needs Warp 1\.9 or later, and this is 1\.8\.1"):
+        WarpBackend("cpu").marching_cubes(np.ones((2, 3, 4), bool), 1)
 
 
 MASK = np.zeros((3, 4, 5), bool)
