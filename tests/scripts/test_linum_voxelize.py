@@ -5,8 +5,8 @@ import pytest
 from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
-from linumpy.write.writer import write_omezarr
 from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.write.writer import write_omezarr
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
 
