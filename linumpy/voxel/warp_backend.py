@@ -1,8 +1,8 @@
 """Voxel operations by Warp, on the GPU.
 
 In: CuPy arrays. Out: CuPy arrays. Warp works in the memory of CuPy's arrays and on CuPy's current stream: nothing is
-copied, and nothing waits but what must know a number on the host (meshes, labels, surfaces). ``WarpBackend("cpu")`` runs
-the same kernels on NumPy arrays, which is how tests compare them with SciPy where there is no GPU.
+copied, and nothing waits but what must know a number on the host (meshes, labels, surfaces). ``WarpBackend("cpu")``
+runs the same kernels on NumPy arrays, which is how tests compare them with SciPy where there is no GPU.
 """
 
 from __future__ import annotations
