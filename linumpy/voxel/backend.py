@@ -10,6 +10,7 @@ import importlib.util
 import logging
 from typing import Any, Protocol
 
+from linumpy.arrays import Array
 from linumpy.device import install_line, is_device_array, requested_kind, why_no_cuda
 from linumpy.errors import GpuUnavailableError
 from linumpy.voxel.grid import Grid
@@ -31,67 +32,67 @@ class Backend(Protocol):
     def xp(self) -> Any:
         """The array module: NumPy or CuPy."""
 
-    def boolean(self, operation: str, a: Any, b: Any, out: Any = None) -> Any:
+    def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
         """Combine two masks."""
 
     def dilate(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> Array:
         """Dilate a mask."""
 
     def erode(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> Array:
         """Erode a mask."""
 
     def open(
         self,
-        mask: Any,
+        mask: Array,
         structure: Any = None,
         *,
         radius: Any = None,
         pitch: Any = None,
         border_value: bool | None = None,
-    ) -> Any:
+    ) -> Array:
         """Erode, then dilate."""
 
     def close(
         self,
-        mask: Any,
+        mask: Array,
         structure: Any = None,
         *,
         radius: Any = None,
         pitch: Any = None,
         border_value: bool | None = None,
-    ) -> Any:
+    ) -> Array:
         """Dilate, then erode."""
 
-    def fill_holes(self, mask: Any) -> Any:
+    def fill_holes(self, mask: Array) -> Array:
         """Fill what a mask encloses."""
 
     def subtract_swept_capsule(
-        self, mask: Any, p0: Any, p1: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
+        self, mask: Array, p0: Any, p1: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
     ) -> Any:
         """Remove, in place, the voxels in capsules."""
 
     def subtract_swept_polyline(
-        self, mask: Any, points: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
+        self, mask: Array, points: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
     ) -> Any:
         """Remove, in place, the voxels along a polyline."""
 
-    def voxelize_mesh(self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True) -> Any:
+    def voxelize_mesh(self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True) -> Array:
         """Make a mask of a mesh."""
 
-    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Any:
+    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Array:
         """Make a mask of a mesh that is checked already."""
 
-    def distance_transform(self, mask: Any, pitch: Any) -> Any:
+    def distance_transform(self, mask: Array, pitch: Any) -> Array:
         """Return distances to the nearest false voxel."""
 
-    def connected_components(self, mask: Any, connectivity: int = 6) -> tuple[Any, int]:
+    def connected_components(self, mask: Array, connectivity: int = 6) -> tuple[Array, int]:
         """Number the connected parts."""
 
-    def marching_cubes(self, mask: Any, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Any, Any]:
+    def marching_cubes(self, mask: Array, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Array, Array]:
         """Return the surface as a mesh."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
@@ -40,7 +41,7 @@ class Operations:
         """The array module: NumPy or CuPy."""
         return np
 
-    def boolean(self, operation: str, a: Any, b: Any, out: Any = None) -> Any:
+    def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
 
         `out` may be one of them; without it, a new array is returned.
@@ -54,8 +55,8 @@ class Operations:
         return self._boolean(operation, a, b, self.xp.empty(a.shape, bool) if out is None else out)
 
     def dilate(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> Array:
         """Dilate a mask by a structuring element, or by a ball.
 
         Parameters
@@ -75,16 +76,16 @@ class Operations:
         return self._dilate(mask, as_element(structure, radius, pitch), bool(border_value))
 
     def erode(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
-    ) -> Any:
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> Array:
         """Erode a mask; parameters as for :meth:`dilate`, which see."""
         self._check("mask", mask)
         return self._erode(mask, as_element(structure, radius, pitch), bool(border_value))
 
     def open(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None,
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None,
         border_value: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Array:  # fmt: skip
         """Erode, then dilate: what is thinner than the element goes.
 
         Parameters are those of :meth:`dilate`, but that by default voxels outside the mask have no part in the result:
@@ -95,9 +96,9 @@ class Operations:
         return self.dilate(self.erode(mask, element, border_value=first), element, border_value=second)
 
     def close(
-        self, mask: Any, structure: Any = None, *, radius: Any = None, pitch: Any = None,
+        self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None,
         border_value: bool | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Array:  # fmt: skip
         """Dilate, then erode: gaps that are thinner than the element close; parameters as for :meth:`open`.
 
         With the default `border_value` no voxel is removed; SciPy, whose default is False, removes some at the border.
@@ -106,13 +107,13 @@ class Operations:
         first, second = (False, True) if border_value is None else (border_value, border_value)
         return self.erode(self.dilate(mask, element, border_value=first), element, border_value=second)
 
-    def fill_holes(self, mask: Any) -> Any:
+    def fill_holes(self, mask: Array) -> Array:
         """Fill what no path of face neighbours outside the mask connects with the border of the volume."""
         self._check("mask", mask)
         return self._fill_holes(mask)
 
     def subtract_swept_capsule(
-        self, mask: Any, p0: Any, p1: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
+        self, mask: Array, p0: Any, p1: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
     ) -> Any:
         """Set to False, in place, the voxels whose centres lie within `radius` of a line segment, or of any of several.
 
@@ -139,14 +140,14 @@ class Operations:
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
 
     def subtract_swept_polyline(
-        self, mask: Any, points: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
+        self, mask: Array, points: Any, radius: Any, *, pitch: Any, origin: Any = (0, 0, 0), z_offset: int = 0
     ) -> Any:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         self._check("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, polyline_table(points, radius), grid)
 
-    def voxelize_mesh(self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True) -> Any:
+    def voxelize_mesh(self, vertices: Any, triangles: Any, bbox: Any, pitch: Any, fill_holes: bool = True) -> Array:
         """Make a mask of a mesh.
 
         Parameters
@@ -171,18 +172,18 @@ class Operations:
         grid = grid_of_box(bbox, pitch)
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
-    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Any:
+    def voxelize(self, mesh: Mesh, grid: Grid, *, fill_holes: bool = True) -> Array:
         """Make a mask of a mesh on any box of the volume that it was made for; otherwise as :meth:`voxelize_mesh`."""
         if mesh.kind != SHELL:
             return self._solid(mesh, grid)
         return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
 
-    def distance_transform(self, mask: Any, pitch: Any) -> Any:
+    def distance_transform(self, mask: Array, pitch: Any) -> Array:
         """Return the distance of each true voxel to the nearest false one, in µm (float64); infinite without one."""
         self._check("mask", mask)
         return self._distances(mask, check_pitch(pitch))
 
-    def connected_components(self, mask: Any, connectivity: int = 6) -> tuple[Any, int]:
+    def connected_components(self, mask: Array, connectivity: int = 6) -> tuple[Array, int]:
         """Number the connected parts of a mask.
 
         Parameters
@@ -203,7 +204,7 @@ class Operations:
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
         return self._components(mask, (6, 18, 26).index(connectivity) + 1)
 
-    def marching_cubes(self, mask: Any, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Any, Any]:
+    def marching_cubes(self, mask: Array, pitch: Any, origin: Any = (0, 0, 0)) -> tuple[Array, Array]:
         """Return the surface of a mask, closed also where it meets the border of the volume.
 
         Returns

@@ -59,6 +59,17 @@ class Planes:
             return not self._array.array.read_only
         return is_device_array(self._array) or bool(self._array.flags.writeable)
 
+    def shares(self, other: Planes) -> bool:
+        """Say whether writing to one may change the other."""
+        if self._stored or other._stored:
+            both = self._stored and other._stored
+            return both and self._array.array.store_path == other._array.array.store_path
+        mine, theirs = self._array, other._array
+        if is_device_array(mine) or is_device_array(theirs):
+            both = is_device_array(mine) and is_device_array(theirs)
+            return both and mine.data.mem.ptr == theirs.data.mem.ptr
+        return bool(np.may_share_memory(mine, theirs))
+
     def read(self, start: int, stop: int) -> Any:
         """Return a copy of some planes, in the machine's byte order."""
         if not self._stored:

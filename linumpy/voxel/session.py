@@ -154,6 +154,8 @@ class VoxelSession:
         planes = Planes(other, self.backend.xp, "other")
         if planes.shape != self._grid.shape:
             raise ValueError(f"other has shape {planes.shape}, but the volume has {self._grid.shape}")
+        if self._in_place and planes.shares(self._source):
+            raise ValueError("other is the array that the session changes, plane after plane: give a copy of it")
         self._add(Combine(_check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
 
     def dilate(

@@ -257,6 +257,31 @@ def test_what_a_session_refuses(tmp_path):
             VoxelSession(array, ORIGIN, PITCH, backend=ScipyBackend(), **options)
 
 
+def test_the_array_itself_is_no_other_mask(tmp_path):
+    """Its planes are overwritten while later ones still need them."""
+    mask = start()
+    stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, dtype="bool")
+    again = zarr.open_array(tmp_path / "a.zarr", mode="r")
+    for array, other in [(mask, mask), (mask, mask[:, ::-1]), (stored, stored), (stored, again)]:
+        with pytest.raises(ValueError, match="give a copy of it"):
+            VoxelSession(array, ORIGIN, PITCH, backend=ScipyBackend()).boolean("union", other)
+    with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
+        session.boolean("union", mask.copy())
+        session.boolean("union", stored)
+    assert np.array_equal(mask, start())
+
+
+@pytest.mark.gpu
+def test_the_array_itself_is_no_other_mask_on_a_device(cupy):
+    pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
+    mask = cupy.asarray(start())
+    with pytest.raises(ValueError, match="give a copy of it"):
+        VoxelSession(mask, ORIGIN, PITCH).boolean("union", mask[:, ::-1])
+    with VoxelSession(mask, ORIGIN, PITCH) as session:
+        session.boolean("subtract", mask.copy())
+    assert not mask.any()
+
+
 def test_a_mesh_that_is_open_as_a_shell():
     mask = np.zeros(SHAPE, bool)
     vertices, triangles = box((0.2, 3.1, 14.3), (9.7, 7.9, 41.0))
