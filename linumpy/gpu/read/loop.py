@@ -7,6 +7,7 @@ read is left under way and no output is written after its ticket is over.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import threading
@@ -314,8 +315,8 @@ class Loop:
             base += MARGIN if work.kind == "device" else 0
             engine = self._direct_engine if self._is_direct(work) else self.engine
             work.pending = engine.start(_file_reads(work, base))
-            for part, _ in work.files:
-                part.files_opened += 1
+            for part, numbers in work.files:
+                part.files_opened += len(numbers)
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
@@ -452,43 +453,39 @@ class Loop:
         results: ReadResults = work.pending.wait()
         slab, work.pending = work.slab, None
         assert slab is not None
+        assert work.file_of_read is not None
         got = results.nbytes
-        self.counts["bytes_read"] += int(np.maximum(got, 0).sum())
-        expected = np.concatenate([part.versions[[n]] for part, n in work.files]) if work.files else None
-        assert expected is not None
         wrong = (results.opened < 0) | (results.before[:, :3] != results.after[:, :3]).any(axis=1)
-        noted = expected[:, 1] >= 0
-        wrong |= noted & (results.before[:, :3] != expected).any(axis=1)
-        raw = [part.file_nbytes for part, _ in work.files]
-        size = np.array([-1 if one is None else one for one in raw], np.int64)
-        wrong |= (size >= 0) & (results.before[:, 1] != size)
-        for (part, number), version, known, bad in zip(work.files, results.before, noted, wrong, strict=True):
-            if not known and not bad:  # several slabs may read parts of it: all of them must find the same file
-                part.versions[number] = version[:3]
-        heads = np.diff(slab.object, prepend=-1) != 0
-        file = np.cumsum(heads) - 1
-        bad_reads = (got != slab.nbytes) | wrong[file]
+        begin = 0
+        for part, numbers in work.files:
+            mine = slice(begin, begin + len(numbers))
+            begin += len(numbers)
+            wrong[mine] |= _other_files(part, numbers, results.before[mine], wrong[mine])
+        bad_reads = got != slab.nbytes
+        if wrong.any():
+            bad_reads |= wrong[work.file_of_read]
+        self.counts["bytes_read"] += int(slab.nbytes.sum())
         if not bad_reads.any():
             return False
-        self._sort_out(work, results, wrong, file, bad_reads, size)
+        self._sort_out(work, results, bad_reads)
         return True
 
     def _sort_out(
         self,
         work: Work,
         results: ReadResults,
-        wrong: np.ndarray,
-        file: np.ndarray,
         bad_reads: np.ndarray,
-        size: np.ndarray,
     ) -> None:
-        slab = work.slab
+        """Part what is broken from what is not stored, and both from the rest."""
+        slab, file = work.slab, work.file_of_read
         assert slab is not None
+        assert file is not None
+        files = [(part, int(number)) for part, numbers in work.files for number in numbers]
         read = np.searchsorted(slab.place, slab.piece_place, side="right") - 1
         verdict: dict[int, BaseException | None] = {}
         for row in np.flatnonzero(bad_reads).tolist():
-            part, number = work.files[file[row]]
-            verdict[row] = _why(part, number, results, int(file[row]), row, int(slab.nbytes[row]), int(size[file[row]]))
+            part, number = files[file[row]]
+            verdict[row] = _why(part, number, results, int(file[row]), row, int(slab.nbytes[row]))
         keep = ~bad_reads[read]
         count = 0
         for n, (part, spans) in enumerate(work.rows):
@@ -574,12 +571,26 @@ class Loop:
                 for event in events:
                     event.synchronize()
             self.counts["jobs"] += 1
-            ticket.settle(events, None if ticket.failed else self._describe(part, job, self))
+            ticket.settle(events, functools.partial(self._describe, part, job, self))
 
 
-def _why(
-    part: Part, number: int, results: ReadResults, file: int, row: int, wanted: int, size: int
-) -> BaseException | None:
+def _other_files(part: Part, numbers: np.ndarray, found: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    """Say which files are not those that were looked at before, or have a size that a raw chunk cannot have."""
+    size = part.file_nbytes
+    if size is not None and part.by_chunk:  # read once, and not looked at before
+        return found[:, 1] != size
+    expected = part.versions[numbers]
+    known = expected[:, 1] >= 0
+    wrong = known & (found[:, :3] != expected).any(axis=1)
+    if size is not None:
+        wrong |= found[:, 1] != size
+    # Several slabs may read parts of a file: all of them must find the same one.
+    new = numbers[~known & ~wrong & ~failed]
+    part.versions[new] = found[~known & ~wrong & ~failed, :3]
+    return wrong
+
+
+def _why(part: Part, number: int, results: ReadResults, file: int, row: int, wanted: int) -> BaseException | None:
     """Say why a read failed; None where its chunk is not stored."""
     opened, got, name = int(results.opened[file]), int(results.nbytes[row]), part.object_name(number)
     known = bool(part.versions[number, 1] >= 0)
@@ -590,8 +601,8 @@ def _why(
     before, after = results.before[file], results.after[file]
     if (before[3] & 0o170000) != stat.S_IFREG:
         return ChunkError(f"{name} cannot be read: it is no file")
-    if size >= 0 and before[1] != size:
-        layout = part.layout
+    size, layout = part.file_nbytes, part.layout
+    if size is not None and before[1] != size:
         return ChunkError(
             f"{name} has {before[1]} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {size}"
         )
@@ -615,18 +626,11 @@ def _kept(slab: Any, keep: np.ndarray) -> Any:
 def _file_reads(work: Work, base: int) -> FileReads:
     slab = work.slab
     assert slab is not None
-    file = np.cumsum(np.diff(slab.object, prepend=-1) != 0) - 1
+    assert work.file_of_read is not None
     paths: list[str] = []
-    first = 0
-    files = work.files
-    while first < len(files):  # the files of a part are named together
-        part = files[first][0]
-        last = first
-        while last < len(files) and files[last][0] is part:
-            last += 1
-        paths += part.paths(np.array([number for _, number in files[first:last]]))
-        first = last
-    return FileReads(paths, file, slab.offset, slab.nbytes, base + slab.place)
+    for part, numbers in work.files:
+        paths += part.paths(numbers)
+    return FileReads(paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place)
 
 
 def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, int]]:

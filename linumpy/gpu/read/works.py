@@ -20,7 +20,7 @@ from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
-from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack
+from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack, run_starts
 
 #: Slabs whose memory is in use at the same time.
 DEPTH = 3
@@ -113,6 +113,10 @@ class Work:
         Reads or decoding under way.
     placed : Placed or None
         Once its kernels are queued.
+    files : list of (Part, numpy.ndarray)
+        Numbers of the stored objects that the slab reads, part by part.
+    file_of_read : numpy.ndarray or None
+        Which of them each read is of.
     """
 
     kind: str
@@ -123,7 +127,8 @@ class Work:
     taken: Range | None = None
     pending: Any = None
     placed: Placed | None = None
-    files: list[tuple[Part, int]] = field(default_factory=list)
+    files: list[tuple[Part, np.ndarray]] = field(default_factory=list)
+    file_of_read: np.ndarray | None = None
 
     @property
     def timed(self) -> bool:
@@ -263,17 +268,27 @@ class Cutter:
 
     def _work(self, slab: Slab, way: DecodeWay | None) -> Work:
         rows = [(self._parts[n], slab.pieces[mine] - self._span_base[n]) for n, mine in self._by_part(slab.pieces)]
-        heads = np.flatnonzero(np.diff(slab.object, prepend=-1))
-        part = np.searchsorted(self._object_base, slab.object[heads], side="right") - 1
-        local = slab.object[heads] - self._object_base[part]
-        files = [(self._parts[n], number) for n, number in zip(part.tolist(), local.tolist(), strict=True)]
-        return Work("raw" if way is None else "device", rows, slab, way, files=files)
+        heads = run_starts(slab.object)
+        objects = slab.object[heads]
+        file = np.zeros(len(slab.object), np.int64)
+        file[heads[1:]] = 1
+        if len(self._parts) == 1:
+            files = [(self._parts[0], objects)]
+        else:
+            part = np.searchsorted(self._object_base, objects, side="right") - 1
+            cuts = run_starts(part).tolist()
+            files = [
+                (self._parts[part[a]], objects[a:b] - self._object_base[part[a]])
+                for a, b in zip(cuts, [*cuts[1:], len(part)], strict=True)
+            ]
+        kind = "raw" if way is None else "device"
+        return Work(kind, rows, slab, way, files=files, file_of_read=np.cumsum(file))
 
     def _by_part(self, pieces: np.ndarray) -> list[tuple[int, slice]]:
         if len(self._parts) == 1:
             return [(0, slice(None))]
         part = np.searchsorted(self._span_base, pieces, side="right") - 1
-        heads = np.flatnonzero(np.diff(part, prepend=-1)).tolist()
+        heads = run_starts(part).tolist()
         return [(int(part[a]), slice(a, b)) for a, b in zip(heads, [*heads[1:], len(part)], strict=True)]
 
 
