@@ -41,7 +41,7 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
             raise ValueError(f"{name} of shape {np.shape(p0 if name == 'p0' else p1)}: (3,) or (n, 3) is needed")
         if not np.isfinite(points).all():
             row = int(np.flatnonzero(~np.isfinite(points).all(axis=1))[0])
-            raise ValueError(f"{name}: point {row} is {points[row]}, which is no place")
+            raise ValueError(f"{name}: point {row} is {points[row]}, which is not finite")
     if start.shape != end.shape:
         raise ValueError(f"p0 has {len(start)} points and p1 {len(end)}: every capsule has two ends")
     size = np.asarray(radius, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Triangle meshes on a grid: what every backend does first, and the host's way to cross columns of voxels with them.
+"""Triangle meshes on a grid: what every backend does first, and how the host crosses columns of voxels with them.
 
 In: vertices in (x, y, z) µm and triangles. Out: :class:`Mesh`, corners as whole numbers: fractions of a voxel as fine
 as 64-bit arithmetic allows (2^-20 of a voxel where a mesh is up to 1024 voxels wide). Which columns of voxel centres a
@@ -84,7 +84,7 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
     size, far = float((high - low).max()), float(xp.maximum(xp.abs(low), xp.abs(high)).max())
     if not math.isfinite(far):
         row = int(xp.argmin(xp.isfinite(places).all(axis=1)))
-        raise ValueError(f"vertices: number {row} is {points[row].tolist()}, which is no place")
+        raise ValueError(f"vertices: number {row} is {points[row].tolist()}, which is not finite")
     if size > 2**22 or far > 2**40:
         raise ValueError(
             f"a mesh that is {size:.3g} voxels wide and up to {far:.3g} away: is it in µm, and pitch= right?"

@@ -41,9 +41,29 @@ class Flushed:
     slabs: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Slab:
+    """A slab that was computed, but not yet written.
+
+    Attributes
+    ----------
+    planes : array
+        What is to be written.
+    added, removed : int
+        What it changes.
+    above : array of bool
+        Its last planes as they were, which the next slab looks at.
+    """
+
+    planes: Any
+    added: int
+    removed: int
+    above: Any
+
+
+@dataclass(frozen=True)
 class _Run:
-    """How far a flush has come.
+    """How far a flush has come; replaced as a whole, so that an interrupt leaves one that is consistent.
 
     Attributes
     ----------
@@ -51,17 +71,16 @@ class _Run:
         The first plane that is not done.
     above : array of bool or None
         The planes before it that the operations look at, as they were.
-    pending : array or None
-        Planes from `start` on that were computed, but not written.
+    pending : _Slab or None
+        What begins at `start`.
     done : Flushed
         What is done so far.
     """
 
     start: int = 0
     above: Any = None
-    pending: Any = None
+    pending: _Slab | None = None
     done: Flushed = Flushed()
-    changed: tuple[int, int] = (0, 0)
 
 
 class VoxelSession:
@@ -129,6 +148,7 @@ class VoxelSession:
         self._source: Any = given or NoPlanes(target.shape, target.dtype, backend.xp)
         if not self._target.writable:
             raise PermissionError('array cannot be written: open it with mode="r+", or give out=')
+        _check_cast(self._source.dtype, target.dtype)
         self._in_place = out is None
         self._grid = make_grid(self._source.shape, origin, pitch)
         self._label = _check_label(label, self._target.dtype)
@@ -226,16 +246,21 @@ class VoxelSession:
         """
         if not self._queue:
             return Flushed()
-        run = self._run = self._run or _Run()
-        planes = self._slab_planes()
-        while run.start < self._grid.shape[0]:
-            try:
-                self._slab(run, min(run.start + planes, self._grid.shape[0]))
-            except Exception as error:
-                partly = run.pending is not None and self._target.step > 1
-                if run.start == 0 and not partly:
-                    raise
-                raise VoxelSessionError(self._progress(run, partly=partly, error=error)) from error
+        run = self._run or _Run()
+        planes, depth = self._slab_planes(), self._grid.shape[0]
+        try:
+            while run.start < depth:
+                run = self._run = replace(
+                    run, pending=run.pending or self._compute(run, min(run.start + planes, depth))
+                )
+                run = self._run = self._write(run)
+        except Exception as error:
+            run = self._run or _Run()
+            partly = run.pending is not None and self._target.step > 1
+            if run.start == 0 and not partly:
+                self._run = None
+                raise
+            raise VoxelSessionError(self._progress(run, partly=partly, error=error)) from error
         self._queue, self._run, self._written = [], None, not self._in_place
         return run.done
 
@@ -271,18 +296,16 @@ class VoxelSession:
         planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
         return max(1, planes // self._target.step) * self._target.step
 
-    def _slab(self, run: _Run, stop: int) -> None:
-        """Compute and write the planes from `run.start` to `stop`."""
-        if run.pending is None:
-            self._compute(run, stop)
-        stop = run.start + run.pending.shape[0]
-        self._target.write(run.start, run.pending)
-        added, removed = run.changed
-        done = run.done
-        run.done = replace(done, added=done.added + added, removed=done.removed + removed, slabs=done.slabs + 1)
-        run.start, run.pending = stop, None
+    def _write(self, run: _Run) -> _Run:
+        """Write the slab that is pending."""
+        slab, done = run.pending, run.done
+        assert slab is not None
+        self._target.write(run.start, slab.planes)
+        counts = Flushed(done.added + slab.added, done.removed + slab.removed, done.slabs + 1)
+        return _Run(run.start + slab.planes.shape[0], slab.above, None, counts)
 
-    def _compute(self, run: _Run, stop: int) -> None:
+    def _compute(self, run: _Run, stop: int) -> _Slab:
+        """Compute the planes from `run.start` to `stop`."""
         xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
         before, after = max(0, run.start - halo), min(depth, stop + halo)
         above = xp.empty((0, *self._grid.shape[1:]), bool) if run.above is None else run.above
@@ -298,9 +321,8 @@ class VoxelSession:
             mask = operation.apply(self.backend, mask, grid)
         now = mask[first : first + count]
         skipped = 0 if self._in_place else first
-        run.pending = self._relabelled(labels[skipped : skipped + count], was, now)
-        run.changed = int((now & ~was).sum()), int((was & ~now).sum())
-        run.above = kept
+        planes = self._relabelled(labels[skipped : skipped + count], was, now)
+        return _Slab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
 
     def _relabelled(self, labels: Any, was: Any, now: Any) -> Any:
         """Give removed voxels 0 and added ones the label; all others keep theirs."""
@@ -312,7 +334,7 @@ class VoxelSession:
 
     def _progress(self, run: _Run, *, partly: bool, error: Exception) -> str:
         depth = self._grid.shape[0]
-        stop = run.start + (run.pending.shape[0] if partly else 0)
+        stop = run.start + (run.pending.planes.shape[0] if partly and run.pending is not None else 0)
         half = f"planes {run.start}:{stop} may be written in part, " if partly else ""
         return (
             f"planes 0:{run.start} of {depth} are done, {half}planes {stop}:{depth} are as they were; "
@@ -324,6 +346,11 @@ def _check_operation(operation: str) -> str:
     if operation not in OPERATIONS:
         raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
     return operation
+
+
+def _check_cast(source: np.dtype, target: np.dtype) -> None:
+    if target.kind != "b" and not np.can_cast(source, target):
+        raise ValueError(f"out writes {target}, which does not hold all labels of the array's {source}")
 
 
 def _check_label(label: int | None, dtype: np.dtype) -> int | None:

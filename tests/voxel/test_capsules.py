@@ -127,7 +127,7 @@ def test_no_capsules(backend):
     ("arguments", "message"),
     [
         (((0, 0), (1, 1), 1), r"p0 of shape \(2,\)"),
-        (((0, 0, np.nan), (1, 1, 1), 1), "p0: point 0 is .* no place"),
+        (((0, 0, np.nan), (1, 1, 1), 1), "p0: point 0 is .* not finite"),
         (((0, 0, 0), (1, np.inf, 1), 1), "p1: point 0"),
         (((0, 0, 0), (1, 1, 1), -1), "radius=-1"),
         (((0, 0, 0), (1, 1, 1), np.nan), "radius=nan"),

@@ -131,7 +131,7 @@ def test_boxes_of_the_volume_are_the_volume(backend):
         (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
         (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
         (BOX, [(0, 1, -1)], "vertex -1 is named"),
-        (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* no place"),
+        (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* not finite"),
         (BOX * 1e9, FACES, "is it in µm"),
     ],
 )

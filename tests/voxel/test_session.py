@@ -131,6 +131,7 @@ def test_an_error_in_the_first_slab_leaves_the_array():
     with pytest.raises(MemoryError, match="the device is full"):
         session.flush()
     assert np.array_equal(mask, start())
+    session.dilate(radius=1)  # the queue is as it was
 
 
 def test_an_error_later_names_the_planes_and_a_flush_goes_on(right):
@@ -221,6 +222,32 @@ def test_from_nothing(backend, tmp_path):
     upper = np.array(ORIGIN) + np.array(SHAPE[::-1]) * PITCH
     expected = 500 * ScipyBackend().voxelize_mesh(*TORUS, (ORIGIN, upper), PITCH).astype("u2")
     assert np.array_equal(read_omezarr(tmp_path / "o.ome.zarr")[0][...], expected)
+
+
+def test_labels_that_an_image_cannot_hold(tmp_path):
+    labels = np.full(SHAPE, 300, "u2")
+    with pytest.raises(ValueError, match="out writes uint8, which does not hold all labels of the array's uint16"):
+        VoxelSession(labels, ORIGIN, PITCH, out=OmeZarrWriter(tmp_path / "o", SHAPE, "u1", (1, 1, 1)))
+
+
+def test_an_interrupt_loses_nothing(right, monkeypatch):
+    mask = start()
+    session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    queue(session)
+    real, calls = session._target.write, []
+
+    def write(first, planes):
+        calls.append(first)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(first, planes)
+
+    monkeypatch.setattr(session._target, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        session.flush()
+    assert not np.array_equal(mask, right)
+    session.flush()
+    assert np.array_equal(mask, right)
 
 
 def test_what_a_session_refuses(tmp_path):
