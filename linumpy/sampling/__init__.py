@@ -1,0 +1,1 @@
+"""Random samples of volumes: millions of (coordinate, value) pairs a millisecond."""
