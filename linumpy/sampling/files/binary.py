@@ -56,7 +56,9 @@ class Cursor:
         self._check(nbytes, what, f"{nbytes} bytes")
         taken = self._file.read(nbytes)
         if len(taken) != nbytes:
-            raise self.fail(f"{what}: {nbytes} bytes were wanted at byte {self.position} and {len(taken)} could be read")
+            raise self.fail(
+                f"{what}: {nbytes} bytes were wanted at byte {self.position} and {len(taken)} could be read"
+            )
         self.position += nbytes
         return taken
 

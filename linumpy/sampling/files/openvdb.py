@@ -283,5 +283,3 @@ def unpack_blosc(content: bytes, nbytes: int) -> bytes:
         return bytes(Blosc().decode(content))
     except RuntimeError as error:
         raise ValueError(str(error)) from error
-
-
