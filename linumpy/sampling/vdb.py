@@ -1,9 +1,9 @@
 """Sample sparse grids of OpenVDB and NanoVDB files.
 
-In: a path. Out: a field over the box of the grid's active voxels: x, y, z of the unit cube are the grid's indices i, j, k
-between the outer faces of the first and the last active voxel; voxel centres lie at (i + 0.5) / N, and what is nearer to
-a face than the outermost centres has their values. Inactive voxels have the values that the file gives them: of tiles,
-or of the background.
+In: a path. Out: a field over the box of the grid's active voxels: x, y, z of the unit cube are the grid's indices
+i, j, k between the outer faces of the first and the last active voxel; voxel centres lie at (i + 0.5) / N, and what is
+nearer to a face than the outermost centres has their values. Inactive voxels have the values that the file gives them:
+of tiles, or of the background.
 """
 
 from __future__ import annotations

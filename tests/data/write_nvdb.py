@@ -1,4 +1,4 @@
-"""Writes the .nvdb files of vdb.zip, and warp.npz: points and what Warp samples there. Written by Warp 1.19 on a CPU."""
+"""Write the .nvdb files of vdb.zip, and warp.npz: points and what Warp 1.19 samples there on a CPU."""
 
 import numpy as np
 import warp as wp

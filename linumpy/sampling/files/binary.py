@@ -56,9 +56,7 @@ class Cursor:
         self._check(nbytes, what, f"{nbytes} bytes")
         taken = self._file.read(nbytes)
         if len(taken) != nbytes:
-            raise self.fail(
-                f"{what}: {nbytes} bytes were wanted at byte {self.position} and {len(taken)} could be read"
-            )
+            raise self.fail(f"{what}: only {len(taken)} of {nbytes} bytes could be read at byte {self.position}")
         self.position += nbytes
         return taken
 
@@ -67,7 +65,7 @@ class Cursor:
         dtype = np.dtype(dtype)
         self._check(count * dtype.itemsize, what, f"{count} records of {dtype.itemsize} bytes")
         values = np.empty(count, dtype)
-        filled = self._file.readinto(memoryview(values).cast("B")) if values.nbytes else 0  # type: ignore[attr-defined]
+        filled = self._file.readinto(values.view(np.uint8).data) if values.nbytes else 0  # type: ignore[attr-defined]
         if filled != values.nbytes:
             raise self.fail(f"{what}: only {filled} of {values.nbytes} bytes could be read at byte {self.position}")
         self.position += values.nbytes

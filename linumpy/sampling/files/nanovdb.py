@@ -1,8 +1,8 @@
 """Read a grid of a NanoVDB file (``.nvdb``).
 
-In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are grids of ABI version 32
-in files of segments (stored plainly, by zip or Blosc) and in files that are a grid's memory; of float, double, int16,
-int32, int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d and the quantised fp4, fp8, fp16 and fpn. Everything else
+In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are grids of ABI version
+32 in files of segments (stored plainly, by zip or Blosc) and in files that are a grid's memory; of float, double,
+int16, int32, int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d and the quantised fp4, fp8, fp16 and fpn. Everything else
 is refused.
 """
 
@@ -41,9 +41,12 @@ _TYPES = {
 #: Quantised grid types: bits of a code, 0 where each leaf has its own number. Nodes and tiles are float32.
 _QUANTISED = {13: 4, 14: 8, 15: 16, 16: 0}
 _META = np.dtype(
-    [("grid_size", "<u8"), ("file_size", "<u8"), ("key", "<u8"), ("voxels", "<u8"), ("type", "<u4"), ("class", "<u4")]
-    + [("world", "<f8", 6), ("box", "<i4", 6), ("voxel", "<f8", 3), ("name_size", "<u4"), ("nodes", "<u4", 4)]
-    + [("tiles", "<u4", 3), ("codec", "<u2"), ("padding", "<u2"), ("version", "<u4")]
+    {
+        "names": ["grid_size", "file_size", "name_size"],
+        "formats": ["<u8", "<u8", "<u4"],
+        "offsets": [0, 8, 136],
+        "itemsize": 176,
+    }
 )
 
 
@@ -156,9 +159,7 @@ def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
         if version >> 21 != _MAJOR:
             raise UnsupportedLayoutError(f"{cursor.name}: NanoVDB version {version >> 21} is not read, only {_MAJOR}")
         if codec > _BLOSC:
-            raise UnsupportedLayoutError(
-                f"{cursor.name}: codec {codec} is not read, only none, zip and Blosc (0, 1, 2)"
-            )
+            raise UnsupportedLayoutError(f"{cursor.name}: codec {codec} is not read, only 0 (none), 1 (zip), 2 (Blosc)")
         metas = []
         for _ in range(grids):
             metas.append(cursor.array(_META, 1, "the description of a grid")[0])
@@ -312,8 +313,6 @@ def _form_of(kind: int) -> _Form:
     if kind in _QUANTISED:
         return _Form(np.dtype("<f4"), 1, _QUANTISED[kind], 4, 4)
     if kind not in _TYPES:
-        raise UnsupportedLayoutError(
-            f"a grid of NanoVDB's type {kind} is not read, only {sorted([*_TYPES, *_QUANTISED])}"
-        )
+        raise UnsupportedLayoutError(f"a grid of type {kind} is not read, only {sorted([*_TYPES, *_QUANTISED])}")
     dtype, channels = np.dtype(_TYPES[kind][0]), _TYPES[kind][1]
     return _Form(dtype, channels, None, dtype.itemsize, 8 if dtype.itemsize == 8 else 4)

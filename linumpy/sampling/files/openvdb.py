@@ -1,8 +1,8 @@
 """Read a grid of an OpenVDB file (``.vdb``).
 
 In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are file versions 222 to
-224, trees ``5_4_3`` of float, double, int32, int64 and vec3s, also where stored as half precision; values stored plainly
-or by zip or Blosc, with or without inactive values left out. Everything else is refused.
+224, trees ``5_4_3`` of float, double, int32, int64 and vec3s, also where stored as half precision; values stored
+plainly or by zip or Blosc, with or without inactive values left out. Everything else is refused.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ class ActiveBox:
         """Take in active voxels of leaves: (n, 3), and (n, 512) bool."""
         cube = active.reshape(-1, LEAF, LEAF, LEAF)
         for axis in range(3):
-            lines = cube.any(axis=tuple(other + 1 for other in range(3) if other != axis))
-            some = lines.any(1)
+            others = tuple(other + 1 for other in range(3) if other != axis)
+            lines = np.asarray(cube.any(axis=others))
+            some = np.asarray(lines.any(axis=-1))
             if some.any():
                 first = origins[some, axis] + lines[some].argmax(1)
                 last = origins[some, axis] + LEAF - 1 - lines[some][:, ::-1].argmax(1)
