@@ -164,8 +164,8 @@ def _cut(starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[
         undecided = (cut[owner] == 0) & (wanted[owner] >= along)
         first, last = _inside(owner[undecided], box[undecided], along, cells, boxes)
         entries = np.bincount(owner[undecided], (last - first + 1).prod(1), minlength=len(counts))
-        # Worth it where lists become half as long, for no more than 16 times the entries.
-        good = (entries > 0) & (entries <= 16 * counts) & (2 * entries <= counts * along**3)
+        # Worth it where lists become half as long, for no more than 32 times the entries.
+        good = (entries > 0) & (entries <= 32 * counts) & (2 * entries <= counts * along**3)
         cut[good] = along
         along //= 2
     return cut, owner, box
