@@ -65,7 +65,7 @@ def _is_inside(r: np.ndarray, count: int) -> np.ndarray:
         top[:, 0] = top[:, 1] = r[:, 2]
     elif count == 6:
         top[:, 0] = 1 - r[:, 1]
-    return ((r >= -TOLERANCE) & (r <= top + TOLERANCE)).all(1)
+    return np.asarray(((r >= -TOLERANCE) & (r <= top + TOLERANCE)).all(1))
 
 
 def _shape(r: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,8 @@
 
 In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
 ``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
-is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does: grids
-in front of tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex hold nothing.
+is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does:
+grids in front of tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex hold nothing.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class StitchedField:
         self._corners = corners
         # Rounded as vertices are, so that what touches still does.
         self._boxes = np.stack([low - self.domain[0], high - self.domain[0]], 1).astype(np.float32)
-        self._lists = box_lists.build(*np.moveaxis(self._boxes.astype(float), 1, 0), extent, _PER_ELEMENT)
+        edges = self._boxes.astype(float)
+        self._lists = box_lists.build(edges[:, 0], edges[:, 1], extent, _PER_ELEMENT)
         self._frame = device_tables.record(
             [
                 ("extent", "<f4", extent),
