@@ -71,8 +71,8 @@ class Boxes:
         return at[0], at[1], at[2]
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return how many voxels the interpolation in a box needs along each axis, at most."""
-        sizes = (min(n, math.ceil(n / 2**k) + 2) for n, k in zip(shape, self.halved, strict=True))
+        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border."""
+        sizes = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
         z, y, x = sizes
         return z, y, x
 

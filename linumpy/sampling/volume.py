@@ -30,6 +30,8 @@ _NOTHING = np.uint64(0)
 _CACHED_NBYTES = 40 * 2**20
 #: Voxels of a box in shared memory, and voxels for each sample above which a box is not worth reading.
 _BOX_VOXELS, _SPARSE = 6000, 16
+#: Voxels along an axis from which on the kernel of boxes does not find a point's cell.
+_LONGEST = 2**22
 #: Samples of a box that a block makes at least, where a box has many.
 _BLOCK_SAMPLES = 4096
 #: Samples from which on a warp makes several tiles, one after another.
@@ -147,7 +149,7 @@ class DeviceVolume:
 
     def pays_in_boxes(self, count: int) -> bool:
         """Say whether so many samples are worth reading the whole volume."""
-        return self._order == 1 and count * _SPARSE >= math.prod(self.dims)
+        return self._order == 1 and count * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST
 
     def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
         """Make the samples from `begin` on of a window in the order of its boxes, which are :attr:`boxes`."""
