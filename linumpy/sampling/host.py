@@ -103,6 +103,11 @@ class HostVolume:
         return np.dtype(np.int32 if self._labels else np.float32)
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether there are derivatives."""
+        return self._order > 0
+
+    @property
     def boxes(self) -> Boxes:
         """Boxes of the volume, for samples in their order."""
         return plan_boxes(self.dims, _BOX_VOXELS)
@@ -151,21 +156,7 @@ class HostVolume:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
 
     def _linear(self, channel: int, places: list[Any], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        steps = []
-        index: Any = 0
-        for (cell, _, _), size in zip(places, self.dims, strict=True):
-            index = index * size + cell
-            steps = [step * size for step in steps] + [(cell < size - 1).astype(np.int64)]
-        f, g, h = (place[1] for place in places)
-        v = [[[self._corner(channel, index + z + y + x) for x in (0, steps[2])] for y in (0, steps[1])] for z in (0, steps[0])]
-        rows = [[_mix(*row, h) for row in plane] for plane in v]
-        planes = [_mix(*plane, g) for plane in rows]
-        value = _mix(*planes, f)
-        if not slopes:
-            return value, []
-        along_x = [_mix(*(row[1] - row[0] for row in plane), g) for plane in v]
-        along_y = [plane[1] - plane[0] for plane in rows]
-        return value, [planes[1] - planes[0], _mix(*along_y, f), _mix(*along_x, f)]
+        return linear(lambda index: self._corner(channel, index), places, self.dims, slopes)
 
     def _corner(self, channel: int, index: np.ndarray) -> np.ndarray:
         values = self._take(channel, index)
@@ -192,6 +183,39 @@ class HostVolume:
                         made[1] += wz * sy * wx * v
                         made[2] += wz * wy * sx * v
         return value, made
+
+
+def linear(
+    take: Callable[[np.ndarray], np.ndarray], places: list[Any], dims: tuple[int, int, int], slopes: bool = False
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Interpolate between eight voxels.
+
+    Parameters
+    ----------
+    take : callable
+        Voxels by their numbers in a box of `dims` voxels, as float32.
+    places : list
+        For each axis the voxels in the box, and fractions, of :func:`along`.
+    dims : tuple of int
+        Voxels of the box along z, y and x.
+    slopes : bool
+        Give derivatives along z, y and x for each voxel, too.
+    """
+    steps: list[Any] = []
+    index: Any = 0
+    for (cell, *_), size in zip(places, dims, strict=True):
+        index = index * size + cell
+        steps = [step * size for step in steps] + [(cell < size - 1).astype(np.int64)]
+    f, g, h = (place[1] for place in places)
+    v = [[[take(index + z + y + x) for x in (0, steps[2])] for y in (0, steps[1])] for z in (0, steps[0])]
+    rows = [[_mix(*row, h) for row in plane] for plane in v]
+    planes = [_mix(*plane, g) for plane in rows]
+    value = _mix(*planes, f)
+    if not slopes:
+        return value, []
+    along_x = [_mix(*(row[1] - row[0] for row in plane), g) for plane in v]
+    along_y = [plane[1] - plane[0] for plane in rows]
+    return value, [planes[1] - planes[0], _mix(*along_y, f), _mix(*along_x, f)]
 
 
 def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, int32, int64, load
+from linumpy.sampling import draws
 from linumpy.sampling.boxes import Boxes, Window, plan_boxes
 from linumpy.sampling.host import check_order, normalisation
 
@@ -123,6 +124,11 @@ class DeviceVolume:
         return np.dtype(np.int32 if self._labels else np.float32)
 
     @property
+    def has_gradient(self) -> bool:
+        """Whether there are derivatives."""
+        return self._order > 0
+
+    @property
     def boxes(self) -> Boxes:
         """Boxes of the volume, for samples in their order."""
         return plan_boxes(self.dims, self._cut.box_voxels)
@@ -141,10 +147,11 @@ class DeviceVolume:
             self._launch(coords, out, gradient, draw=False)
 
     def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
-        """Draw independent points and evaluate at them, in one kernel; both arrays are filled."""
+        """Draw independent points and evaluate at them, in one kernel where the spline is linear; fills both arrays."""
         if self._order != 1:
-            raise ValueError("points are drawn in this kernel with spline_order=1 only")
-        if len(coords):
+            draws.launch(draws.Draw(), key, first, coords)
+            self.decode(coords, out)
+        elif len(coords):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
     def pays_in_boxes(self, count: int) -> bool:
