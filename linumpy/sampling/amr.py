@@ -106,11 +106,10 @@ class BrickField:
         """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
             device_tables.launch(_SPEC, coords, out, self._tables)
-            return
-        for points, values in device_tables.batches(coords, out):
-            values[0] = self._decode_host(points)
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
 
-    def _decode_host(self, coords: np.ndarray) -> np.ndarray:
+    def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         points = coords * self._frame["extent"][0]
         starts, counts = self._lists.find(points)
         sums = np.zeros((2, len(points)), np.float32)
@@ -118,7 +117,7 @@ class BrickField:
             some = np.flatnonzero(counts > k)
             self._add(points[some], self._lists.items[starts[some] + k], some, sums)
         background = self._frame["background"][0]
-        return np.where(sums[1] > 0, sums[0] / np.where(sums[1] > 0, sums[1], 1), background)
+        out[0] = np.where(sums[1] > 0, sums[0] / np.where(sums[1] > 0, sums[1], 1), background)
 
     def _add(self, points: np.ndarray, numbers: np.ndarray, targets: np.ndarray, sums: np.ndarray) -> None:
         """Add a brick for each point: sums of weight times value, and of weights."""

@@ -7,17 +7,16 @@ coordinates, uploaded once a device; a kernel queued on CuPy's current stream. T
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, int64, load, uploaded
+from linumpy.sampling.host import in_threads
 
 _THREADS = 256
-#: Points that the host takes at once, so that what it needs for them stays in its caches.
-HOST_POINTS = 2**16
 
 
 class DeviceTables:
@@ -51,10 +50,18 @@ def launch(spec: KernelSpec, coords: Any, out: Any, tables: DeviceTables, *more:
         load(spec)((-(-count // _THREADS),), (_THREADS,), args)
 
 
-def batches(coords: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cut points of the host, and the columns for their values, into parts of :data:`HOST_POINTS`."""
-    for start in range(0, len(coords), HOST_POINTS):
-        yield coords[start : start + HOST_POINTS], out[:, start : start + HOST_POINTS]
+def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
+    """Decode points of the host in threads: `decode` gets points in the unit cube and the columns for their values.
+
+    Points outside are moved to the border of the cube; the values of NaN are NaN.
+    """
+
+    def part(begin: int, end: int) -> None:
+        points, values = coords[begin:end], out[:, begin:end]
+        decode(np.clip(np.nan_to_num(points), np.float32(0), np.float32(1)), values)
+        values[:, np.isnan(points).any(1)] = np.nan
+
+    in_threads(part, len(coords))
 
 
 def record(fields: Sequence[tuple]) -> np.ndarray:

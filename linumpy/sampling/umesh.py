@@ -143,11 +143,11 @@ class StitchedField:
         """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
             device_tables.launch(_SPEC, coords, out, self._tables)
-            return
-        for points, values in device_tables.batches(coords, out):
-            self._decode_host(points, values[0])
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
 
-    def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
+    def _decode_host(self, coords: np.ndarray, values: np.ndarray) -> None:
+        out = values[0]
         points = coords * self._frame["extent"][0]
         starts, counts = self._lists.find(points)
         out[:] = self._frame["background"][0]

@@ -101,15 +101,14 @@ class SparseGrid:
         """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
             device_tables.launch(_SPEC, coords, out, self._tables)
-            return
-        for points, values in device_tables.batches(coords, out):
-            self._decode_host(points, values)
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
 
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         _, _, children, leaves, tiles = self._tables.host
         size, shift = self._frame["size"][0], self._frame["shift"][0]
         at = np.clip(coords * size.astype(np.float32) - np.float32(0.5), 0, (size - 1).astype(np.float32))
-        low = np.nan_to_num(at).astype(np.int64)
+        low = at.astype(np.int64)
         weight = at - low
         ends = np.stack([low, np.minimum(low + 1, size - 1)]) + shift
         out[:] = 0

@@ -31,16 +31,21 @@ __device__ void add_brick(const Brick &brick, const float *__restrict__ values, 
         weight[axis] = at - floor;
     }
     if (outside) return;
+    float share[8], value[8];
 #pragma unroll
-    for (int corner = 0; corner < 8; ++corner) {
+    for (int corner = 0; corner < 8; ++corner) {  // all eight reads are under way before the first is waited for
         const int x = low[0] + (corner & 1), y = low[1] + (corner >> 1 & 1), z = low[2] + (corner >> 2);
         const bool there = x >= 0 && y >= 0 && z >= 0 && x < brick.size[0] && y < brick.size[1] && z < brick.size[2];
-        const float share = (corner & 1 ? weight[0] : 1 - weight[0]) * (corner & 2 ? weight[1] : 1 - weight[1]) *
-                            (corner & 4 ? weight[2] : 1 - weight[2]);
-        if (!there || share == 0) continue;
+        const float full = (corner & 1 ? weight[0] : 1 - weight[0]) * (corner & 2 ? weight[1] : 1 - weight[1]) *
+                           (corner & 4 ? weight[2] : 1 - weight[2]);
+        share[corner] = there ? full : 0.0f;
         const int64 row = static_cast<int64>(z) * brick.size[1] + y;
-        sum.values += share * values[brick.offset + row * brick.size[0] + x];
-        sum.weights += share;
+        value[corner] = share[corner] != 0 ? values[brick.offset + row * brick.size[0] + x] : 0.0f;
+    }
+#pragma unroll
+    for (int corner = 0; corner < 8; ++corner) {
+        sum.values += share[corner] * value[corner];
+        sum.weights += share[corner];
     }
 }
 
@@ -51,10 +56,10 @@ amr(const float *__restrict__ coords, float *__restrict__ out, int64 count, cons
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) point[axis] = coords[3 * i + axis] * frame->extent[axis];
+    const bool known = point_at(coords, i, frame->extent, point);
     const List list = list_at(frame->lists, table, point);
     Sum sum{0, 0};
     for (int k = 0; k < list.count; ++k) add_brick(bricks[items[list.start + k]], values, point, sum);
-    out[i] = sum.weights > 0 ? sum.values / sum.weights : frame->background;
+    const float value = sum.weights > 0 ? sum.values / sum.weights : frame->background;
+    out[i] = known ? value : coords[3 * i] + coords[3 * i + 1] + coords[3 * i + 2];
 }
