@@ -63,10 +63,10 @@ vdb(const float *__restrict__ coords, float *__restrict__ out, int64 count, cons
         if (same == corner) found[corner] = tree.find(end[corner >> 2][0], end[corner >> 1 & 1][1], end[corner & 1][2]);
     }
 #pragma unroll
-    for (int corner = 1; corner < 8; ++corner) {  // by selects, so that the eight stay in registers
+    for (int bit = 1; bit < 8; bit *= 2) {  // axis after axis, so that the eight stay in registers
 #pragma unroll
-        for (int from = 0; from < corner; ++from)
-            if ((corner & split) == from) found[corner] = found[from];
+        for (int corner = 1; corner < 8; ++corner)
+            if ((corner & bit) && !(split & bit)) found[corner] = found[corner ^ bit];
     }
     for (int channel = 0; channel < frame->channels; ++channel) {
         float value[8];
