@@ -34,7 +34,9 @@ def is_torch(given: Any) -> bool:
     return torch is not None and isinstance(given, torch.Tensor)
 
 
-def view_of(given: Any, name: str, shape: tuple[int, ...], dtype: Any, device: int | None, *, writes: bool = True) -> Any:
+def view_of(
+    given: Any, name: str, shape: tuple[int, ...], dtype: Any, device: int | None, *, writes: bool = True
+) -> Any:
     """See an argument as an array.
 
     Parameters
@@ -127,7 +129,9 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
         return np.frombuffer(memory, dtype).reshape(shape)
     found = _device_of_pointer(pointer)
     if found is None:
-        raise ValueError(f"{name} is the pointer {pointer:#x}, which is no memory of a device; give one of device {device}")
+        raise ValueError(
+            f"{name} is the pointer {pointer:#x}, which is no memory of a device; give one of device {device}"
+        )
     if found != device:
         raise ValueError(f"{name} is a pointer into device {found}; this sampler works on device {device}")
     return _on_device(pointer, shape, dtype, device, None)

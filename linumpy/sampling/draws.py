@@ -72,7 +72,9 @@ def stratified(strata: int) -> Draw:
     """
     bits = int(strata).bit_length() - 1
     if strata != 2**bits or not 1 <= bits <= _MOST_SIDE_BITS:
-        raise ValueError(f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis")
+        raise ValueError(
+            f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis"
+        )
     return Draw(Use.STRATIFIED, strata_bits=bits)
 
 

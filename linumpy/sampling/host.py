@@ -232,7 +232,10 @@ def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, 
     slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)
     period = max(1, 2 * size - 2)
     places = (np.abs(cell + k) % period for k in range(-1, 3))
-    return [(np.minimum(p, period - p) if size > 1 else p * 0, w, d) for p, w, d in zip(places, weights, slopes, strict=True)]
+    return [
+        (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
+        for p, w, d in zip(places, weights, slopes, strict=True)
+    ]
 
 
 def threads() -> int:

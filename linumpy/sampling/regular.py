@@ -114,11 +114,15 @@ def checked_dims(dims: Any) -> tuple[int, int, int]:
 def as_channels(array: Any) -> Any:
     """See an array (Z, Y, X) or (C, Z, Y, X) as one with channels; NumPy or CuPy, of a dtype that is sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
-        raise ValueError(f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes")
+        raise ValueError(
+            f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
+        )
     if array.dtype == bool:
         array = array.view(np.uint8)
     if array.dtype.str[1:] not in _KINDS:
-        raise ValueError(f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
+        raise ValueError(
+            f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits"
+        )
     return array if array.ndim == 4 else array[None]
 
 
@@ -178,7 +182,9 @@ def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: 
     for channel, out in zip(voxels, made, strict=True):
         for z in range(0, len(channel), planes):
             part = channel[z : z + planes]
-            out[z : z + planes].set(np.ascontiguousarray(part.astype(target) if kept or labels else normalised(part, low_high)))
+            out[z : z + planes].set(
+                np.ascontiguousarray(part.astype(target) if kept or labels else normalised(part, low_high))
+            )
     return made, low_high is not None and not kept
 
 

@@ -102,7 +102,7 @@ class Sampler:
         count = checked_count(count)
         with stream_of(self.device):
             coords = self._xp.empty((count, 3), np.float32)
-            values = self._xp.empty((self.n_channels(), count), self._dtype)
+            values = self._xp.empty((self.n_channels(), count), self.values_dtype)
             self._fill(coords, values, order)
         return coords, values
 
@@ -127,10 +127,12 @@ class Sampler:
         """
         shape = getattr(coords, "shape", None)
         if shape is None or len(shape) != 2:
-            raise ValueError(f"coords has shape {shape}; give an array of shape (n, 3), or a pointer to the function decode")
+            raise ValueError(
+                f"coords has shape {shape}; give an array of shape (n, 3), or a pointer to the function decode"
+            )
         count = int(shape[0])
         with stream_of(self.device, coords):
-            values = self._xp.empty((self.n_channels(), count), self._dtype)
+            values = self._xp.empty((self.n_channels(), count), self.values_dtype)
             slopes = self._xp.empty((self.n_channels(), 3, count), np.float32) if gradient else None
             self.decode_into(coords, values, count, slopes)
         return values if slopes is None else (values, slopes)
@@ -166,11 +168,12 @@ class Sampler:
         return cupy
 
     @property
-    def _dtype(self) -> np.dtype:
+    def values_dtype(self) -> np.dtype:
+        """Of the values: float32, or int32 for labels."""
         return getattr(self.field, "values_dtype", np.dtype(np.float32))
 
     def _values(self, given: Any, count: int) -> _Values:
-        return _Values(given, (self.n_channels(), count), self._dtype, self.device, self._xp)
+        return _Values(given, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
 
     def _checked_order(self, order: str) -> str:
         if order not in ORDERS:

@@ -133,6 +133,7 @@ class SlabVolume:
         source.check_size(os.fstat(self._file).st_size)
         self._pool = ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
         self._taken = 0  # slabs of the order that were taken
+        self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
         self._coming: list[Future[_Slab]] = []
         self._slabs: list[_Slab] = []
         self._lock = threading.Lock()
@@ -240,8 +241,10 @@ class SlabVolume:
     def _number(self, position: int) -> int:
         """Return the slab at a position in the order of all turns."""
         turn, place = divmod(position, self.plan.count)
-        words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)
-        return int(np.lexsort((words[1], words[0]))[place])
+        if self._turn is None or self._turn[0] != turn:
+            words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)
+            self._turn = turn, np.lexsort((words[1], words[0]))
+        return int(self._turn[1][place])
 
     def _read(self, number: int) -> _Slab:
         planes, rows = self.plan.box(number)

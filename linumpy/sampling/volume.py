@@ -38,14 +38,14 @@ _BLOCK_SAMPLES = 4096
 #: Samples from which on a warp makes several tiles, one after another.
 _MANY = 2**22
 _MARCH = 4
-_VOLUME = np.dtype(
+VOLUME_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("voxels", "i8"), ("packed", "i8"), ("key", "u4", 2), ("dims", "i4", 3)],
         *[("channels", "i4"), ("march", "i4"), ("aligned", "i4"), ("low", "f4"), ("scale", "f4")],
     ],
     align=True,
 )
-assert _VOLUME.itemsize == 72
+assert VOLUME_RECORD.itemsize == 72
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class DeviceVolume:
             return layout
         nbytes = self._linear.nbytes
         if limit is None:
-            limit = _free_memory() // 4 if is_device_array(self._linear) else 0
+            limit = free_memory() // 4 if is_device_array(self._linear) else 0
         most = [name for name in ("cells", "quads", "bricks") if nbytes * _FACTORS[name] <= limit]
         cached = [name for name in most if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
         return (cached or most or ["rows"])[0]
@@ -225,7 +225,7 @@ class DeviceVolume:
         return z * y * x * 8 if self.layout == "cells" else 0
 
     def _record(self, count: int, coords: Any) -> np.ndarray:
-        record = np.zeros((), _VOLUME)
+        record = np.zeros((), VOLUME_RECORD)
         record["count"], record["voxels"], record["packed"] = count, math.prod(self.dims), self._packed_size
         record["dims"], record["channels"], record["march"] = self.dims, self.n_channels, 1
         record["aligned"] = coords is not None and _address(coords) % 16 == 0
@@ -284,7 +284,7 @@ def _address(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that can still be allocated on the current device: free there, or in CuPy's pool."""
     import cupy
 

@@ -227,9 +227,14 @@ def specs():
     made = []
     for source, layout, draw in itertools.product(types, "0123", "01"):
         made.append({"SOURCE": source, "LAYOUT": layout, "DRAW": draw, "ORDER": "1", "GROUPS": "4"})
-    made += [{"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", **{k: "1"}} for k in ("GRADIENT", "NORMALISE")]
+    made += [
+        {"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", **{k: "1"}}
+        for k in ("GRADIENT", "NORMALISE")
+    ]
     made += [{"SOURCE": one, "LAYOUT": "0", "DRAW": "0", "ORDER": "0", "GROUPS": "1"} for one in types]
-    made.append({"SOURCE": "int", "LAYOUT": "0", "DRAW": "0", "ORDER": "0", "GROUPS": "1", "TARGET": "int", "LABELS": "1"})
+    made.append(
+        {"SOURCE": "int", "LAYOUT": "0", "DRAW": "0", "ORDER": "0", "GROUPS": "1", "TARGET": "int", "LABELS": "1"}
+    )
     made += [{"SOURCE": "float", "LAYOUT": "0", "DRAW": "0", "ORDER": "3", "GROUPS": "1", "GRADIENT": g} for g in "01"]
     wide = {"SOURCE": "float", "LAYOUT": "3", "DRAW": "1", "ORDER": "1", "GROUPS": "4", "INDEX": "int64"}
     for one in [*made, wide]:
@@ -237,9 +242,13 @@ def specs():
     for source, layout in itertools.product(types, "123"):
         yield volume._spec("pack", {"SOURCE": source, "LAYOUT": layout, "INDEX": "int64", "NORMALISE": "0"})
     for source, groups in itertools.product(types, "24"):
-        yield volume._spec("sample_boxes", {"SOURCE": source, "LAYOUT": "0", "INDEX": "int", "NORMALISE": "1", "GROUPS": groups})
+        yield volume._spec(
+            "sample_boxes", {"SOURCE": source, "LAYOUT": "0", "INDEX": "int", "NORMALISE": "1", "GROUPS": groups}
+        )
     yield draws._KERNEL
-    yield from (KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "split_rest", "draw_boxes"))
+    yield from (
+        KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "split_rest", "draw_boxes")
+    )
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

@@ -1,0 +1,438 @@
+"""A Zarr volume larger than device memory: ``zarr`` on the device ``cuda_out_of_core``.
+
+In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
+samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the ones used
+longest ago make room for others. Points are sampled part of the volume by part: while those of one part are sampled, the
+missing pages of the next are read.
+
+Independent samples would need the whole volume for each small batch. So values of many samples to come are made together,
+once for each pass over the volume, and handed out as they are asked for: the stream is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
+from linumpy.io.volume import Volume
+from linumpy.sampling import draws
+from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
+from linumpy.sampling.host import normalisation
+from linumpy.sampling.volume import KEPT, VOLUME_RECORD
+
+_PAGES = np.dtype(
+    [
+        *[("slot", "i8"), ("channel", "i8"), ("values", "i8"), ("page", "i4", 3), ("pages", "i4", 3)],
+        *[("begin", "i4", 3), ("end", "i4", 3)],
+    ],
+    align=True,
+)
+assert _PAGES.itemsize == 72
+_THREADS, _GROUPS = 256, 4
+#: Voxels of a page, about: several chunks where those are smaller.
+_PAGE_VOXELS = 2**18
+_NOTHING = np.uint64(0)
+Page = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Paging:
+    """How a volume is cut into pages, and which parts of it are sampled one after another.
+
+    Attributes
+    ----------
+    dims, page : tuple of int
+        Voxels of the volume and of a page along z, y and x.
+    part : tuple of int
+        Pages of a part.
+    """
+
+    dims: tuple[int, int, int]
+    page: tuple[int, int, int]
+    part: tuple[int, int, int]
+
+    @property
+    def pages(self) -> Page:
+        """Pages along each axis."""
+        z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
+        return z, y, x
+
+    def box(self, page: Page) -> tuple[slice, ...]:
+        """Return the voxels of a page."""
+        ends = ((k * p, min((k + 1) * p, n)) for k, p, n in zip(page, self.page, self.dims, strict=True))
+        return tuple(slice(*one) for one in ends)
+
+    def parts(self) -> Iterator[tuple[Page, Page]]:
+        """First page, and the one behind the last, of each part."""
+        steps = [range(0, n, p) for n, p in zip(self.pages, self.part, strict=True)]
+        for z, y, x in itertools.product(*steps):
+            end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
+            yield (z, y, x), (end[0], end[1], end[2])
+
+    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> list[Page]:
+        """Return the pages of a part that are needed, and the next ones along each axis, sorted."""
+        own = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
+        shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
+        marks = np.zeros(tuple(n + 1 for n in shape), bool)
+        mine = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[own]
+        for step in itertools.product((0, 1), repeat=3):
+            marks[tuple(slice(s, s + n) for s, n in zip(step, mine.shape, strict=True))] |= mine
+        found = np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin)
+        return [(z, y, x) for z, y, x in found.tolist()]
+
+
+def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
+    """Choose pages and parts, so that a part with its neighbours takes half of the slots at most.
+
+    Raises
+    ------
+    ValueError
+        Fewer than 16 slots: the pages at a corner, twice.
+    """
+    page = page_shape(dims, chunks, voxels)
+    if slots < 16:
+        raise ValueError(
+            f"the cache has memory for {slots} pages of {' × '.join(map(str, page))} voxels; give cache_bytes for 16"
+        )
+    pages = Paging(dims, page, (1, 1, 1)).pages
+    half = slots // 2
+    layers = half // ((pages[1]) * (pages[2])) - 1
+    if layers >= 1:  # what a layer shares with the next one stays in memory
+        return Paging(dims, page, (min(layers, pages[0]), pages[1], pages[2]))
+    part = [1, 1, 1]
+    while True:
+        grown = [min(n, p + 1) for p, n in zip(part, pages, strict=True)]
+        if grown == part or math.prod(n + 1 for n in grown) > half:
+            return Paging(dims, page, (part[0], part[1], part[2]))
+        part = grown
+
+
+def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_VOXELS) -> tuple[int, int, int]:
+    """Join chunks, along the axis on which they are shortest, until a page has so many voxels or is the volume."""
+    page = [min(c, n) for c, n in zip(chunks, dims, strict=True)]
+    while math.prod(page) < voxels:
+        open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
+        if not open_axes:
+            break
+        axis = min(open_axes, key=lambda one: page[one])
+        page[axis] *= 2
+    return page[0], page[1], page[2]
+
+
+class PageCache:
+    """Slots on a device, and which page is in each.
+
+    Parameters
+    ----------
+    volumes : sequence of Volume
+        One for each channel.
+    paging : Paging
+        Of the volume.
+    slots : int
+        How many pages are held.
+    dtype : dtype
+        Of the voxels in memory.
+    reader : Reader
+        ``submit_many(source, regions, outs=...)`` gives tickets, whose ``result()`` waits until a region is there.
+    xp : module
+        CuPy; NumPy with a reader of host memory.
+    """
+
+    def __init__(
+        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Any, xp: Any
+    ) -> None:
+        self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
+        self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
+        self._free = list(range(slots))
+        self._held: OrderedDict[Page, int] = OrderedDict()  # the one used longest ago first
+        self._tickets: dict[Page, list[Any]] = {}
+        self._table = np.zeros(paging.pages, np.int32)
+        self.table = xp.asarray(self._table.copy())
+        self._is_current = True
+        self.read = 0  # pages so far
+
+    def request(self, pages: Sequence[Page], keep: frozenset[Page] | set[Page] = frozenset()) -> None:
+        """Begin to read the pages that are missing, in place of any but those to keep."""
+        missing = [page for page in pages if page not in self._held]
+        for page in pages:
+            if page in self._held:
+                self._held.move_to_end(page)
+        if not missing:
+            return
+        wanted = keep | set(pages)
+        for page in missing:
+            self._held[page] = self._slot(wanted)
+            self._table[page] = self._held[page]
+        self._is_current = False
+        self.read += len(missing)
+        for channel, volume in enumerate(self._volumes):
+            regions, outs = [], []
+            for page in missing:
+                box = self.paging.box(page)
+                regions.append(_bounds(volume, box))
+                slot = self.slots[(self._held[page], channel, *(slice(0, one.stop - one.start) for one in box))]
+                outs.append(slot[tuple(slice(None) if one is None else None for one in volume.index)])
+            tickets = self._reader.submit_many(volume.array, np.array(regions, np.int64), outs=outs)
+            for page, ticket in zip(missing, tickets, strict=True):
+                self._tickets.setdefault(page, []).append(ticket)
+
+    def wait(self, pages: Sequence[Page]) -> None:
+        """Wait until pages are there; kernels queued on the current stream from now on may read them.
+
+        Raises
+        ------
+        ChunkError, OSError
+            What reading a page gave; it is read again when it is asked for again.
+        """
+        try:
+            for page in pages:
+                for ticket in self._tickets.pop(page, ()):
+                    ticket.result()
+        except BaseException:
+            self._forget(pages)
+            raise
+        if not self._is_current:
+            # A copy of its own: the kernels that read the last one may not have run yet.
+            self.table = self._xp.asarray(self._table.copy())
+            self._is_current = True
+
+    def _slot(self, wanted: set[Page] | frozenset[Page]) -> int:
+        if self._free:
+            return self._free.pop()
+        page = next(one for one in self._held if one not in wanted)
+        for ticket in self._tickets.pop(page, ()):  # it was asked for and not used: its slot is being written
+            ticket.result()
+        return self._held.pop(page)
+
+    def _forget(self, pages: Sequence[Page]) -> None:
+        for page in pages:
+            tickets = self._tickets.pop(page, [])
+            for ticket in tickets:
+                try:
+                    ticket.result()
+                except Exception:  # the first error is being raised
+                    continue
+            if page in self._held:
+                self._free.append(self._held.pop(page))
+
+
+def _bounds(volume: Volume, box: tuple[slice, ...]) -> list[tuple[int, int]]:
+    """First voxel and the one behind the last, along each axis of the array."""
+    region = volume.region(box)
+    return [(one.start, one.stop) if isinstance(one, slice) else (one, one + 1) for one in region]
+
+
+class PagedVolume:
+    """A field whose voxels are read as they are needed; linear interpolation.
+
+    Parameters
+    ----------
+    cache : PageCache
+        Of the volume.
+    low_high : (float, float), optional
+        Voxels become (v - low) / (high - low), cut to 0 to 1.
+    value_range : (float, float)
+        Of what is decoded.
+    ahead : int
+        Independent samples whose values are made together, in one pass over the volume: 4 bytes each.
+    window : int
+        Samples that are put in the order of boxes together, by default.
+    """
+
+    has_gradient = False
+
+    def __init__(
+        self,
+        cache: PageCache,
+        xp: Any,
+        *,
+        low_high: tuple[float, float] | None,
+        value_range: tuple[float, float],
+        ahead: int,
+        window: int | None = None,
+    ) -> None:
+        self._cache, self._xp, self._low_high, self._ahead = cache, xp, low_high, ahead
+        self._paging = cache.paging
+        self.dims = cache.paging.dims
+        self.n_channels = int(cache.slots.shape[1])
+        self.value_range = value_range
+        self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
+        self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
+        self._counted: _Pieces | None = None
+
+    @property
+    def boxes(self) -> Boxes:
+        """Boxes of the volume, about as large as pages."""
+        return plan_boxes(self.dims, 2 * math.prod(self._paging.page))
+
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate at points; finding out which pages they need waits for the device once."""
+        if not len(coords):
+            return
+        marks = self._xp.zeros(self._paging.pages, np.uint8)
+        record = self._record(len(coords))
+        args = (coords, marks, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
+        load(_spec("mark", self._defines(False)))((-(-len(coords) // _THREADS),), (_THREADS,), args)
+        needed = (marks if isinstance(marks, np.ndarray) else marks.get()).astype(bool)
+        self._pass(coords, out, record, needed)
+
+    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+        """Draw independent points and evaluate at them."""
+        draws.draw(draws.Draw(), key, first, coords)
+        done = 0
+        while done < len(coords):
+            made_key, begin, values = self._made or (None, 0, None)
+            if made_key != key or not begin <= first + done < begin + values.shape[1]:
+                self._make_ahead(key, first + done)
+                continue
+            at = first + done - begin
+            part = min(len(coords) - done, values.shape[1] - at)
+            out[:, done : done + part] = values[:, at : at + part]
+            done += part
+
+    def pays_in_boxes(self, count: int) -> bool:
+        """Say whether :meth:`sample_window` is to be used: always."""
+        return True
+
+    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+        """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""
+        if not len(coords):
+            return
+        if self._counted is None or self._counted.window is not window:
+            self._counted = _Pieces(window, self._paging)
+        window.draw(begin, coords)
+        first, last = self._counted.boxes_of(begin, begin + len(coords))
+        record = self._record(len(coords))
+        groups = list(self._counted.groups(first, last, self._cache.slots.shape[0] // 2))
+        for number, (low, high, pages) in enumerate(groups):
+            self._cache.request(pages)
+            following = groups[number + 1][2] if number + 1 < len(groups) else self._ahead_of(last)
+            self._cache.wait(pages)
+            self._cache.request(following, keep=set(pages))
+            self._launch(coords, out, record, low, high, draw=False)
+
+    def _ahead_of(self, box: int) -> list[Page]:
+        """Pages of the boxes behind one, as many as a quarter of the slots."""
+        assert self._counted is not None
+        return self._counted.following(box, self._cache.slots.shape[0] // 4)
+
+    def _make_ahead(self, key: tuple[int, int], first: int) -> None:
+        if self._made is None:
+            values = self._xp.empty((self.n_channels, self._ahead), np.float32)
+        else:
+            values = self._made[2]
+        self._made = None
+        record = self._record(values.shape[1])
+        record["key"], record["first"] = key, first
+        self._pass(None, values, record, None)
+        self._made = key, first, values
+
+    def _pass(self, coords: Any, out: Any, record: np.ndarray, needed: np.ndarray | None) -> None:
+        """Sample one part of the volume after another; those first whose pages are there."""
+        parts = []
+        for begin, end in self._paging.parts():
+            pages = self._paging.with_neighbours(begin, end, needed)
+            if pages:
+                parts.append((begin, end, pages))
+        parts.sort(key=lambda one: any(page not in self._cache._held for page in one[2]))
+        for number, (begin, end, pages) in enumerate(parts):
+            self._cache.request(pages)
+            self._cache.wait(pages)
+            if number + 1 < len(parts):
+                self._cache.request(parts[number + 1][2], keep=set(pages))
+            low = tuple(b * p for b, p in zip(begin, self._paging.page, strict=True))
+            high = tuple(e * p for e, p in zip(end, self._paging.page, strict=True))
+            self._launch(coords, out, record, low, high, draw=coords is None)
+
+    def _launch(self, coords: Any, out: Any, record: np.ndarray, begin: Any, end: Any, *, draw: bool) -> None:
+        count = int(record["count"])
+        pages = self._pages_record(begin, end, count)
+        kernel = load(_spec("sample_pages", self._defines(draw)))
+        args = (self._cache.slots, self._cache.table, _NOTHING if coords is None else coords, out, record, pages)
+        kernel((-(-count // (_THREADS * _GROUPS)),), (_THREADS,), args)
+
+    def _record(self, count: int) -> np.ndarray:
+        record = np.zeros((), VOLUME_RECORD)
+        record["count"], record["dims"], record["channels"] = count, self.dims, self.n_channels
+        if self._low_high is not None:
+            record["low"], record["scale"] = normalisation(*self._low_high)
+        return record
+
+    def _pages_record(self, begin: Any, end: Any, count: int) -> np.ndarray:
+        record = np.zeros((), _PAGES)
+        voxels = math.prod(self._paging.page)
+        record["slot"], record["channel"], record["values"] = voxels * self.n_channels, voxels, count
+        record["page"], record["pages"] = self._paging.page, self._paging.pages
+        record["begin"], record["end"] = begin, end
+        return record
+
+    def _defines(self, draw: bool) -> dict[str, str]:
+        return {
+            "SOURCE": CUDA_TYPES[self._cache.slots.dtype.str[1:]],
+            "NORMALISE": str(int(self._low_high is not None)),
+            "DRAW": str(int(draw)),
+            "INDEX": "int64",
+            "LAYOUT": "0",
+        }
+
+
+def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
+    return KernelSpec("pages", name, tuple(sorted(defines.items())), "linumpy.sampling.cuda")
+
+
+class _Pieces:
+    """Which pages the boxes of a window need."""
+
+    def __init__(self, window: Window, paging: Paging) -> None:
+        self.window, self._paging = window, paging
+        self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
+        at = window.boxes.places(np.arange(window.boxes.count))
+        lows, highs = [], []
+        for place, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
+            lows.append(np.clip(np.floor(place / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+            highs.append(np.clip(np.floor((place + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+        page = np.array(paging.page)
+        self._first = np.stack(lows, 1) // page
+        self._last = np.stack(highs, 1) // page
+
+    def boxes_of(self, begin: int, end: int) -> tuple[int, int]:
+        """First box and the one behind the last that hold these samples."""
+        first = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        return first, int(np.searchsorted(self._starts, end, side="left"))
+
+    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, list[Page]]]:
+        """Parts of the volume that hold the boxes: voxels from, to, and the pages needed, at most so many."""
+        low, high = self._first[first:last].min(0), self._last[first:last].max(0)
+        size = high - low + 2
+        if math.prod(size.tolist()) <= most:
+            yield self._group(low, high)
+            return
+        steps = self._paging.part
+        starts = [range(int(a), int(b) + 1, step) for a, b, step in zip(low, high, steps, strict=True)]
+        for corner in itertools.product(*starts):
+            begin = np.array(corner)
+            yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
+
+    def following(self, box: int, most: int) -> list[Page]:
+        """Pages that the boxes from one on need, at most so many."""
+        pages: dict[Page, None] = {}
+        for number in range(box, min(box + 64, self.window.boxes.count)):
+            new = self._group(self._first[number], self._last[number])[2]
+            if len(pages.keys() | new) > most:
+                break
+            pages.update(dict.fromkeys(new))
+        return list(pages)
+
+    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, list[Page]]:
+        page = np.array(self._paging.page)
+        ends = np.minimum(high + 1, np.array(self._paging.pages) - 1)
+        ranges = [range(int(a), int(b) + 1) for a, b in zip(low, ends, strict=True)]
+        begin, end = (low * page).tolist(), ((high + 1) * page).tolist()
+        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), list(itertools.product(*ranges))
