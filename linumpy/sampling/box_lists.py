@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Lists up to this long are not cut.
+#: Lists up to this long are not cut, nor are those up to twice as long as the mean.
 _SHORT = 8
 #: Cells along an axis of a cut cell, at most; and of the grid.
 _FINEST, _MOST_CELLS = 64, 1024
@@ -155,7 +155,7 @@ def _cut(starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[
     counts = np.diff(starts)
     cut = np.zeros(len(counts), np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
-    long = counts[owner] > _SHORT
+    long = counts[owner] > max(_SHORT, 2 * counts[counts > 0].mean()) if len(owner) else np.zeros(0, bool)
     owner, box = owner[long], items[long]
     # About eight inner cells for each box, at most 23.
     wanted = np.minimum(_FINEST, 2.0 ** np.round(np.log2(8 * np.maximum(counts, 1)) / 3))
@@ -164,8 +164,8 @@ def _cut(starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[
         undecided = (cut[owner] == 0) & (wanted[owner] >= along)
         first, last = _inside(owner[undecided], box[undecided], along, cells, boxes)
         entries = np.bincount(owner[undecided], (last - first + 1).prod(1), minlength=len(counts))
-        # Worth it where lists become half as long, for no more than 32 times the entries.
-        good = (entries > 0) & (entries <= 32 * counts) & (2 * entries <= counts * along**3)
+        # Worth it where lists become a quarter as long, for twice the entries and one box that fills the cell.
+        good = (entries > 0) & (entries <= 2 * counts + along**3) & (4 * entries <= counts * along**3)
         cut[good] = along
         along //= 2
     return cut, owner, box

@@ -30,7 +30,7 @@ _HOST = ("cpu", "openvkl")
 #: Fields of other formats: module of this package, and the function that opens one.
 _OPENERS = {
     "openvdb": ("vdb", "open_vdb"),
-    "vtkm": ("vtk_images", "open_vtkm"),
+    "vtkm": ("vtk_images", "open_vtk"),
     "exabrick": ("amr", "open_exabrick"),
     "exastitch": ("umesh", "open_exastitch"),
 }

@@ -24,7 +24,7 @@ from linumpy.sampling.files.umesh import Mesh, read_umesh
 
 _SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.cuda")
 #: Entries that an element has in the lists on average.
-_PER_ELEMENT = 24
+_PER_ELEMENT = 16
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
 
 
