@@ -109,7 +109,7 @@ def _cells(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) 
         first, last = _spans(low / extent * cells - _MARGIN, high / extent * cells + _MARGIN, cells)
         if (cells == 1).all() or (last - first + 1).prod(1).sum() <= budget:
             return cells
-        width *= 1.25
+        width *= 1.12
 
 
 def _spans(low: np.ndarray, high: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,8 @@ def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return (a * np.cross(b, c)).sum(-1)
+    (ax, ay, az), (bx, by, bz), (cx, cy, cz) = a.T, b.T, c.T
+    return ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx)
 
 
 def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

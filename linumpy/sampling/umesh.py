@@ -171,6 +171,8 @@ class StitchedField:
         counts = np.count_nonzero(corners >= 0, axis=1)
         for count in (4, 5, 6, 8):
             some = elements[counts == count]
+            if not len(some):
+                continue
             vertices = self._vertices[corners[counts == count, :count]]
             weights, inside = weights_of(vertices[:, :, :3].astype(float) - points[at[some], None])
             value = (weights * vertices[:, :, 3]).sum(1)
