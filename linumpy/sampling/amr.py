@@ -82,17 +82,10 @@ class BrickField:
         self._records["cells"] = 1 / width
         self._records["offset"] = blocks.offset
         self._records["size"] = blocks.size
-        margin = width[:, None] / 2
-        self._lists = box_lists.build(
-            blocks.lower - self.domain[0] - margin, high - self.domain[0] + margin, extent, _PER_BRICK
-        )
+        low, margin = blocks.lower - self.domain[0], width[:, None] / 2
+        self._lists = box_lists.build(low - margin, high - self.domain[0] + margin, extent, _PER_BRICK)
         self._frame = device_tables.record(
-            [
-                ("extent", "<f4", extent),
-                ("background", "<f4", background),
-                ("scale", "<f4", self._lists.scale),
-                ("cells", "<i4", self._lists.cells),
-            ]
+            [("extent", "<f4", extent), ("background", "<f4", background), *self._lists.fields]
         )
         self._tables = device_tables.DeviceTables(
             self._frame.view(np.uint8),

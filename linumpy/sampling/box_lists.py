@@ -19,6 +19,8 @@ _SHORT = 8
 _FINEST, _MOST_CELLS = 64, 1024
 #: By how many cells boxes are enlarged: in the grid, and in a cut cell.
 _MARGIN, _FINE_MARGIN = 2.0**-9, 2.0**-5
+#: Of an extent: a domain that is flat is that thick.
+_FLAT = 1e-30
 #: Pairs of a box and a cell that are made at once.
 _PAIRS = 2**22
 
@@ -44,6 +46,11 @@ class BoxLists:
     scale: np.ndarray
     table: np.ndarray
     items: np.ndarray
+
+    @property
+    def fields(self) -> list[tuple[str, str, np.ndarray]]:
+        """What the kernel's record of the grid holds."""
+        return [("scale", "<f4", self.scale), ("cells", "<i4", self.cells)]
 
     def find(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the lists of points begin, and how long they are: (n, 3) float32 → two (n,) int64."""
@@ -72,7 +79,7 @@ def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -
     per_box : int
         Entries that each box may have, on average, in the lists of the grid.
     """
-    extent = np.maximum(np.asarray(extent, float), np.finfo(np.float32).tiny)
+    extent = np.maximum(np.asarray(extent, float), _FLAT)
     cells = _cells(low, high, extent, per_box)
     scale = (cells / extent).astype(np.float32)
     coarse = _enlarged(low * scale, high * scale, _MARGIN)
@@ -107,7 +114,8 @@ def _cells(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) 
     while True:
         cells = np.clip(np.ceil(extent / width), 1, _MOST_CELLS).astype(np.int64)
         first, last = _spans(low / extent * cells - _MARGIN, high / extent * cells + _MARGIN, cells)
-        if (cells == 1).all() or (last - first + 1).prod(1).sum() <= budget:
+        entries = max(int((last - first + 1).prod(1).sum()), int(cells.prod()))
+        if (cells == 1).all() or entries <= budget:
             return cells
         width *= 1.12
 

@@ -25,6 +25,8 @@ from linumpy.sampling.files.umesh import Mesh, read_umesh
 _SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.cuda")
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
+_THREE, _ONE = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+_NO_BLOCKS = Blocks(_THREE, _ONE, _THREE, _ONE, np.zeros(0, np.float32))
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
 
 
@@ -95,47 +97,31 @@ class StitchedField:
     def __init__(
         self, mesh: Mesh | None, values: np.ndarray, blocks: Blocks | None, background: float = np.nan
     ) -> None:
-        corners, vertices = _corners(mesh)
-        grids, grid_values = _grids(blocks)
-        size = (grids["size"] - 1) / grids["cells"][:, None]
-        low, high = _element_boxes(corners, vertices)
-        low = np.concatenate([grids["lower"].astype(float), low])
-        high = np.concatenate([grids["lower"] + size, high])
-        if not len(low):
-            raise ValueError("there is no grid and no element with a volume")
-        if not np.isfinite(low).all() or not np.isfinite(high).all():
-            raise ValueError("a vertex of an element lies at no finite place")
+        blocks = _NO_BLOCKS if blocks is None else blocks
+        self._corners, vertices = _corners(mesh)
+        low, high = _boxes(self._corners, vertices, blocks)
         self.domain = np.stack([low.min(0), high.max(0)])
-        extent = self.domain[1] - self.domain[0]
-        used = np.unique(corners[corners >= 0])
-        self.value_range = finite_range(np.concatenate([grid_values, values[used]]))
-        self._grids = grids
-        self._grids["lower"] = grids["lower"] - self.domain[0]
-        self._vertices = np.concatenate([vertices - self.domain[0], values[:, None]], 1).astype(np.float32)
-        self._corners = corners
+        origin, extent = self.domain[0], self.domain[1] - self.domain[0]
+        used = np.unique(self._corners[self._corners >= 0])
+        self.value_range = finite_range(np.concatenate([blocks.values, values[used]]))
+        self._grids, self._values = _grid_records(blocks, origin), blocks.values
+        self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
         # Rounded as vertices are, so that what touches still does.
-        self._boxes = np.stack([low - self.domain[0], high - self.domain[0]], 1).astype(np.float32)
+        self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
         edges = self._boxes.astype(float)
         self._lists = box_lists.build(edges[:, 0], edges[:, 1], extent, _PER_ELEMENT)
+        counts = [("grids", "<i4", len(self._grids)), ("unused", "<i4", 0)]
         self._frame = device_tables.record(
-            [
-                ("extent", "<f4", extent),
-                ("background", "<f4", background),
-                ("scale", "<f4", self._lists.scale),
-                ("cells", "<i4", self._lists.cells),
-                ("grids", "<i4", len(grids)),
-                ("unused", "<i4", 0),
-            ]
+            [("extent", "<f4", extent), ("background", "<f4", background), *self._lists.fields, *counts]
         )
-        self._values = grid_values
         self._tables = device_tables.DeviceTables(
             self._frame.view(np.uint8),
             self._lists.table,
             self._lists.items,
             self._boxes,
             self._grids.view(np.uint8),
-            grid_values,
-            corners,
+            self._values,
+            self._corners,
             self._vertices,
         )
 
@@ -206,16 +192,30 @@ def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(padded).astype(np.int32), mesh.vertices.astype(float)
 
 
-def _grids(blocks: Blocks | None) -> tuple[np.ndarray, np.ndarray]:
-    if blocks is None:
-        return np.zeros(0, _GRID), np.zeros(0, np.float32)
-    width = 2.0**blocks.level
-    made = np.zeros(len(width), _GRID)
-    made["lower"] = (blocks.lower + 0.5) * width[:, None]
-    made["cells"] = 1 / width
+def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """First and last vertex of grids: (n, 3) float64."""
+    width = 2.0 ** blocks.level[:, None]
+    return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
+
+
+def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
+    made = np.zeros(len(blocks.level), _GRID)
+    made["lower"] = _grid_boxes(blocks)[0] - origin
+    made["cells"] = 0.5**blocks.level
     made["offset"] = blocks.offset
     made["size"] = blocks.size
-    return made, blocks.values
+    return made
+
+
+def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
+    of_grids, of_elements = _grid_boxes(blocks), _element_boxes(corners, vertices)
+    low, high = (np.concatenate(ends) for ends in zip(of_grids, of_elements, strict=True))
+    if not len(low):
+        raise ValueError("there is no grid and no element with a volume")
+    if not np.isfinite(low).all() or not np.isfinite(high).all():
+        raise ValueError("a vertex of an element lies at no finite place")
+    return low, high
 
 
 def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -118,6 +118,15 @@ def test_vectors_instances_and_names(files):
     assert open_vdb(files / "float_none.vdb").shape == (1, 1, 1)  # the first, with one active voxel
 
 
+def test_an_instance_of_what_is_not_there(files, tmp_path):
+    content = (files / "instance.vdb").read_bytes()
+    at = content.index(b"\1\0\0\0b") + 5  # the unique name; behind it the type, and the parent
+    parent = content.index(b"\1\0\0\0a", at) + 4
+    (tmp_path / "a.vdb").write_bytes(content[:parent] + b"b" + content[parent + 1 :])
+    with pytest.raises(SourceError, match="'b' shares the tree of 'b', which is not before it"):
+        open_vdb(tmp_path / "a.vdb", "b")
+
+
 def test_a_file_without_offsets_is_read_in_order(files, tmp_path):
     content = bytearray((files / "float_mask.vdb").read_bytes())
     content[20] = 0  # the flag; nobody may use the offsets then

@@ -39,6 +39,8 @@ _MAPS = {
     **dict.fromkeys(["AffineMap", "UnitaryMap"], 128),
     "TranslationMap": 24,
 }
+#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
+_MOST_RATIO = 2**16
 _SEPARATOR = "\x1e"  # of a name and the number that makes it unique
 
 
@@ -83,15 +85,19 @@ def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
         seekable = bool(cursor.number("u1", "the flag of grid offsets"))
         cursor.take(36, "the identifier of the file")
         _skip_metadata(cursor)
-        names = []
+        names: list[str] = []
+        uniques: list[str] = []
         for _ in range(cursor.count("<i4", 36, "grids")):
             unique = cursor.text("the name of a grid")
             kind, parent = cursor.text("the type of a grid"), cursor.text("the parent of a grid")
             grid, _, end = cursor.array("<i8", 3, "the offsets of a grid").tolist()
             names.append(unique.split(_SEPARATOR)[0])
             wanted = name is None or name in (unique, names[-1])
-            if wanted and parent and seekable:  # it shares the tree of a grid before it, whose name is unique
+            if wanted and parent:  # it shares the tree of a grid before it, whose name is unique
+                if parent not in uniques:
+                    raise cursor.fail(f"the grid {names[-1]!r} shares the tree of {parent!r}, which is not before it")
                 return read_openvdb(path, parent)
+            uniques.append(unique)
             if wanted or not seekable:
                 if seekable:
                     cursor.seek(grid, f"the grid {names[-1]!r}")
@@ -277,7 +283,7 @@ def unpack_blosc(content: bytes, nbytes: int) -> bytes:
     from numcodecs import Blosc
 
     sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
-    if sizes[0] != nbytes or sizes[2] != len(content):
+    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
         raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
     try:
         return bytes(Blosc().decode(content))
