@@ -247,6 +247,10 @@ def test_counts_that_cannot_be(tmp_path):
     [
         (lambda: b"\1" * 100, "is no umesh file: it begins with 0x1010101"),
         (lambda: content([[0, 0, 0]], [1]), "no grid and no element"),
+        (
+            lambda: content([], width="<I", names=("", ""), tags=[]),
+            "4 or of 8 bytes: the file can be read in both ways",
+        ),
         (lambda: content(CORNERS["tets"], [1, 2, 3, 4], tets=[[0, 1, 2, 4]]), r"its tets has vertices \[0, 1, 2, 4\]"),
         (lambda: content(CORNERS["tets"], [1, 2, 3, 4], tets=[[0, -1, 2, 3]]), r"has vertices \[0, -1, 2, 3\]"),
         (lambda: content(CORNERS["tets"], [1, 2], tets=[[0, 1, 2, 3]]), "4 vertices and 2 values"),
