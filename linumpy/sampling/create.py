@@ -302,11 +302,12 @@ def _in_slabs(
     if how.spline_order != 1 or how.labels:
         raise ValueError("spline_order and labels: the device 'out_of_core' interpolates linearly")
     _check_host(how)
+    slabs = _setting(num_blocks, "VNR_NUM_BLOCKS", 64)
     made = SlabVolume(
         source,
         low_high,
-        slabs=_setting(num_blocks, "VNR_NUM_BLOCKS", 64),
-        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", 16),
+        slabs=slabs,
+        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
         key=key_of(how.seed),
     )
     plan = made.plan

@@ -235,7 +235,12 @@ class SlabVolume:
             self._ask(self.replaced)
 
     def _ask(self, count: int) -> None:
-        self._coming = [self._pool.submit(self._read, self._number(self._taken + k)) for k in range(count)]
+        have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
+
+        def take(number: int) -> _Slab:
+            return have.get(number) or self._read(number)
+
+        self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
         self._taken += count
 
     def _number(self, position: int) -> int:

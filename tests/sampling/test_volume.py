@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from emulator import emulated
 from nvrtc import compilations, compile_kernel
-from scipy import ndimage
+from sampling_reference import truth
 
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling import boxes, draws, volume
@@ -42,21 +42,6 @@ def points(count, seed=1):
     centres = (np.random.default_rng(2).integers(0, 5, (10, 3)) + 0.5) / np.array(RAGGED[::-1])
     made[-10:] = centres
     return made
-
-
-def truth(voxels, coords, order, low_high=None):
-    """SciPy in double precision, of exact coordinates."""
-    voxels = voxels.astype(np.float64)
-    if low_high:
-        low, high = low_high
-        voxels = np.clip((voxels - low) / (high - low), 0, 1) if high > low else voxels * 0
-    shape = np.array(voxels.shape[1:])
-    place = coords[:, ::-1].astype(np.float64) * shape - 0.5
-    if order == 0:
-        at = np.clip(np.floor(place + 0.5), 0, shape - 1).astype(int)
-        return voxels[:, *at.T]
-    place = np.clip(place, 0, shape - 1).T
-    return np.stack([ndimage.map_coordinates(one, place, order=order, mode="mirror") for one in voxels])
 
 
 def decoded(field, coords, gradient=False):
