@@ -5,8 +5,8 @@
 >>> coords, values = sampler.sample(2**22)  # doctest: +SKIP
 
 Coordinates are float32 of shape (count, 3), in order (x, y, z), in [0, 1]; values float32 of shape (channels, count).
-Voxel centres lie at (i + 1/2) / N. Work is queued on CuPy's current stream (torch's, where torch tensors of a device are
-filled).
+Voxel centres lie at (i + 1/2) / N. Work is queued on CuPy's current stream; on torch's, where torch tensors of a device
+are filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Field", "create_sampler", "decode", "sample", "sample_dataset"]
 
 
 def create_sampler(
-    type: str,  # noqa: A002 - the name is part of the interface
+    type: str,
     device: str = "cuda",
     *,
     seed: int | None = None,

@@ -1,7 +1,7 @@
 """Makes samplers by the type of volume and the device.
 
-In: a type, a device, and what names the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors: ``ValueError``
-and ``TypeError`` that name the argument, and what opening the volume gives.
+In: a type, a device, and what names the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
+``ValueError`` and ``TypeError`` that name the argument, and what opening the volume gives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.device import is_device_array, require_cuda
 from linumpy.sampling import draws, regular
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.host import ORDERS, HostVolume, check_order
+from linumpy.sampling.host import HostVolume, check_order
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
 
@@ -177,7 +177,7 @@ def _regular_on_device(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002 - the name is part of the interface
+    range: Any = None,
 ) -> Field:
     source = _source_of(filename, array, dims, dtype, n_channels, offset, is_big_endian)
     voxels = source.read() if isinstance(source, regular.RawFile) else regular.as_channels(_array(source))
@@ -237,7 +237,7 @@ def _regular_on_host(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     source = _source_of(filename, array, dims, dtype, n_channels, offset, is_big_endian)
     voxels = source.read() if isinstance(source, regular.RawFile) else _on_host_only(source)
@@ -274,7 +274,7 @@ def _mapped(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order == 3:
@@ -292,7 +292,7 @@ def _in_slabs(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
     num_blocks: int | None = None,
     num_concurrent_blocks: int | None = None,
 ) -> Field:
@@ -340,7 +340,7 @@ def _zarr_on_device(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     from linumpy.sampling import zarr_volumes
 
@@ -358,7 +358,7 @@ def _zarr_on_host(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     from linumpy.sampling import zarr_volumes
 
@@ -373,7 +373,7 @@ def _zarr_pages(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
     cache_bytes: int | None = None,
     ahead: int | None = None,
     reader: Any = None,

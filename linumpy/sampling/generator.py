@@ -72,7 +72,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> Words:
     return c0, c1, c2, c3
 
 
-def numbers(index: np.ndarray, use: Use, key: tuple[int, int], last: Any = 0) -> Words:
+def numbers(index: Any, use: Use, key: tuple[int, int], last: Any = 0) -> Words:
     """Return the words of samples, whose 64-bit numbers are `index`."""
     index = np.asarray(index, np.uint64)
     return philox((index & _LOW, index >> _HALF, use << USE_SHIFT, last), key)

@@ -2,11 +2,11 @@
 
 In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
 samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the ones used
-longest ago make room for others. Points are sampled part of the volume by part: while those of one part are sampled, the
+longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
 missing pages of the next are read.
 
-Independent samples would need the whole volume for each small batch. So values of many samples to come are made together,
-once for each pass over the volume, and handed out as they are asked for: the stream is the same.
+Independent samples would need the whole volume for each small batch. So values of many samples to come are made
+together, once for each pass over the volume, and handed out as they are asked for: the stream is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from linumpy.io.volume import Volume
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.volume import KEPT, VOLUME_RECORD
+from linumpy.sampling.volume import VOLUME_RECORD
 
 _PAGES = np.dtype(
     [
@@ -288,10 +288,11 @@ class PagedVolume:
         draws.draw(draws.Draw(), key, first, coords)
         done = 0
         while done < len(coords):
-            made_key, begin, values = self._made or (None, 0, None)
-            if made_key != key or not begin <= first + done < begin + values.shape[1]:
+            made = self._made
+            if made is None or made[0] != key or not made[1] <= first + done < made[1] + made[2].shape[1]:
                 self._make_ahead(key, first + done)
                 continue
+            _, begin, values = made
             at = first + done - begin
             part = min(len(coords) - done, values.shape[1] - at)
             out[:, done : done + part] = values[:, at : at + part]
@@ -324,10 +325,7 @@ class PagedVolume:
         return self._counted.following(box, self._cache.slots.shape[0] // 4)
 
     def _make_ahead(self, key: tuple[int, int], first: int) -> None:
-        if self._made is None:
-            values = self._xp.empty((self.n_channels, self._ahead), np.float32)
-        else:
-            values = self._made[2]
+        values = self._made[2] if self._made else self._xp.empty((self.n_channels, self._ahead), np.float32)
         self._made = None
         record = self._record(values.shape[1])
         record["key"], record["first"] = key, first
@@ -435,4 +433,5 @@ class _Pieces:
         ends = np.minimum(high + 1, np.array(self._paging.pages) - 1)
         ranges = [range(int(a), int(b) + 1) for a, b in zip(low, ends, strict=True)]
         begin, end = (low * page).tolist(), ((high + 1) * page).tolist()
-        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), list(itertools.product(*ranges))
+        pages = [(z, y, x) for z in ranges[0] for y in ranges[1] for x in ranges[2]]
+        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), pages

@@ -1,7 +1,7 @@
 """A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
 
-In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline with
-float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
+In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
+with float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DeviceVolume:
     Parameters
     ----------
     voxels : ndarray
-        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is kept, not copied.
+        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is not copied.
     spline_order : int
         0, 1 or 3.
     layout : str, optional

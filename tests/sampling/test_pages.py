@@ -1,7 +1,5 @@
 """Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
 
-import json
-
 import numpy as np
 import pytest
 import zarr
@@ -53,7 +51,14 @@ def paged(folder, reader, cache=40, ahead=3000, window=None, low_high=None, voxe
     kept = 4 if voxels.dtype.str[1:] in ("u4", "i4", "f8") else voxels.itemsize
     nbytes = cache * 480 * kept * len(voxels)
     field = zarr_volumes.open_pages(
-        volumes, low_high=low_high, value_range=None, cache_bytes=nbytes, ahead=ahead, window=window, reader=reader, xp=np
+        volumes,
+        low_high=low_high,
+        value_range=None,
+        cache_bytes=nbytes,
+        ahead=ahead,
+        window=window,
+        reader=reader,
+        xp=np,
     )
     return voxels, field
 
@@ -201,7 +206,7 @@ def ome_image(folder, channels=2, times=1):
     kinds = [("t", "time"), ("c", "channel"), ("z", "space"), ("y", "space"), ("x", "space")]
     axes = [{"name": n, "type": k, **({"unit": "micrometer"} if k == "space" else {})} for n, k in kinds]
     scale = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1.0] * 5}]}
-    group.attrs["ome"] = json.loads(json.dumps({"version": "0.5", "multiscales": [{"axes": axes, "datasets": [scale]}]}))
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": [scale]}]}
     return folder / "image.zarr", data
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 from sampling_reference import raw_file, truth
+from scipy import stats
 
 from linumpy.sampling import create_sampler, regular
 from linumpy.sampling.generator import key_of
@@ -27,7 +27,9 @@ def batch(field, count=4000, first=0, in_order=False):
     return coords, values
 
 
-@pytest.mark.parametrize("shape", [(1, 50, 40, 31), (2, 50, 400, 310), (1, 1, 5, 5), (1, 2000, 3, 3), (1, 4, 4000, 4000)])
+@pytest.mark.parametrize(
+    "shape", [(1, 50, 40, 31), (2, 50, 400, 310), (1, 1, 5, 5), (1, 2000, 3, 3), (1, 4, 4000, 4000)]
+)
 def test_slabs_cover_the_volume(shape):
     plan = plan_slabs(shape, 2, 2**17)
     seen = np.zeros(shape[1:3], bool)
@@ -113,14 +115,20 @@ def test_a_file_that_is_shortened_is_an_error(in_order, tmp_path):
     batch(field, in_order=in_order)
     with open(tmp_path / "volume.raw", "r+b") as file:
         file.truncate(1000)
-    with pytest.raises(OSError, match=r"ends at byte \d+.*volume\.raw"):
+
+    def go_on():
         for first in range(1, 20):
             batch(field, first=4000 * first, in_order=in_order)
+
+    with pytest.raises(OSError, match=r"ends at byte \d+.*volume\.raw"):
+        go_on()
 
 
 def test_settings_of_the_environment(tmp_path, monkeypatch, capsys):
     _, kwargs = raw_file(tmp_path, dims=DIMS)
-    monkeypatch.setattr(SlabVolume.__init__, "__kwdefaults__", SlabVolume.__init__.__kwdefaults__ | {"slab_nbytes": 8192})
+    monkeypatch.setattr(
+        SlabVolume.__init__, "__kwdefaults__", SlabVolume.__init__.__kwdefaults__ | {"slab_nbytes": 8192}
+    )
     monkeypatch.setenv("VNR_NUM_BLOCKS", "5")
     monkeypatch.setenv("VNR_NUM_CONCURRENT_BLOCKS", "3")
     field = create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs).field
@@ -134,5 +142,5 @@ def test_settings_of_the_environment(tmp_path, monkeypatch, capsys):
         create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs)
     monkeypatch.delenv("VNR_NUM_BLOCKS")
     for options in ({"order": "sobol"}, {"spline_order": 3}, {"labels": True}):
-        with pytest.raises(ValueError, match="order|labels"):
+        with pytest.raises(ValueError, match=r"order|labels"):
             create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs, **options)

@@ -213,7 +213,7 @@ def specs():
     for source, layout, draw in itertools.product(types, "0123", "01"):
         made.append({"SOURCE": source, "LAYOUT": layout, "DRAW": draw, "ORDER": "1", "GROUPS": "4"})
     made += [
-        {"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", **{k: "1"}}
+        {"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", k: "1"}
         for k in ("GRADIENT", "NORMALISE")
     ]
     made += [{"SOURCE": one, "LAYOUT": "0", "DRAW": "0", "ORDER": "0", "GROUPS": "1"} for one in types]
