@@ -6,7 +6,6 @@ bits on the host and on a device. Each depends on its number alone, so batches m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,8 @@ import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
+from linumpy.sampling.threads import in_threads
 
-#: Samples that NumPy makes at a time: what is in use then stays in a core's cache.
-HOST_BATCH = 2**14
 _THREADS = 256
 #: The structure of draw.cu.
 _DRAW = np.dtype(
@@ -103,12 +101,6 @@ def weighted(density: np.ndarray) -> Draw:
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
 
 
-def host_batches(count: int) -> Iterator[slice]:
-    """Cut samples into batches for NumPy."""
-    for begin in range(0, count, HOST_BATCH):
-        yield slice(begin, min(count, begin + HOST_BATCH))
-
-
 def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
     """Fill an array with coordinates.
 
@@ -124,9 +116,12 @@ def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
         Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
     """
     if isinstance(coords, np.ndarray):
-        for part in host_batches(len(coords)):
-            index = np.arange(first + part.start, first + part.stop, dtype=np.uint64)
-            coords[part] = host_coordinates(how, key, index)
+
+        def part(begin: int, end: int) -> None:
+            index = np.arange(first + begin, first + end, dtype=np.uint64)
+            coords[begin:end] = host_coordinates(how, key, index)
+
+        in_threads(part, len(coords))
     else:
         launch(how, key, first, coords)
 

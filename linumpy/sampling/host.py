@@ -6,21 +6,16 @@ at points, by a nearest, linear or cubic spline.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from linumpy.sampling.boxes import Boxes, plan_boxes
+from linumpy.sampling.threads import in_threads
 
 ORDERS = (0, 1, 3)
-#: Points that a thread evaluates at a time: their arrays stay in its cache.
-_BATCH = 2**13
 _BOX_VOXELS = 6000
-_pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def check_order(spline_order: int) -> None:
@@ -252,34 +247,3 @@ def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, 
         (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
         for p, w, d in zip(places, weights, slopes, strict=True)
     ]
-
-
-def threads() -> int:
-    """How many processors the process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def in_threads(part: Callable[[int, int], None], count: int, batch: int = _BATCH) -> None:
-    """Call ``part(begin, end)`` for batches of 0 to `count`, in threads; the first exception is raised here."""
-    if count <= batch:
-        if count:
-            part(0, count)
-        return
-    pool = _executor()
-    runs = min(threads() * 4, math.ceil(count / batch))
-    each = math.ceil(count / runs)
-
-    def run(start: int) -> None:
-        for begin in range(start, min(start + each, count), batch):
-            part(begin, min(begin + batch, start + each, count))
-
-    for done in [pool.submit(run, start) for start in range(0, count, each)]:
-        done.result()
-
-
-def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked child makes its own."""
-    global _pool
-    if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-sampling")
-    return _pool[1]

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from linumpy.sampling.generator import Use, numbers
-from linumpy.sampling.host import along, in_threads, linear, normalised, threads
+from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.regular import RawFile
+from linumpy.sampling.threads import in_threads, threads
 
 _SLAB_NBYTES = 8 * 2**20
 #: Planes of a slab where one plane is larger than a slab.
 _PLANES = 16
-_BATCH = 2**13
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ class SlabVolume:
             coords[where] = points
             out[:, where] = made
 
-        in_threads(part, span.stop - span.start, _BATCH)
+        in_threads(part, span.stop - span.start)
 
     def _evaluate(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
         def part(begin: int, end: int) -> None:
             self._values(slab, coords[begin:end], out[:, begin:end])
 
-        in_threads(part, len(coords), _BATCH)
+        in_threads(part, len(coords))
 
     def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
         _, planes, rows, columns = slab.voxels.shape

@@ -7,7 +7,7 @@ import pytest
 from emulator import emulated
 from scipy import stats
 
-from linumpy.sampling import draws, generator
+from linumpy.sampling import draws, generator, threads
 from linumpy.sampling.generator import Use
 
 KEY = generator.key_of(2**40 + 17)
@@ -67,8 +67,8 @@ def test_kernel_is_numpy_bit_for_bit(name, first, monkeypatch):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_streams_do_not_depend_on_batches(name):
-    whole = drawn(DRAWS[name], 5, draws.HOST_BATCH + 100)
-    parts = [drawn(DRAWS[name], 5 + begin, 100) for begin in range(0, draws.HOST_BATCH + 100, 100)]
+    whole = drawn(DRAWS[name], 5, threads.BATCH + 100)
+    parts = [drawn(DRAWS[name], 5 + begin, 100) for begin in range(0, threads.BATCH + 100, 100)]
     assert np.array_equal(whole, np.concatenate(parts)[: len(whole)])
     assert not np.array_equal(whole, drawn(DRAWS[name], 5, len(whole), generator.key_of(18)))
     assert whole.min() >= 0

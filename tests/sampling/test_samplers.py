@@ -286,11 +286,11 @@ def test_spacing_is_kept():
 
 
 def test_samples_do_not_depend_on_threads(monkeypatch):
-    from linumpy.sampling import host
+    from linumpy.sampling import threads
 
     voxels = voxels_of("float")
     many = create_sampler("structuredRegular", "cpu", array=voxels, seed=0).sample(50_000)
-    monkeypatch.setattr(host, "_BATCH", 1000)
+    monkeypatch.setattr(threads.in_threads, "__defaults__", (1000,))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
     few = create_sampler("structuredRegular", "cpu", array=voxels, seed=0).sample(50_000)
     assert np.array_equal(many[0], few[0])
