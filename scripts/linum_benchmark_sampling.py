@@ -28,7 +28,7 @@ from linumpy import cli
 from linumpy.benchmark import command
 from linumpy.benchmark.kernels import kernel_cases
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.sampling import MAKERS, larger_cases, table
+from linumpy.benchmark.suites.sampling import MAKERS, Larger, larger_cases, table
 from linumpy.device import resolve
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             settings = Settings(3 if args.runs is None else args.runs)
             with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-                cases = larger_cases(Path(folder), args.larger, use_gpu=resolve("auto").is_cuda)
+                cases = larger_cases(Larger.of_size(Path(folder), args.larger), use_gpu=resolve("auto").is_cuda)
                 results = command.run(cases, settings, output, Path(folder))
     except cli.EXPECTED as error:
         parser.error(str(error))

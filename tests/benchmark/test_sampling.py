@@ -8,7 +8,7 @@ import pytest
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.kernels import kernel_cases
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.sampling import MAKERS, larger_cases, table
+from linumpy.benchmark.suites.sampling import MAKERS, Larger, larger_cases, table
 from scripts import linum_benchmark_sampling as script
 
 
@@ -28,12 +28,16 @@ def test_a_case_is_right_and_its_check_can_fail(name):
 
 
 def test_files_larger_than_memory(tmp_path):
-    for case in larger_cases(tmp_path, 0.01, use_gpu=False):
+    for case in larger_cases(Larger(tmp_path, 128, 64, 2**13), use_gpu=False):
         (ours,) = case.entries
         with ours.prepare() as one:
             coords, values = one.call()
             assert one.check((coords, values)) == ""
             assert one.check((coords, values + np.float32(1e-4))) != ""
+
+
+def test_sizes():
+    assert Larger.of_size(None, 8).shape == (4096, 1024, 1024)
 
 
 def test_the_table_has_samples_a_second(capsys):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -202,9 +203,7 @@ def _case(xp: Any, name: str, voxels: Any, count: int, reach: float, entries: li
         name,
         count * SAMPLE_NBYTES,
         tuple(entries),
-        (
-            f"{count} samples of {shape} {voxels.dtype}; GiB/s of coordinates and values, {SAMPLE_NBYTES} B each",
-        ),
+        (f"{count} samples of {shape} {voxels.dtype}; GiB/s of coordinates and values, {SAMPLE_NBYTES} B each",),
         {"samples": count, "shape": list(voxels.shape), "dtype": str(voxels.dtype)},
         (Mark(reach * 1e9 * SAMPLE_NBYTES / _GIB),),
         clock="device",
@@ -253,125 +252,151 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
 }
 
 
-def larger_cases(folder: Path, gib: float, *, use_gpu: bool) -> Iterator[Case]:
-    """Make a volume on disk of so many GiB, and cases that sample it by a quarter of that memory.
+@dataclass(frozen=True)
+class Larger:
+    """A volume on disk: one layer of 64 planes again and again, as uint16.
 
-    Parameters
+    Attributes
     ----------
     folder : Path
         Where it is made; what is made in it is removed by the caller.
-    gib : float
-        Of uint16 voxels: raw in a file, and zstd in 64³ chunks.
+    planes, side : int
+        Voxels along z, and along y and x.
+    batch : int
+        Samples of a call.
+    """
+
+    folder: Path
+    planes: int
+    side: int = 1024
+    batch: int = 2**22
+
+    @classmethod
+    def of_size(cls, folder: Path, gib: float) -> Larger:
+        """Describe a volume of so many GiB."""
+        return cls(folder, max(1, round(gib * _GIB / (2 * 1024 * 1024 * 64))) * 64)
+
+    @property
+    def layer(self) -> np.ndarray:
+        """The 64 planes; half of their bits are random, so that they compress to about half."""
+        made = np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16)
+        return made >> 8 << 8
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Voxels along z, y and x."""
+        return self.planes, self.side, self.side
+
+    def wrong(self, coords: np.ndarray, values: np.ndarray) -> str:
+        """Say why values are not those of the volume, in parts of 60000; empty where they are."""
+        volume = _Repeated(self.layer, self.planes)
+        every = max(1, len(coords) // _CHECKED)
+        error = float(np.abs(_truth(np, volume, coords[::every]) / 60000 - values[:, ::every]).max())
+        return "" if error < _PRECISION else f"off by {error:.1e} of the range"
+
+
+class _Repeated:
+    """Looks like the whole array of a :class:`Larger` to :func:`_truth`."""
+
+    def __init__(self, layer: np.ndarray, planes: int) -> None:
+        self._layer, self.shape = layer, (1, planes, *layer.shape[1:])
+
+    def __getitem__(self, at: tuple[Any, ...]) -> np.ndarray:
+        _, z, y, x = at
+        return self._layer[z % 64, y, x][None]
+
+
+def larger_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
+    """Make a volume on disk, raw and as zstd in 64³ chunks, and cases that sample it by a quarter of its memory.
+
+    Parameters
+    ----------
+    volume : Larger
+        What is made.
     use_gpu : bool
         Whether there is a GPU, for the Zarr volume.
     """
-    side = 1024
-    planes = max(64, round(gib * _GIB / (2 * side * side) / 64) * 64)
-    layer = np.random.default_rng(0).integers(0, 60000, (64, side, side), np.uint16) >> 8 << 8
-    raw = folder / "volume.raw"
+    raw, layer = volume.folder / "volume.raw", volume.layer
     with raw.open("wb") as file:
-        for _ in range(0, planes, 64):
+        for _ in range(0, volume.planes, 64):
             file.write(layer.data)
-    dims = {"filename": raw, "dims": [side, side, planes], "dtype": "uint16", "range": (0, 60000)}
     for order in ("iid", "binned"):
-        yield _host_case(order, dims, planes)
+        yield _host_case(order, raw, volume)
     if not use_gpu:
         return
     import zarr
 
-    path = folder / "volume.zarr"
-    array = zarr.create_array(path, shape=(planes, side, side), chunks=(64, 64, 64), dtype=np.uint16)
-    for z in range(0, planes, 64):
+    array = zarr.create_array(volume.folder / "volume.zarr", shape=volume.shape, chunks=(64, 64, 64), dtype=np.uint16)
+    for z in range(0, volume.planes, 64):
         array[z : z + 64] = layer
     for order, reach, window in (("iid", 1, 2**29), ("binned", 20, 2**33)):
-        yield _pages_case(order, reach, window, path, layer, planes)
+        yield _pages_case(order, reach, window, volume)
 
 
-def _host_case(order: str, dims: dict[str, Any], planes: int) -> Case:
-    count = 2**22
-    sampler = create_sampler("structuredRegular", "out_of_core", seed=1, order=order, **dims)
-    coords, values = sampler.sample(count)
-    source = np.memmap(dims["filename"], np.uint16, "r", shape=(1, planes, 1024, 1024))
+def _host_case(order: str, raw: Path, volume: Larger) -> Case:
+    dims = list(volume.shape[::-1])
+    sampler = create_sampler(
+        "structuredRegular",
+        "out_of_core",
+        filename=raw,
+        dims=dims,
+        dtype="uint16",
+        range=(0, 60000),
+        seed=1,
+        order=order,
+    )
+    coords, values = sampler.sample(volume.batch)
 
     def call() -> tuple[Any, Any]:
-        sampler.sample_into(coords, values, count)
+        sampler.sample_into(coords, values, volume.batch)
         return coords, values
 
-    def check(result: tuple[Any, Any]) -> str:
-        expected = _truth(np, source, result[0][:: count // _CHECKED]) / 60000
-        error = float(np.abs(expected - result[1][:, :: count // _CHECKED]).max())
-        return "" if error < _PRECISION else f"off by {error:.1e} of the range"
-
-    entry = Entry("linumpy", "linumpy", ready(call, check), "ours", max_seconds=4)
+    entry = Entry("linumpy", "linumpy", ready(call, lambda result: volume.wrong(*result)), "ours", max_seconds=4)
     return Case(
-        f"out-of-core-host-{order}", count * SAMPLE_NBYTES, (entry,), (f"{count} samples a batch",), {"samples": count}
+        f"out-of-core-host-{order}",
+        volume.batch * SAMPLE_NBYTES,
+        (entry,),
+        (f"{volume.batch} samples a batch",),
+        {"samples": volume.batch},
     )
 
 
-def _pages_case(order: str, reach: float, window: int, path: Path, layer: np.ndarray, planes: int) -> Case:
-    batch = 2**22
+def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
+    batch = volume.batch
 
     @contextmanager
     def prepare() -> Iterator[Prepared]:
         import cupy
 
         made = create_sampler(
-            "zarr", "cuda_out_of_core", source=path, seed=1, order=order, window=window if order == "binned" else None,
-            cache_bytes=planes * layer[0].nbytes // 4, ahead=window,
-        )  # fmt: skip
+            "zarr",
+            "cuda_out_of_core",
+            source=volume.folder / "volume.zarr",
+            seed=1,
+            order=order,
+            window=window if order == "binned" else None,
+            cache_bytes=math.prod(volume.shape) * 2 // 4,
+            ahead=window if order == "iid" else None,
+            range=(0, 60000),
+        )
         coords, values = cupy.empty((batch, 3), np.float32), cupy.empty((1, batch), np.float32)
-        voxels = cupy.asarray(layer)[None]
 
         def call() -> tuple[Any, Any]:
             for _ in range(window // batch):
                 made.sample_into(coords, values, batch)
             return coords, values
 
-        def check(result: tuple[Any, Any]) -> str:
-            points = result[0][:: batch // _CHECKED].get()
-            expected = np.concatenate([_repeated(layer, planes, part) for part in np.array_split(points, 8)])
-            error = float(np.abs(expected - result[1][0, :: batch // _CHECKED].get()).max()) / 60000
-            return "" if error < _PRECISION else f"off by {error:.1e} of the range"
-
-        yield Prepared(call, check, note=lambda: f"{made.field._cache.read} pages read")  # type: ignore[attr-defined]
-        del voxels
+        yield Prepared(call, lambda result: volume.wrong(result[0].get(), result[1].get()))
 
     entry = Entry("linumpy", "linumpy", prepare, "ours", warm_ups=0, max_seconds=8)
     return Case(
         f"zarr-out-of-core-{order}",
         window * SAMPLE_NBYTES,
         (entry,),
-        (f"{window} samples in batches of {batch}; cache of a quarter of the volume",),
+        (f"{window} samples in batches of {batch}; a cache of a quarter of the volume",),
         {"samples": window, "batch": batch},
         (Mark(reach * 1e9 * SAMPLE_NBYTES / _GIB),),
     )
-
-
-def _repeated(layer: np.ndarray, planes: int, points: np.ndarray) -> np.ndarray:
-    """Values of a volume that is one layer of 64 planes after another."""
-    place = np.clip(points[:, 2].astype(np.float64) * planes - 0.5, 0, planes - 1)
-    cell = np.floor(place).astype(np.int64)
-    part = place - cell
-    made = []
-    for k in (0, 1):
-        plane = np.minimum(cell + k, planes - 1) % 64
-        made.append(_in_plane(layer, plane, points))
-    return made[0] * (1 - part) + made[1] * part
-
-
-def _in_plane(layer: np.ndarray, plane: np.ndarray, points: np.ndarray) -> np.ndarray:
-    total = np.zeros(len(points))
-    places = []
-    for axis in (0, 1):
-        size = layer.shape[1 + axis]
-        place = np.clip(points[:, 1 - axis].astype(np.float64) * size - 0.5, 0, size - 1)
-        cell = np.floor(place).astype(np.int64)
-        places.append((cell, np.minimum(cell + 1, size - 1), place - cell))
-    (y, below, g), (x, right, h) = places
-    for row, weight in ((y, 1 - g), (below, g)):
-        for column, part in ((x, 1 - h), (right, h)):
-            total += weight * part * layer[plane, row, column]
-    return total
 
 
 def table(results: tuple[CaseResult, ...]) -> str:
