@@ -131,7 +131,7 @@ class Window:
     total: int
     starts: Any
 
-    @property
+    @functools.cached_property
     def record(self) -> np.ndarray:
         """The structure of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)

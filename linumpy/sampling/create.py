@@ -30,12 +30,10 @@ _HOST = ("cpu", "openvkl")
 #: Fields of other formats: module of this package, and the function that opens one.
 _OPENERS = {
     "openvdb": ("vdb", "open_vdb"),
-    "vtkm": ("vtk_images", "open_vtkm"),
+    "vtkm": ("vtk_images", "open_vtk"),
     "exabrick": ("amr", "open_exabrick"),
     "exastitch": ("umesh", "open_exastitch"),
 }
-#: Points along each axis where ``importance="gradient"`` looks at the field.
-_GRADIENT_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def make_sampler(
     _check_names(kind, device, opener, source)
     number = require_cuda().cuda.runtime.getDevice() if device.startswith("cuda") else None
     field = opener(how, **source)
-    weights = _weights(field, mask, importance, number)
+    weights = draws.weights_of(field, mask, importance, number)
     return Sampler(
         field,
         device=number,
@@ -398,40 +396,3 @@ def _spacing(given: Any) -> tuple[float, ...] | None:
     if len(made) != 3 or not all(v > 0 for v in made):
         raise ValueError(f"spacing={given!r}: give three numbers above 0, along x, y and z")
     return made
-
-
-def _weights(field: Field, mask: Any, importance: Any, device: int | None) -> draws.Draw | None:
-    if mask is not None and importance is not None:
-        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
-    if mask is not None:
-        made = np.asarray(mask.get() if is_device_array(mask) else mask)
-        return draws.weighted(made != 0)
-    if importance is None:
-        return None
-    if isinstance(importance, str):
-        if importance != "gradient":
-            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
-        return draws.weighted(gradient_density(field, device))
-    return draws.weighted(np.asarray(importance.get() if is_device_array(importance) else importance, np.float64))
-
-
-def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Look at a field on a grid of points; returns how steep it is in each cell of a coarser one, (Z, Y, X).
-
-    A tenth of the mean is added everywhere, so that no part is left out.
-    """
-    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
-    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
-    coords = np.stack([x, y, z], -1).reshape(-1, 3)
-    values = np.empty((field.n_channels, len(coords)), np.float32)
-    if device is None:
-        field.decode(coords, values)
-    else:
-        cupy = require_cuda()
-        there = cupy.empty(values.shape, np.float32)
-        field.decode(cupy.asarray(coords), there)
-        values = there.get()
-    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
-    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
-    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
-    return coarse + (coarse.mean() * 0.1 or 1.0)

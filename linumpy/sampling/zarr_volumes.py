@@ -17,7 +17,8 @@ from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.pages import PageCache, PagedVolume, page_shape, plan_paging
+from linumpy.sampling.pages import PageCache, PagedVolume
+from linumpy.sampling.paging import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
 from linumpy.sampling.volume import KEPT, free_memory
 

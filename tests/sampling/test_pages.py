@@ -12,7 +12,7 @@ from linumpy.gpu import Reader
 from linumpy.sampling import boxes, create_sampler, draws, pages, volume, zarr_volumes
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.pages import Paging, page_shape, plan_paging
+from linumpy.sampling.paging import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
@@ -23,7 +23,6 @@ KEY = key_of(5)
 def _on_cpu(monkeypatch):
     for module in (volume, draws, boxes, pages):
         monkeypatch.setattr(module, "load", emulated)
-    monkeypatch.setattr(pages, "_PAGE_VOXELS", 1)
     monkeypatch.setattr(page_shape, "__defaults__", (1,))
     monkeypatch.setattr(plan_paging, "__defaults__", (1,))
 
