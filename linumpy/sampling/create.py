@@ -87,10 +87,15 @@ def make_sampler(
     how = Evaluation(0 if labels else spline_order, labels, layout, memory_limit, seed)
     opener = _opener(kind, device)
     spacing = source.pop("spacing", None) if kind == "structuredRegular" else None
-    _check_names(kind, device, opener, source)
-    number = require_cuda().cuda.runtime.getDevice() if device.startswith("cuda") else None
+    _check_names(kind, opener, source, skipped=1)
+    cupy = require_cuda() if device.startswith("cuda") else None
+    number = None if cupy is None else int(cupy.cuda.runtime.getDevice())
     field = opener(how, **source)
     weights = draws.weights_of(field, mask, importance, number)
+    if weights is not None and cupy is not None:
+        weights = weights.moved(cupy)
+    if cupy is not None:
+        cupy.cuda.get_current_stream().synchronize()  # so that samples may be drawn on any stream
     return Sampler(
         field,
         device=number,
@@ -123,9 +128,9 @@ def _opener(kind: str, device: str) -> Callable[..., Field]:
     return table[kind][name]
 
 
-def _check_names(kind: str, device: str, opener: Callable[..., Field], source: dict[str, Any]) -> None:
+def _check_names(kind: str, opener: Callable[..., Field], source: dict[str, Any], skipped: int = 0) -> None:
     """Say which arguments there are where one is not known or lacks."""
-    parameters = list(inspect.signature(opener).parameters.values())[1:]
+    parameters = list(inspect.signature(opener).parameters.values())[skipped:]
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
     names = [one.name for one in parameters]
@@ -133,7 +138,7 @@ def _check_names(kind: str, device: str, opener: Callable[..., Field], source: d
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in source]
     if unknown or missing:
         what = f"unknown argument {unknown[0]!r}" if unknown else f"argument {missing[0]!r} is missing"
-        raise TypeError(f"{what}: type {kind!r} on device {device!r} takes {', '.join(names)}")
+        raise TypeError(f"{what}: type {kind!r} takes {', '.join(names)} on this device")
 
 
 def _other(kind: str) -> Callable[..., Field]:
@@ -143,10 +148,7 @@ def _other(kind: str) -> Callable[..., Field]:
         if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
             raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} has none of them")
         made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.{module}"), function)
-        names = inspect.signature(made).parameters
-        unknown = [name for name in source if name not in names]
-        if unknown:
-            raise TypeError(f"unknown argument {unknown[0]!r}: type {kind!r} takes {', '.join(names)}")
+        _check_names(kind, made, source)
         return made(**source)
 
     return opener
