@@ -146,8 +146,8 @@ def test_batches_for_torch(torch):
 
 
 def test_worker_processes_are_refused(torch):
+    torch.utils.data.get_worker_info = object
     dataset = sample_dataset(Sampler(Planes()), 7)
-    torch.utils.data.get_worker_info = lambda: object()
     with pytest.raises(RuntimeError, match="num_workers=0"):
         next(iter(dataset))
 
