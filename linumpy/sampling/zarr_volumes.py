@@ -95,8 +95,9 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 
     first = volumes[0]
     check_dtype(first.dtype)
-    stays = not labels and (is_kept(first.dtype, low_high) or (low_high is not None and first.dtype.str[1:] != "f4"))
-    dtype = np.dtype(np.int32) if labels else first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
+    # Others become float32 on the way, unless they are looked at first: labels for their range, or to be normalised.
+    stays = labels or low_high is not None or is_kept(first.dtype, None)
+    dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
     made = require_cuda().empty((len(volumes), *first.shape), dtype)
     box = tuple(slice(0, n) for n in first.shape)
     for volume, out in zip(volumes, made, strict=True):

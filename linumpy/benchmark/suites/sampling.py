@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.benchmark.runner import Case, CaseResult, Entry, Mark, Prepared, ready
-from linumpy.device import is_device_array
+from linumpy.device import array_module
 from linumpy.sampling import create_sampler
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume, Shape
@@ -86,7 +86,7 @@ def _points(xp: Any, scale: float, raster: bool) -> Any:
 
 def wrong(voxels: Any, result: tuple[Any, Any]) -> str:
     """Say why (coords, values) are not samples of voxels (C, Z, Y, X); empty where they are."""
-    xp: Any = __import__("cupy") if is_device_array(voxels) else np
+    xp: Any = array_module(voxels)
     coords, values = result
     chosen = xp.asarray(np.linspace(0, len(coords) - 1, _CHECKED).astype(np.int64))
     points, got = coords[chosen], values[:, chosen]
