@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from emulator import emulated
+from emulator import Kernel, emulated, library
 from nvrtc import compilations, compile_kernel
 from sampling_reference import truth
 
-from linumpy.gpu.kernels import KernelSpec
+from linumpy.gpu.kernels import KernelSpec, source_text
 from linumpy.sampling import boxes, draws, volume
 from linumpy.sampling.boxes import window
 from linumpy.sampling.draws import Draw, host_coordinates
@@ -204,6 +204,30 @@ def test_memory_decides_on_the_layout(monkeypatch):
 def test_orders_that_are_not_there(make):
     with pytest.raises(ValueError, match="spline_order=2"):
         make(random_volume(), spline_order=2)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_shared_memory_is_free_of_races(seed, monkeypatch):
+    """With each access checked, and undefined behaviour too: samples in boxes, staged coordinates, counts of boxes."""
+
+    def checked(spec):
+        made = library(source_text(spec.source, spec.package), spec.defines, (spec.name,), checked=True)
+        kernel = Kernel(getattr(made, f"emulate_{spec.name}"))
+        kernel.seed = seed
+        return kernel
+
+    for module in (volume, boxes):
+        monkeypatch.setattr(module, "load", checked)
+    monkeypatch.setattr(volume, "_BLOCK_SAMPLES", 500)
+    voxels = random_volume((20, 9, 12), channels=2)
+    field = DeviceVolume(voxels, layout="quads", shape=Shape(box_voxels=1000))
+    coords, values = np.empty((2, 1000, 3), np.float32), np.empty((2, 2, 1000), np.float32)
+    made = window(field.boxes, KEY, 0, 1000, np)
+    assert np.array_equal(boxes.split(field.boxes, KEY, 0, 1000, np), made.starts)
+    field.sample_window(made, 0, coords[0], values[0])
+    field.sample(KEY, 0, coords[1], values[1])
+    for points, got in zip(coords, values, strict=True):
+        assert np.abs(got - truth(voxels, points, 1)).max() < 1e-6 * spread(voxels)
 
 
 def specs():

@@ -159,6 +159,25 @@ def _decoding(voxels: Any, coords: Any, **options: Any) -> Callable[[], Abstract
     return prepare
 
 
+def _short_fetches(prepare: Callable[[], AbstractContextManager[Prepared]]) -> Callable[[], Any]:
+    """Ask the second cache to read 32 bytes at a time, which is a setting of the process; it is put back."""
+
+    @contextmanager
+    def changed() -> Iterator[Prepared]:
+        from cupy.cuda import runtime
+
+        limit = 5  # cudaLimitMaxL2FetchGranularity
+        before = runtime.deviceGetLimit(limit)
+        runtime.deviceSetLimit(limit, 32)
+        try:
+            with prepare() as made:
+                yield made
+        finally:
+            runtime.deviceSetLimit(limit, before)
+
+    return changed
+
+
 def _note(sampler: Sampler) -> str:
     return f"layout {sampler.field.layout}" if isinstance(sampler.field, DeviceVolume) else "NumPy"
 
@@ -223,6 +242,8 @@ def _iid(xp: Any, scale: float, dtype: str = "float32", reach: float = 16) -> Ca
     texture = _texture(voxels, None, count) if dtype == "float32" else None
     name = "sample-iid" if dtype == "float32" else f"sample-iid-{dtype}"
     entries = _entries(lambda **options: _drawing(voxels, count, "iid", **options), _LAYOUTS, texture)
+    short = _short_fetches(_drawing(voxels, count, "iid"))
+    entries.append(Entry("linumpy 32 B", "linumpy, 32 B fetches", short, "ours", 3))
     return _case(xp, name, voxels, count, reach, entries)
 
 
