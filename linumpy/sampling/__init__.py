@@ -5,8 +5,8 @@
 >>> coords, values = sampler.sample(2**22)  # doctest: +SKIP
 
 Coordinates are float32 of shape (count, 3), in order (x, y, z), in [0, 1]; values float32 of shape (channels, count).
-Voxel centres lie at (i + 1/2) / N. Work is queued on CuPy's current stream (torch's, where torch tensors of a device are
-filled).
+Voxel centres lie at (i + 1/2) / N. Work is queued on CuPy's current stream; on torch's, where torch tensors of a device
+are filled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Field", "create_sampler", "decode", "sample", "sample_dataset"]
 
 
 def create_sampler(
-    type: str,  # noqa: A002 - the name is part of the interface
+    type: str,
     device: str = "cuda",
     *,
     seed: int | None = None,
@@ -80,9 +80,10 @@ def create_sampler(
 
         ``structuredRegular``: `filename`, `dims` = [Dx, Dy, Dz], `dtype` (``"uint8"`` to ``"int32"``, ``"float"``,
         ``"double"``, ...), `n_channels` (one after another), `offset` (bytes), `is_big_endian`; or `array` (Z, Y, X) or
-        (C, Z, Y, X). `range` (low, high) brings each voxel into 0 to 1; ``"virtual_memory"`` and ``"out_of_core"`` need
-        it. `spacing` is kept for the caller. ``"out_of_core"``: `num_blocks`, `num_concurrent_blocks`: slabs in memory,
-        and those replaced after each batch (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
+        (C, Z, Y, X), which is not copied where it fits as it is. `range` (low, high) brings each voxel into 0 to 1;
+        ``"virtual_memory"`` and ``"out_of_core"`` need it. `spacing` is kept for the caller. ``"out_of_core"``:
+        `num_blocks`, `num_concurrent_blocks`: slabs in memory, and those replaced after each batch
+        (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
 
         ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`;
         ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass over the volume) and

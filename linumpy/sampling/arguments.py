@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import require_cuda
+
 #: Largest number of samples of a call.
 MOST_SAMPLES = 2**33
 
@@ -100,9 +102,7 @@ def _imported(given: Any, name: str, device: int | None) -> Any:
         raise TypeError(f"{name} is a {type(given).__name__}; give a pointer, or a NumPy, CuPy, torch or DLPack array")
     if device is None or given.__dlpack_device__()[0] == 1:  # kDLCPU
         return np.from_dlpack(given)
-    import cupy
-
-    return cupy.from_dlpack(given)
+    return require_cuda().from_dlpack(given)
 
 
 def _of_torch(tensor: Any, name: str) -> Any:
@@ -125,7 +125,7 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
     if pointer <= 0 or pointer % dtype.itemsize:
         raise ValueError(f"{name} is the pointer {pointer:#x}; it must be the address of {dtype} elements")
     if device is None:
-        memory = (ctypes.c_byte * nbytes).from_address(pointer)
+        memory: Any = (ctypes.c_byte * nbytes).from_address(pointer)
         return np.frombuffer(memory, dtype).reshape(shape)
     found = _device_of_pointer(pointer)
     if found is None:

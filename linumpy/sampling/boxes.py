@@ -19,6 +19,7 @@ import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
 from linumpy.sampling.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
+from linumpy.sampling.threads import in_threads
 
 #: Three of them are two words of the generator, so a call of it makes two samples.
 FIELD_BITS = 21
@@ -32,7 +33,7 @@ _THREADS = 256
 #: Levels that are split by a launch each, and those that a block splits in shared memory at most.
 _TOP, _BELOW = 8, 12
 _CALLS_OF_A_THREAD = 4
-_BATCH = 2**16
+_BATCH = 2**13
 _BOXES = np.dtype(
     [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
 )
@@ -130,7 +131,7 @@ class Window:
     total: int
     starts: Any
 
-    @property
+    @functools.cached_property
     def record(self) -> np.ndarray:
         """The structure of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)
@@ -138,9 +139,11 @@ class Window:
     def draw(self, begin: int, coords: Any) -> None:
         """Write coordinates of the samples from `begin` on; shape (n, 3), float32, in the memory of :attr:`starts`."""
         if isinstance(self.starts, np.ndarray):
-            for start in range(0, len(coords), _BATCH):
-                part = coords[start : start + _BATCH]
-                part[...] = self._on_host(np.arange(begin + start, begin + start + len(part)))
+
+            def part(start: int, stop: int) -> None:
+                coords[start:stop] = self._on_host(np.arange(begin + start, begin + stop))
+
+            in_threads(part, len(coords))
         else:
             self.launch(begin, coords)
 

@@ -1,7 +1,7 @@
 """Makes samplers by the type of volume and the device.
 
-In: a type, a device, and what names the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors: ``ValueError``
-and ``TypeError`` that name the argument, and what opening the volume gives.
+In: a type, a device, and what names the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
+``ValueError`` and ``TypeError`` that name the argument, and what opening the volume gives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.device import is_device_array, require_cuda
 from linumpy.sampling import draws, regular
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.host import ORDERS, HostVolume, check_order
+from linumpy.sampling.host import HostVolume, check_order
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
 
@@ -34,8 +34,6 @@ _OPENERS = {
     "exabrick": ("amr", "open_exabrick"),
     "exastitch": ("umesh", "open_exastitch"),
 }
-#: Points along each axis where ``importance="gradient"`` looks at the field.
-_GRADIENT_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,15 @@ def make_sampler(
     how = Evaluation(0 if labels else spline_order, labels, layout, memory_limit, seed)
     opener = _opener(kind, device)
     spacing = source.pop("spacing", None) if kind == "structuredRegular" else None
-    _check_names(kind, device, opener, source)
-    number = require_cuda().cuda.runtime.getDevice() if device.startswith("cuda") else None
+    _check_names(kind, opener, source, skipped=1)
+    cupy = require_cuda() if device.startswith("cuda") else None
+    number = None if cupy is None else int(cupy.cuda.runtime.getDevice())
     field = opener(how, **source)
-    weights = _weights(field, mask, importance, number)
+    weights = draws.weights_of(field, mask, importance, number)
+    if weights is not None and cupy is not None:
+        weights = weights.moved(cupy)
+    if cupy is not None:
+        cupy.cuda.get_current_stream().synchronize()  # so that samples may be drawn on any stream
     return Sampler(
         field,
         device=number,
@@ -125,9 +128,9 @@ def _opener(kind: str, device: str) -> Callable[..., Field]:
     return table[kind][name]
 
 
-def _check_names(kind: str, device: str, opener: Callable[..., Field], source: dict[str, Any]) -> None:
+def _check_names(kind: str, opener: Callable[..., Field], source: dict[str, Any], skipped: int = 0) -> None:
     """Say which arguments there are where one is not known or lacks."""
-    parameters = list(inspect.signature(opener).parameters.values())[1:]
+    parameters = list(inspect.signature(opener).parameters.values())[skipped:]
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
     names = [one.name for one in parameters]
@@ -135,7 +138,7 @@ def _check_names(kind: str, device: str, opener: Callable[..., Field], source: d
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in source]
     if unknown or missing:
         what = f"unknown argument {unknown[0]!r}" if unknown else f"argument {missing[0]!r} is missing"
-        raise TypeError(f"{what}: type {kind!r} on device {device!r} takes {', '.join(names)}")
+        raise TypeError(f"{what}: type {kind!r} takes {', '.join(names)} on this device")
 
 
 def _other(kind: str) -> Callable[..., Field]:
@@ -145,10 +148,7 @@ def _other(kind: str) -> Callable[..., Field]:
         if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
             raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} has none of them")
         made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.{module}"), function)
-        names = inspect.signature(made).parameters
-        unknown = [name for name in source if name not in names]
-        if unknown:
-            raise TypeError(f"unknown argument {unknown[0]!r}: type {kind!r} takes {', '.join(names)}")
+        _check_names(kind, made, source)
         return made(**source)
 
     return opener
@@ -177,7 +177,7 @@ def _regular_on_device(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002 - the name is part of the interface
+    range: Any = None,
 ) -> Field:
     source = _source_of(filename, array, dims, dtype, n_channels, offset, is_big_endian)
     voxels = source.read() if isinstance(source, regular.RawFile) else regular.as_channels(_array(source))
@@ -237,7 +237,7 @@ def _regular_on_host(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     source = _source_of(filename, array, dims, dtype, n_channels, offset, is_big_endian)
     voxels = source.read() if isinstance(source, regular.RawFile) else _on_host_only(source)
@@ -274,7 +274,7 @@ def _mapped(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order == 3:
@@ -292,7 +292,7 @@ def _in_slabs(
     n_channels: int = 1,
     offset: int = 0,
     is_big_endian: bool = False,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
     num_blocks: int | None = None,
     num_concurrent_blocks: int | None = None,
 ) -> Field:
@@ -302,11 +302,12 @@ def _in_slabs(
     if how.spline_order != 1 or how.labels:
         raise ValueError("spline_order and labels: the device 'out_of_core' interpolates linearly")
     _check_host(how)
+    slabs = _setting(num_blocks, "VNR_NUM_BLOCKS", 64)
     made = SlabVolume(
         source,
         low_high,
-        slabs=_setting(num_blocks, "VNR_NUM_BLOCKS", 64),
-        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", 16),
+        slabs=slabs,
+        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
         key=key_of(how.seed),
     )
     plan = made.plan
@@ -339,7 +340,7 @@ def _zarr_on_device(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     from linumpy.sampling import zarr_volumes
 
@@ -357,7 +358,7 @@ def _zarr_on_host(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
 ) -> Field:
     from linumpy.sampling import zarr_volumes
 
@@ -372,7 +373,7 @@ def _zarr_pages(
     channel_axis: int | None = None,
     channel: int | None = None,
     time: int | None = None,
-    range: Any = None,  # noqa: A002
+    range: Any = None,
     cache_bytes: int | None = None,
     ahead: int | None = None,
     reader: Any = None,
@@ -397,40 +398,3 @@ def _spacing(given: Any) -> tuple[float, ...] | None:
     if len(made) != 3 or not all(v > 0 for v in made):
         raise ValueError(f"spacing={given!r}: give three numbers above 0, along x, y and z")
     return made
-
-
-def _weights(field: Field, mask: Any, importance: Any, device: int | None) -> draws.Draw | None:
-    if mask is not None and importance is not None:
-        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
-    if mask is not None:
-        made = np.asarray(mask.get() if is_device_array(mask) else mask)
-        return draws.weighted(made != 0)
-    if importance is None:
-        return None
-    if isinstance(importance, str):
-        if importance != "gradient":
-            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
-        return draws.weighted(gradient_density(field, device))
-    return draws.weighted(np.asarray(importance.get() if is_device_array(importance) else importance, np.float64))
-
-
-def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Look at a field on a grid of points; returns how steep it is in each cell of a coarser one, (Z, Y, X).
-
-    A tenth of the mean is added everywhere, so that no part is left out.
-    """
-    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
-    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
-    coords = np.stack([x, y, z], -1).reshape(-1, 3)
-    values = np.empty((field.n_channels, len(coords)), np.float32)
-    if device is None:
-        field.decode(coords, values)
-    else:
-        cupy = require_cuda()
-        there = cupy.empty(values.shape, np.float32)
-        field.decode(cupy.asarray(coords), there)
-        values = there.get()
-    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
-    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
-    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
-    return coarse + (coarse.mean() * 0.1 or 1.0)

@@ -6,17 +6,17 @@ bits on the host and on a device. Each depends on its number alone, so batches m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from linumpy.device import is_device_array, require_cuda
 from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.sampling.field import Field
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
+from linumpy.sampling.threads import in_threads
 
-#: Samples that NumPy makes at a time: what is in use then stays in a core's cache.
-HOST_BATCH = 2**14
 _THREADS = 256
 #: The structure of draw.cu.
 _DRAW = np.dtype(
@@ -30,6 +30,8 @@ assert _DRAW.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
+#: Points along each axis where ``importance="gradient"`` looks at the field.
+_GRADIENT_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,42 @@ def weighted(density: np.ndarray) -> Draw:
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
 
 
-def host_batches(count: int) -> Iterator[slice]:
-    """Cut samples into batches for NumPy."""
-    for begin in range(0, count, HOST_BATCH):
-        yield slice(begin, min(count, begin + HOST_BATCH))
+def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> Draw | None:
+    """Take a mask or an importance of :func:`linumpy.sampling.create_sampler`."""
+    if mask is not None and importance is not None:
+        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
+    if mask is not None:
+        made = np.asarray(mask.get() if is_device_array(mask) else mask)
+        return weighted(made != 0)
+    if importance is None:
+        return None
+    if isinstance(importance, str):
+        if importance != "gradient":
+            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
+        return weighted(gradient_density(field, device))
+    return weighted(np.asarray(importance.get() if is_device_array(importance) else importance, np.float64))
+
+
+def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
+    """Look at a field on a grid of points; returns how steep it is in each cell of a coarser one, (Z, Y, X).
+
+    A tenth of the mean is added everywhere, so that no part is left out.
+    """
+    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
+    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
+    coords = np.stack([x, y, z], -1).reshape(-1, 3)
+    values = np.empty((field.n_channels, len(coords)), np.float32)
+    if device is None:
+        field.decode(coords, values)
+    else:
+        cupy = require_cuda()
+        there = cupy.empty(values.shape, np.float32)
+        field.decode(cupy.asarray(coords), there)
+        values = there.get()
+    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
+    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
+    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
+    return coarse + (coarse.mean() * 0.1 or 1.0)
 
 
 def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
@@ -124,9 +158,12 @@ def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
         Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
     """
     if isinstance(coords, np.ndarray):
-        for part in host_batches(len(coords)):
-            index = np.arange(first + part.start, first + part.stop, dtype=np.uint64)
-            coords[part] = host_coordinates(how, key, index)
+
+        def part(begin: int, end: int) -> None:
+            index = np.arange(first + begin, first + end, dtype=np.uint64)
+            coords[begin:end] = host_coordinates(how, key, index)
+
+        in_threads(part, len(coords))
     else:
         launch(how, key, first, coords)
 

@@ -58,21 +58,29 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> Words:
     four ndarray of uint64
         Words below 2^32, in uint64 since further arithmetic needs it.
     """
-    c0, c1, c2, c3 = (np.asarray(word, np.uint64) for word in counter)
+    shape = np.broadcast_shapes(*(np.shape(word) for word in counter))
+    c0, c1, c2, c3, spare = (np.empty(shape, np.uint64) for _ in range(5))
+    for word, given in zip((c0, c1, c2, c3), counter, strict=True):
+        word[...] = given
     low, high = key
     for _ in range(10):
-        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            (b >> _HALF) ^ c1 ^ np.uint64(low),
-            b & _LOW,
-            (a >> _HALF) ^ c3 ^ np.uint64(high),
-            a & _LOW,
-        )
+        # c0 becomes the low word of its product, and `spare` the high word; then the same of c2.
+        np.multiply(c0, _MULTIPLIERS[0], out=c0)
+        np.right_shift(c0, _HALF, out=spare)
+        spare ^= c3
+        spare ^= np.uint64(high)
+        c0 &= _LOW
+        np.multiply(c2, _MULTIPLIERS[1], out=c2)
+        np.right_shift(c2, _HALF, out=c3)
+        c3 ^= c1
+        c3 ^= np.uint64(low)
+        c2 &= _LOW
+        c0, c1, c2, c3, spare = c3, c2, spare, c0, c1
         low, high = (low + _WEYL[0]) & 0xFFFFFFFF, (high + _WEYL[1]) & 0xFFFFFFFF
     return c0, c1, c2, c3
 
 
-def numbers(index: np.ndarray, use: Use, key: tuple[int, int], last: Any = 0) -> Words:
+def numbers(index: Any, use: Use, key: tuple[int, int], last: Any = 0) -> Words:
     """Return the words of samples, whose 64-bit numbers are `index`."""
     index = np.asarray(index, np.uint64)
     return philox((index & _LOW, index >> _HALF, use << USE_SHIFT, last), key)

@@ -1,26 +1,21 @@
 """Values of a volume in host memory, by NumPy, in as many threads as the process may use.
 
-In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file. Out: values and derivatives at
-points, by a nearest, linear or cubic spline; the references of the kernels.
+In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file. Out: values and derivatives
+at points, by a nearest, linear or cubic spline.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from linumpy.sampling.boxes import Boxes, plan_boxes
+from linumpy.sampling.threads import in_threads
 
 ORDERS = (0, 1, 3)
-#: Points that a thread evaluates at a time: their arrays stay in its cache.
-_BATCH = 2**13
 _BOX_VOXELS = 6000
-_pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def check_order(spline_order: int) -> None:
@@ -45,16 +40,31 @@ def normalised(values: np.ndarray, low_high: tuple[float, float] | None) -> np.n
     return np.clip(moved, 0, 1, out=moved).astype(np.float32)
 
 
-def along(u: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the voxel at or before points along an axis, the fraction of the way to the next one, and which lie inside.
+Place = tuple[np.ndarray, np.ndarray]
 
-    Inside is between the centres of the first and the last voxel; other points take the voxel at the border.
+
+def along(u: np.ndarray, size: int) -> Place:
+    """Return the voxel before points along an axis, and the fraction of the way to the next one, as float32.
+
+    Points before the first centre or behind the last take the voxel at the border; those that are no number have no
+    fraction. The voxel before is at most the last but one, so that the next one is there, unless there is only one.
     """
-    position = u.astype(np.float64) * size - 0.5
-    inside = (position > 0) & (position < size - 1)
-    cell = np.clip(np.nan_to_num(np.floor(position)), 0, size - 1).astype(np.int64)
-    fraction = np.where(inside, position - cell, u - u)
-    return cell, fraction.astype(np.float32), inside
+    place = u * np.float64(size)
+    place -= 0.5
+    np.clip(place, 0, size - 1, out=place)
+    if not np.isfinite(u).all():
+        cell = np.clip(np.nan_to_num(np.floor(place)), 0, max(0, size - 2))
+        return cell.astype(np.intp), np.where(np.isfinite(u), place - cell, np.nan).astype(np.float32)
+    cell = place.astype(np.intp)
+    np.minimum(cell, max(0, size - 2), out=cell)
+    place -= cell
+    return cell, place.astype(np.float32)
+
+
+def slope_along(u: np.ndarray, size: int) -> np.ndarray:
+    """Return voxels for each unit of the cube between the first centre and the last, and 0 elsewhere."""
+    place = u * np.float64(size) - 0.5
+    return np.where((place > 0) & (place < size - 1), np.float32(size), u - u)
 
 
 class HostVolume:
@@ -91,11 +101,7 @@ class HostVolume:
             value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
         self.value_range = value_range
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
-        flat = self._voxels.reshape(self.n_channels, -1)
-        # numpy.take copies the whole of an array that is not aligned, which voxels in a file need not be.
-        self._take: Callable[[int, np.ndarray], np.ndarray] = (
-            (lambda c, index: flat[c].take(index)) if flat.flags.aligned else (lambda c, index: flat[c][index])
-        )
+        self._flat = self._voxels.reshape(self.n_channels, -1)
 
     @property
     def values_dtype(self) -> np.dtype:
@@ -137,11 +143,14 @@ class HostVolume:
         for channel in range(self.n_channels):
             value, slopes = evaluate(channel, places, gradient is not None)
             out[channel] = value
-            if gradient is None:
-                continue
-            for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
-                _, fraction, inside = places[axis]
-                gradient[channel, 2 - axis] = np.where(inside, slope * np.float32(size), fraction)
+            if gradient is not None:
+                for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
+                    gradient[channel, 2 - axis] = slope * slope_along(coords[:, 2 - axis], size)
+
+    def _take(self, channel: int, index: np.ndarray, offset: int = 0) -> np.ndarray:
+        flat = self._flat[channel, offset:]
+        # numpy.take copies the whole of an array that is not aligned, which voxels in a file need not be.
+        return flat.take(index) if flat.flags.aligned else flat[index]
 
     def _nearest(self, coords: np.ndarray, out: np.ndarray) -> None:
         index: Any = 0
@@ -155,11 +164,11 @@ class HostVolume:
             else:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
 
-    def _linear(self, channel: int, places: list[Any], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        return linear(lambda index: self._corner(channel, index), places, self.dims, slopes)
+    def _linear(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        return linear(lambda index, offset: self._corner(channel, index, offset), places, self.dims, slopes)
 
-    def _corner(self, channel: int, index: np.ndarray) -> np.ndarray:
-        values = self._take(channel, index)
+    def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
+        values = self._take(channel, index, offset)
         return values if values.dtype == np.float32 and self._low_high is None else normalised(values, self._low_high)
 
     def _coefficients(self, voxels: np.ndarray) -> np.ndarray:
@@ -170,8 +179,8 @@ class HostVolume:
             out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
         return made
 
-    def _cubic(self, channel: int, places: list[Any], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f, _), size in zip(places, self.dims, strict=True)]
+    def _cubic(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(places, self.dims, strict=True)]
         value, made = np.zeros(len(places[0][0])), [np.zeros(len(places[0][0])) for _ in range(3)]
         for z, wz, sz in taps[0]:
             for y, wy, sy in taps[1]:
@@ -186,14 +195,17 @@ class HostVolume:
 
 
 def linear(
-    take: Callable[[np.ndarray], np.ndarray], places: list[Any], dims: tuple[int, int, int], slopes: bool = False
+    take: Callable[[np.ndarray, int], np.ndarray],
+    places: list[Place],
+    dims: tuple[int, int, int],
+    slopes: bool = False,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Interpolate between eight voxels.
 
     Parameters
     ----------
     take : callable
-        Voxels by their numbers in a box of `dims` voxels, as float32.
+        Voxels by their numbers in a box of `dims` voxels, counted from an offset on, as float32.
     places : list
         For each axis the voxels in the box, and fractions, of :func:`along`.
     dims : tuple of int
@@ -201,21 +213,20 @@ def linear(
     slopes : bool
         Give derivatives along z, y and x for each voxel, too.
     """
-    steps: list[Any] = []
-    index: Any = 0
-    for (cell, *_), size in zip(places, dims, strict=True):
-        index = index * size + cell
-        steps = [step * size for step in steps] + [(cell < size - 1).astype(np.int64)]
-    f, g, h = (place[1] for place in places)
-    v = [[[take(index + z + y + x) for x in (0, steps[2])] for y in (0, steps[1])] for z in (0, steps[0])]
-    rows = [[_mix(*row, h) for row in plane] for plane in v]
-    planes = [_mix(*plane, g) for plane in rows]
-    value = _mix(*planes, f)
+    (z, f), (y, g), (x, h) = places
+    index = (z * dims[1] + y) * dims[2] + x
+    below, right = dims[2] * (dims[1] > 1), int(dims[2] > 1)
+    behind = dims[1] * dims[2] * (dims[0] > 1)
+    v = [[[take(index, k + j + i) for i in (0, right)] for j in (0, below)] for k in (0, behind)]
+    rows = [[_mix(a, b, h) for a, b in plane] for plane in v]
+    planes = [_mix(a, b, g) for a, b in rows]
+    value = _mix(planes[0], planes[1], f)
     if not slopes:
         return value, []
-    along_x = [_mix(*(row[1] - row[0] for row in plane), g) for plane in v]
-    along_y = [plane[1] - plane[0] for plane in rows]
-    return value, [planes[1] - planes[0], _mix(*along_y, f), _mix(*along_x, f)]
+    along_x = [_mix(a[1] - a[0], b[1] - b[0], g) for a, b in v]
+    along_y = [b - a for a, b in rows]
+    along_z = planes[1] - planes[0]
+    return value, [along_z, _mix(along_y[0], along_y[1], f), _mix(along_x[0], along_x[1], f)]
 
 
 def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
@@ -236,34 +247,3 @@ def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, 
         (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
         for p, w, d in zip(places, weights, slopes, strict=True)
     ]
-
-
-def threads() -> int:
-    """How many processors the process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def in_threads(part: Callable[[int, int], None], count: int, batch: int = _BATCH) -> None:
-    """Call ``part(begin, end)`` for batches of 0 to `count`, in threads; the first exception is raised here."""
-    if count <= batch:
-        if count:
-            part(0, count)
-        return
-    pool = _executor()
-    runs = min(threads() * 4, math.ceil(count / batch))
-    each = math.ceil(count / runs)
-
-    def run(start: int) -> None:
-        for begin in range(start, min(start + each, count), batch):
-            part(begin, min(begin + batch, start + each, count))
-
-    for done in [pool.submit(run, start) for start in range(0, count, each)]:
-        done.result()
-
-
-def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked child makes its own."""
-    global _pool
-    if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-sampling")
-    return _pool[1]

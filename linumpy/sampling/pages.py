@@ -2,20 +2,19 @@
 
 In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
 samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the ones used
-longest ago make room for others. Points are sampled part of the volume by part: while those of one part are sampled, the
+longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
 missing pages of the next are read.
 
-Independent samples would need the whole volume for each small batch. So values of many samples to come are made together,
-once for each pass over the volume, and handed out as they are asked for: the stream is the same.
+Independent samples would need the whole volume for each small batch. So values of many samples to come are made
+together, once for each pass over the volume, and handed out as they are asked for: the stream is the same.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,8 @@ from linumpy.io.volume import Volume
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.volume import KEPT, VOLUME_RECORD
+from linumpy.sampling.paging import Page, Paging, Pieces
+from linumpy.sampling.volume import VOLUME_RECORD
 
 _PAGES = np.dtype(
     [
@@ -36,94 +36,7 @@ _PAGES = np.dtype(
 )
 assert _PAGES.itemsize == 72
 _THREADS, _GROUPS = 256, 4
-#: Voxels of a page, about: several chunks where those are smaller.
-_PAGE_VOXELS = 2**18
 _NOTHING = np.uint64(0)
-Page = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Paging:
-    """How a volume is cut into pages, and which parts of it are sampled one after another.
-
-    Attributes
-    ----------
-    dims, page : tuple of int
-        Voxels of the volume and of a page along z, y and x.
-    part : tuple of int
-        Pages of a part.
-    """
-
-    dims: tuple[int, int, int]
-    page: tuple[int, int, int]
-    part: tuple[int, int, int]
-
-    @property
-    def pages(self) -> Page:
-        """Pages along each axis."""
-        z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
-        return z, y, x
-
-    def box(self, page: Page) -> tuple[slice, ...]:
-        """Return the voxels of a page."""
-        ends = ((k * p, min((k + 1) * p, n)) for k, p, n in zip(page, self.page, self.dims, strict=True))
-        return tuple(slice(*one) for one in ends)
-
-    def parts(self) -> Iterator[tuple[Page, Page]]:
-        """First page, and the one behind the last, of each part."""
-        steps = [range(0, n, p) for n, p in zip(self.pages, self.part, strict=True)]
-        for z, y, x in itertools.product(*steps):
-            end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
-            yield (z, y, x), (end[0], end[1], end[2])
-
-    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> list[Page]:
-        """Return the pages of a part that are needed, and the next ones along each axis, sorted."""
-        own = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
-        shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
-        marks = np.zeros(tuple(n + 1 for n in shape), bool)
-        mine = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[own]
-        for step in itertools.product((0, 1), repeat=3):
-            marks[tuple(slice(s, s + n) for s, n in zip(step, mine.shape, strict=True))] |= mine
-        found = np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin)
-        return [(z, y, x) for z, y, x in found.tolist()]
-
-
-def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
-    """Choose pages and parts, so that a part with its neighbours takes half of the slots at most.
-
-    Raises
-    ------
-    ValueError
-        Fewer than 16 slots: the pages at a corner, twice.
-    """
-    page = page_shape(dims, chunks, voxels)
-    if slots < 16:
-        raise ValueError(
-            f"the cache has memory for {slots} pages of {' × '.join(map(str, page))} voxels; give cache_bytes for 16"
-        )
-    pages = Paging(dims, page, (1, 1, 1)).pages
-    half = slots // 2
-    layers = half // ((pages[1]) * (pages[2])) - 1
-    if layers >= 1:  # what a layer shares with the next one stays in memory
-        return Paging(dims, page, (min(layers, pages[0]), pages[1], pages[2]))
-    part = [1, 1, 1]
-    while True:
-        grown = [min(n, p + 1) for p, n in zip(part, pages, strict=True)]
-        if grown == part or math.prod(n + 1 for n in grown) > half:
-            return Paging(dims, page, (part[0], part[1], part[2]))
-        part = grown
-
-
-def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_VOXELS) -> tuple[int, int, int]:
-    """Join chunks, along the axis on which they are shortest, until a page has so many voxels or is the volume."""
-    page = [min(c, n) for c, n in zip(chunks, dims, strict=True)]
-    while math.prod(page) < voxels:
-        open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
-        if not open_axes:
-            break
-        axis = min(open_axes, key=lambda one: page[one])
-        page[axis] *= 2
-    return page[0], page[1], page[2]
 
 
 class PageCache:
@@ -207,20 +120,20 @@ class PageCache:
         if self._free:
             return self._free.pop()
         page = next(one for one in self._held if one not in wanted)
-        for ticket in self._tickets.pop(page, ()):  # it was asked for and not used: its slot is being written
-            ticket.result()
+        self._settle(page)
         return self._held.pop(page)
 
     def _forget(self, pages: Sequence[Page]) -> None:
         for page in pages:
-            tickets = self._tickets.pop(page, [])
-            for ticket in tickets:
-                try:
-                    ticket.result()
-                except Exception:  # the first error is being raised
-                    continue
+            self._settle(page)
             if page in self._held:
                 self._free.append(self._held.pop(page))
+
+    def _settle(self, page: Page) -> None:
+        """Wait until nothing is written to the slot of a page that is let go of; what reading it gave is of no use."""
+        for ticket in self._tickets.pop(page, ()):
+            with contextlib.suppress(Exception):
+                ticket.result()
 
 
 def _bounds(volume: Volume, box: tuple[slice, ...]) -> list[tuple[int, int]]:
@@ -265,7 +178,7 @@ class PagedVolume:
         self.value_range = value_range
         self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
         self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
-        self._counted: _Pieces | None = None
+        self._counted: Pieces | None = None
 
     @property
     def boxes(self) -> Boxes:
@@ -288,10 +201,11 @@ class PagedVolume:
         draws.draw(draws.Draw(), key, first, coords)
         done = 0
         while done < len(coords):
-            made_key, begin, values = self._made or (None, 0, None)
-            if made_key != key or not begin <= first + done < begin + values.shape[1]:
+            made = self._made
+            if made is None or made[0] != key or not made[1] <= first + done < made[1] + made[2].shape[1]:
                 self._make_ahead(key, first + done)
                 continue
+            _, begin, values = made
             at = first + done - begin
             part = min(len(coords) - done, values.shape[1] - at)
             out[:, done : done + part] = values[:, at : at + part]
@@ -306,28 +220,19 @@ class PagedVolume:
         if not len(coords):
             return
         if self._counted is None or self._counted.window is not window:
-            self._counted = _Pieces(window, self._paging)
+            self._counted = Pieces(window, self._paging)
         window.draw(begin, coords)
         first, last = self._counted.boxes_of(begin, begin + len(coords))
         record = self._record(len(coords))
-        groups = list(self._counted.groups(first, last, self._cache.slots.shape[0] // 2))
-        for number, (low, high, pages) in enumerate(groups):
+        slots = int(self._cache.slots.shape[0])
+        for low, high, pages in self._counted.groups(first, last, slots // 2):
             self._cache.request(pages)
-            following = groups[number + 1][2] if number + 1 < len(groups) else self._ahead_of(last)
+            self._cache.request(self._counted.upcoming(last, slots // 8), keep=set(pages))
             self._cache.wait(pages)
-            self._cache.request(following, keep=set(pages))
             self._launch(coords, out, record, low, high, draw=False)
 
-    def _ahead_of(self, box: int) -> list[Page]:
-        """Pages of the boxes behind one, as many as a quarter of the slots."""
-        assert self._counted is not None
-        return self._counted.following(box, self._cache.slots.shape[0] // 4)
-
     def _make_ahead(self, key: tuple[int, int], first: int) -> None:
-        if self._made is None:
-            values = self._xp.empty((self.n_channels, self._ahead), np.float32)
-        else:
-            values = self._made[2]
+        values = self._made[2] if self._made else self._xp.empty((self.n_channels, self._ahead), np.float32)
         self._made = None
         record = self._record(values.shape[1])
         record["key"], record["first"] = key, first
@@ -385,54 +290,3 @@ class PagedVolume:
 
 def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
     return KernelSpec("pages", name, tuple(sorted(defines.items())), "linumpy.sampling.cuda")
-
-
-class _Pieces:
-    """Which pages the boxes of a window need."""
-
-    def __init__(self, window: Window, paging: Paging) -> None:
-        self.window, self._paging = window, paging
-        self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
-        at = window.boxes.places(np.arange(window.boxes.count))
-        lows, highs = [], []
-        for place, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
-            lows.append(np.clip(np.floor(place / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
-            highs.append(np.clip(np.floor((place + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
-        page = np.array(paging.page)
-        self._first = np.stack(lows, 1) // page
-        self._last = np.stack(highs, 1) // page
-
-    def boxes_of(self, begin: int, end: int) -> tuple[int, int]:
-        """First box and the one behind the last that hold these samples."""
-        first = int(np.searchsorted(self._starts, begin, side="right")) - 1
-        return first, int(np.searchsorted(self._starts, end, side="left"))
-
-    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, list[Page]]]:
-        """Parts of the volume that hold the boxes: voxels from, to, and the pages needed, at most so many."""
-        low, high = self._first[first:last].min(0), self._last[first:last].max(0)
-        size = high - low + 2
-        if math.prod(size.tolist()) <= most:
-            yield self._group(low, high)
-            return
-        steps = self._paging.part
-        starts = [range(int(a), int(b) + 1, step) for a, b, step in zip(low, high, steps, strict=True)]
-        for corner in itertools.product(*starts):
-            begin = np.array(corner)
-            yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
-
-    def following(self, box: int, most: int) -> list[Page]:
-        """Pages that the boxes from one on need, at most so many."""
-        pages: dict[Page, None] = {}
-        for number in range(box, min(box + 64, self.window.boxes.count)):
-            new = self._group(self._first[number], self._last[number])[2]
-            if len(pages.keys() | new) > most:
-                break
-            pages.update(dict.fromkeys(new))
-        return list(pages)
-
-    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, list[Page]]:
-        page = np.array(self._paging.page)
-        ends = np.minimum(high + 1, np.array(self._paging.pages) - 1)
-        ranges = [range(int(a), int(b) + 1) for a, b in zip(low, ends, strict=True)]
-        begin, end = (low * page).tolist(), ((high + 1) * page).tolist()
-        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), list(itertools.product(*ranges))

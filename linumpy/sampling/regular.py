@@ -53,9 +53,10 @@ class RawFile:
     def check_size(self, size: int) -> None:
         """Refuse a file that is too short."""
         if size < self.offset + self.nbytes:
+            shape = " × ".join(map(str, self.shape))
             raise ValueError(
-                f"{self.filename} has {size} bytes; {self.offset} before the voxels and {self.nbytes} of "
-                f"{' × '.join(map(str, self.shape))} voxels of {self.dtype} (channels, Z, Y, X) are {self.offset + self.nbytes}"
+                f"{self.filename} has {size} bytes; {self.offset} before the voxels and {self.nbytes} of {shape} "
+                f"voxels of {self.dtype} (channels, Z, Y, X) are {self.offset + self.nbytes}"
             )
 
     def read(self) -> np.ndarray:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling import draws
 from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of
-from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, window
+from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
+from linumpy.sampling.boxes import window as count_samples
 from linumpy.sampling.draws import Draw
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import Use, key_of
@@ -67,7 +69,7 @@ class Sampler:
         if window is not None and not 1 <= window <= MOST_SAMPLES:
             raise ValueError(f"window={window}: give 1 to {MOST_SAMPLES} samples")
         self._window_size = window or getattr(field, "window_size", None)
-        self._window: Window | None = None
+        self._window: Uploaded | None = None
         self._used = 0  # samples of the window that were given out
         self._next = 0  # number of the next sample of the stream
         self._draws: dict[str, Draw] = {}
@@ -213,15 +215,16 @@ class Sampler:
         done = 0
         while done < len(coords):
             size = self._window_size or min(len(coords) - done, MOST_SAMPLES)
-            if self._window is None or self._used == self._window.total:
+            if self._window is None or self._used == self._window.value.total:
                 self._window, self._used = self._new_window(size), 0
-            part = min(len(coords) - done, self._window.total - self._used)
+            window = self._window.get()
+            part = min(len(coords) - done, window.total - self._used)
             points = coords[done : done + part]
             if part == len(coords):
-                self._fill_part(self._window, points, values)
+                self._fill_part(window, points, values)
             else:
                 made = self._xp.empty((self.n_channels(), part), values.dtype)
-                self._fill_part(self._window, points, made)
+                self._fill_part(window, points, made)
                 values[:, done : done + part] = made
             done, self._used = done + part, self._used + part
 
@@ -233,9 +236,10 @@ class Sampler:
         made.draw(self._used, coords)
         field.decode(coords, values)
 
-    def _new_window(self, size: int) -> Window:
+    def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        return window(getattr(self.field, "boxes", _ANY_BOXES), self._key, first, size, self._xp)
+        made = count_samples(getattr(self.field, "boxes", _ANY_BOXES), self._key, first, size, self._xp)
+        return Uploaded(made, None) if self.device is None else uploaded(made)
 
 
 @dataclasses.dataclass

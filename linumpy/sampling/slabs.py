@@ -1,7 +1,7 @@
 """A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
 
-In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, and values at any points.
-A slab is a box of whole rows, with the voxels that interpolation needs beside it. So many of them are held, and after
+In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, values at any points. A
+slab is a box of whole rows, with the voxels that interpolation needs beside it. So many of them are held, and after
 each batch some are replaced by the next ones, in a random order in which each slab comes once before any comes again.
 The file is read by ``pread``: a file that is shortened while it is sampled is an :class:`OSError`.
 """
@@ -9,6 +9,7 @@ The file is read by ``pread``: a file that is shortened while it is sampled is a
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import threading
@@ -20,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from linumpy.sampling.generator import Use, numbers
-from linumpy.sampling.host import along, in_threads, linear, normalised, threads
+from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.regular import RawFile
+from linumpy.sampling.threads import in_threads, threads
 
 _SLAB_NBYTES = 8 * 2**20
 #: Planes of a slab where one plane is larger than a slab.
 _PLANES = 16
-_BATCH = 2**13
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
     planes = min(_PLANES, z)
     rows = max(1, nbytes // (planes * channels * x * itemsize))
     return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
+
+
+def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
+    return voxels[offset:].take(index)
 
 
 @dataclass(frozen=True)
@@ -205,21 +210,22 @@ class SlabVolume:
             coords[where] = points
             out[:, where] = made
 
-        in_threads(part, span.stop - span.start, _BATCH)
+        in_threads(part, span.stop - span.start)
 
     def _evaluate(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
         def part(begin: int, end: int) -> None:
             self._values(slab, coords[begin:end], out[:, begin:end])
 
-        in_threads(part, len(coords), _BATCH)
+        in_threads(part, len(coords))
 
     def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
         _, planes, rows, columns = slab.voxels.shape
-        places = [along(coords[:, 2 - axis], size)[:2] for axis, size in enumerate(self.plan.dims)]
+        places = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
         places[0] = (places[0][0] - slab.first[0], places[0][1])
         places[1] = (places[1][0] - slab.first[1], places[1][1])
         for channel, made in zip(slab.voxels, out, strict=True):
-            made[...] = linear(channel.reshape(-1).take, places, (planes, rows, columns))[0]
+            take = functools.partial(_take, channel.reshape(-1))
+            made[...] = linear(take, places, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
         """Take in the slabs that were asked for in place of the oldest ones; all, the first time."""
@@ -235,7 +241,12 @@ class SlabVolume:
             self._ask(self.replaced)
 
     def _ask(self, count: int) -> None:
-        self._coming = [self._pool.submit(self._read, self._number(self._taken + k)) for k in range(count)]
+        have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
+
+        def take(number: int) -> _Slab:
+            return have.get(number) or self._read(number)
+
+        self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
         self._taken += count
 
     def _number(self, position: int) -> int:
@@ -260,7 +271,7 @@ class SlabVolume:
         return _Slab(number, (planes.start, rows.start), normalised(raw, self._low_high))
 
     def _pread(self, out: np.ndarray, offset: int) -> None:
-        target = memoryview(out.reshape(-1).view(np.uint8))
+        target = out.reshape(-1).view(np.uint8).data
         begin = self._source.offset + offset
         while len(target):
             count = os.preadv(self._file, [target], begin)

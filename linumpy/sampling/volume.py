@@ -1,7 +1,7 @@
 """A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
 
-In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline with
-float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
+In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
+with float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import Boxes, Window, plan_boxes
 from linumpy.sampling.host import check_order, normalisation
@@ -74,7 +74,7 @@ class DeviceVolume:
     Parameters
     ----------
     voxels : ndarray
-        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is kept, not copied.
+        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is not copied.
     spline_order : int
         0, 1 or 3.
     layout : str, optional
@@ -116,7 +116,7 @@ class DeviceVolume:
         self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._chosen(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
-        self._places: Any = None
+        self._places: Uploaded | None = None
 
     @property
     def values_dtype(self) -> np.dtype:
@@ -163,7 +163,8 @@ class DeviceVolume:
         if not len(coords):
             return
         if self._places is None:
-            self._places = self._xp.asarray(_places(window.boxes))
+            made = self._xp.asarray(_places(window.boxes))
+            self._places = uploaded(made) if is_device_array(made) else Uploaded(made, None)
         record = self._record(len(coords), coords)
         record["aligned"] &= begin % 4 == 0
         groups = self._cut.box_groups
@@ -173,7 +174,17 @@ class DeviceVolume:
             kernel.max_dynamic_shared_size_bytes = nbytes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
-        args = (self._linear, coords, out, window.starts, self._places, *int32(0), *int64(begin), window.record, record)
+        args = (
+            self._linear,
+            coords,
+            out,
+            window.starts,
+            self._places.get(),
+            *int32(0),
+            *int64(begin),
+            window.record,
+            record,
+        )
         kernel((boxes, parts), (_THREADS,), args, shared_mem=nbytes)
 
     def _coefficients(self, voxels: Any) -> Any:

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.pages import PageCache, PagedVolume, plan_paging
+from linumpy.sampling.pages import PageCache, PagedVolume
+from linumpy.sampling.paging import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
-from linumpy.sampling.volume import KEPT
+from linumpy.sampling.volume import KEPT, free_memory
 
 
 def open_channels(
@@ -29,7 +31,7 @@ def open_channels(
     Parameters
     ----------
     source : path, zarr.Array, zarr.Group or store
-        An array (Z, Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
+        An array (Z, Y, X); one of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
     level : int
         Of an OME-Zarr image.
     channel_axis : int, optional
@@ -65,7 +67,7 @@ def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
         return [Volume(array, (None, None, None))]
     if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
         raise ValueError(
-            f"the array has shape {array.shape}: give one of three axes (Z, Y, X), or of four with channel_axis= (0 to 3)"
+            f"the array has shape {array.shape}: give one of axes (Z, Y, X), or of four with channel_axis= (0 to 3)"
         )
     axis = channel_axis % 4
     return [Volume(array, tuple(c if a == axis else None for a in range(4))) for c in range(array.shape[axis])]
@@ -89,15 +91,14 @@ def read_channels(volumes: list[Volume]) -> np.ndarray:
 
 def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Any:
     """Read all channels into device memory: (C, Z, Y, X), in a dtype that kernels sample."""
-    import cupy
-
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     first = volumes[0]
     check_dtype(first.dtype)
-    stays = not labels and (is_kept(first.dtype, low_high) or (low_high is not None and first.dtype.str[1:] != "f4"))
-    dtype = np.dtype(np.int32) if labels else first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
-    made = cupy.empty((len(volumes), *first.shape), dtype)
+    # Others become float32 on the way, unless they are looked at first: labels for their range, or to be normalised.
+    stays = labels or low_high is not None or is_kept(first.dtype, None)
+    dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
+    made = require_cuda().empty((len(volumes), *first.shape), dtype)
     box = tuple(slice(0, n) for n in first.shape)
     for volume, out in zip(volumes, made, strict=True):
         read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
@@ -131,8 +132,8 @@ def open_pages(
     cache_bytes : int, optional
         Device memory for pages; by default a quarter of what is free.
     ahead : int, optional
-        Independent samples that are made in one pass over the volume: 4 bytes for each and channel. By default as many as
-        take half of `cache_bytes`.
+        Independent samples that are made in one pass over the volume: 4 bytes for each and channel. By default as many
+        as take half of `cache_bytes`.
     reader : Reader, optional
         By default one of its own.
     xp : module, optional
@@ -141,20 +142,16 @@ def open_pages(
     first = volumes[0]
     check_dtype(first.dtype)
     if xp is None:
-        import cupy as xp
+        xp = require_cuda()
     if reader is None:
-        from linumpy.gpu import Reader  # type: ignore[attr-defined]
+        from linumpy.gpu import Reader
 
         reader = Reader()
     if cache_bytes is None:
-        from linumpy.sampling.volume import free_memory
-
         cache_bytes = free_memory() // 4
     kept = first.dtype.str[1:] in KEPT
     dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
     voxel = len(volumes) * dtype.itemsize
-    from linumpy.sampling.pages import page_shape
-
     page = page_shape(first.shape, first.chunks)
     slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _pages(first.shape, page) + 16)
     dims = (first.shape[0], first.shape[1], first.shape[2])

@@ -1,11 +1,13 @@
 """The generator and what is drawn with it: published numbers, SciPy's sequence, and the kernels against NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from emulator import emulated
 from scipy import stats
 
-from linumpy.sampling import draws, generator
+from linumpy.sampling import draws, generator, threads
 from linumpy.sampling.generator import Use
 
 KEY = generator.key_of(2**40 + 17)
@@ -65,8 +67,8 @@ def test_kernel_is_numpy_bit_for_bit(name, first, monkeypatch):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_streams_do_not_depend_on_batches(name):
-    whole = drawn(DRAWS[name], 5, draws.HOST_BATCH + 100)
-    parts = [drawn(DRAWS[name], 5 + begin, 100) for begin in range(0, draws.HOST_BATCH + 100, 100)]
+    whole = drawn(DRAWS[name], 5, threads.BATCH + 100)
+    parts = [drawn(DRAWS[name], 5 + begin, 100) for begin in range(0, threads.BATCH + 100, 100)]
     assert np.array_equal(whole, np.concatenate(parts)[: len(whole)])
     assert not np.array_equal(whole, drawn(DRAWS[name], 5, len(whole), generator.key_of(18)))
     assert whole.min() >= 0
@@ -117,7 +119,7 @@ def test_strata_are_hit_once_each_turn():
     orders = [np.ravel_multi_index((turn * 8).astype(int).T, (8, 8, 8)) for turn in coords]
     for one in orders:
         assert np.array_equal(np.sort(one), np.arange(512))
-    assert all((a != b).mean() > 0.9 for a, b in zip(orders, orders[1:], strict=False))
+    assert all((a != b).mean() > 0.9 for a, b in itertools.pairwise(orders))
     assert stats.kstest((coords * 8 % 1).reshape(-1), "uniform").pvalue > 1e-4
 
 

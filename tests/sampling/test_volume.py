@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from emulator import emulated
+from emulator import Kernel, emulated, library
 from nvrtc import compilations, compile_kernel
-from scipy import ndimage
+from sampling_reference import truth
 
-from linumpy.gpu.kernels import KernelSpec
+from linumpy.gpu.kernels import KernelSpec, source_text
 from linumpy.sampling import boxes, draws, volume
 from linumpy.sampling.boxes import window
 from linumpy.sampling.draws import Draw, host_coordinates
@@ -42,21 +42,6 @@ def points(count, seed=1):
     centres = (np.random.default_rng(2).integers(0, 5, (10, 3)) + 0.5) / np.array(RAGGED[::-1])
     made[-10:] = centres
     return made
-
-
-def truth(voxels, coords, order, low_high=None):
-    """SciPy in double precision, of exact coordinates."""
-    voxels = voxels.astype(np.float64)
-    if low_high:
-        low, high = low_high
-        voxels = np.clip((voxels - low) / (high - low), 0, 1) if high > low else voxels * 0
-    shape = np.array(voxels.shape[1:])
-    place = coords[:, ::-1].astype(np.float64) * shape - 0.5
-    if order == 0:
-        at = np.clip(np.floor(place + 0.5), 0, shape - 1).astype(int)
-        return voxels[:, *at.T]
-    place = np.clip(place, 0, shape - 1).T
-    return np.stack([ndimage.map_coordinates(one, place, order=order, mode="mirror") for one in voxels])
 
 
 def decoded(field, coords, gradient=False):
@@ -221,6 +206,30 @@ def test_orders_that_are_not_there(make):
         make(random_volume(), spline_order=2)
 
 
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_shared_memory_is_free_of_races(seed, monkeypatch):
+    """With each access checked, and undefined behaviour too: samples in boxes, staged coordinates, counts of boxes."""
+
+    def checked(spec):
+        made = library(source_text(spec.source, spec.package), spec.defines, (spec.name,), checked=True)
+        kernel = Kernel(getattr(made, f"emulate_{spec.name}"))
+        kernel.seed = seed
+        return kernel
+
+    for module in (volume, boxes):
+        monkeypatch.setattr(module, "load", checked)
+    monkeypatch.setattr(volume, "_BLOCK_SAMPLES", 500)
+    voxels = random_volume((20, 9, 12), channels=2)
+    field = DeviceVolume(voxels, layout="quads", shape=Shape(box_voxels=1000))
+    coords, values = np.empty((2, 1000, 3), np.float32), np.empty((2, 2, 1000), np.float32)
+    made = window(field.boxes, KEY, 0, 1000, np)
+    assert np.array_equal(boxes.split(field.boxes, KEY, 0, 1000, np), made.starts)
+    field.sample_window(made, 0, coords[0], values[0])
+    field.sample(KEY, 0, coords[1], values[1])
+    for points, got in zip(coords, values, strict=True):
+        assert np.abs(got - truth(voxels, points, 1)).max() < 1e-6 * spread(voxels)
+
+
 def specs():
     base = {"NORMALISE": "0", "INDEX": "int", "BLOCKS": "3", "LABELS": "0", "TARGET": "float", "GRADIENT": "0"}
     types = [volume.CUDA_TYPES[one] for one in KEPT]
@@ -228,7 +237,7 @@ def specs():
     for source, layout, draw in itertools.product(types, "0123", "01"):
         made.append({"SOURCE": source, "LAYOUT": layout, "DRAW": draw, "ORDER": "1", "GROUPS": "4"})
     made += [
-        {"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", **{k: "1"}}
+        {"SOURCE": "float", "LAYOUT": "3", "DRAW": "0", "ORDER": "1", "GROUPS": "4", k: "1"}
         for k in ("GRADIENT", "NORMALISE")
     ]
     made += [{"SOURCE": one, "LAYOUT": "0", "DRAW": "0", "ORDER": "0", "GROUPS": "1"} for one in types]
