@@ -14,7 +14,7 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, int64, load, uploaded
-from linumpy.sampling.host import in_threads
+from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
 
@@ -53,13 +53,13 @@ def launch(spec: KernelSpec, coords: Any, out: Any, tables: DeviceTables, *more:
 def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
     """Decode points of the host in threads: `decode` gets points in the unit cube and the columns for their values.
 
-    Points outside are moved to the border of the cube; the values of NaN are NaN.
+    Points outside are moved to the border of the cube; where a coordinate is not finite, values are NaN.
     """
 
     def part(begin: int, end: int) -> None:
         points, values = coords[begin:end], out[:, begin:end]
         decode(np.clip(np.nan_to_num(points), np.float32(0), np.float32(1)), values)
-        values[:, np.isnan(points).any(1)] = np.nan
+        values[:, ~np.isfinite(points).all(1)] = np.nan
 
     in_threads(part, len(coords))
 

@@ -1,4 +1,4 @@
-"""Kernels of fields touch nothing beyond their arrays, and points outside of the unit cube are those of its border.
+"""Kernels of fields touch nothing beyond their arrays, and points outside are those of the border.
 
 Arrays end, or begin, where memory is forbidden; a kernel that reads or writes there ends the process, so it runs in one
 of its own.
@@ -78,14 +78,14 @@ MAKERS = {"vdb": sparse_grid, "amr": bricks, "umesh": stitched}
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", list(MAKERS))
-def test_outside_is_the_border_and_nan_stays(name, side):
+def test_outside_is_the_border_and_what_is_not_finite_has_no_value(name, side):
     field = MAKERS[name](np.random.default_rng(1))
     assert isinstance(field, Field)
     coords = np.random.default_rng(2).uniform(-0.7, 1.7, (400, 3)).astype(np.float32)
-    coords[:3] = [[np.inf, 0.5, -np.inf], [3e38, 0.2, 0.1], [-1e30, 1, 1]]
+    coords[:2] = [[3e38, 0.2, 0.1], [-1e30, 1, 1]]
     found = decode(field, coords, side)
     np.testing.assert_array_equal(found, decode(field, np.clip(coords, 0, 1), side))
-    coords[np.arange(400), np.arange(400) % 3] = np.nan
+    coords[np.arange(400), np.arange(400) % 3] = np.repeat([np.nan, np.inf, -np.inf, np.nan], 100)
     assert np.isnan(decode(field, coords, side)).all()
 
 

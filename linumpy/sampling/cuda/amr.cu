@@ -56,10 +56,10 @@ amr(const float *__restrict__ coords, float *__restrict__ out, int64 count, cons
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];
-    const bool known = point_at(coords, i, frame->extent, point);
+    const float doubt = point_at(coords, i, frame->extent, point);
     const List list = list_at(frame->lists, table, point);
     Sum sum{0, 0};
     for (int k = 0; k < list.count; ++k) add_brick(bricks[items[list.start + k]], values, point, sum);
     const float value = sum.weights > 0 ? sum.values / sum.weights : frame->background;
-    out[i] = known ? value : coords[3 * i] + coords[3 * i + 1] + coords[3 * i + 2];
+    out[i] = value + doubt;
 }

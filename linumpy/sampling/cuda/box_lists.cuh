@@ -5,16 +5,16 @@ struct Lists {
 };
 struct alignas(8) List { int start, count; };
 
-// Scale a point of the unit cube; points outside are moved to its border. Says whether it is a point, and not NaN.
-__device__ inline bool point_at(const float *__restrict__ coords, int64 i, const float (&extent)[3], float (&point)[3]) {
-    bool known = true;
+// Scale a point of the unit cube; points outside are moved to its border. Returns 0, and NaN for one that is not finite.
+__device__ inline float point_at(const float *__restrict__ coords, int64 i, const float (&extent)[3], float (&point)[3]) {
+    float doubt = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
         const float coord = coords[3 * i + axis];
-        known &= coord == coord;
+        doubt += coord - coord;
         point[axis] = fminf(fmaxf(coord, 0.0f), 1.0f) * extent[axis];
     }
-    return known;
+    return doubt;
 }
 
 __device__ inline List list_at(const Lists &lists, const List *__restrict__ table, const float (&point)[3]) {

@@ -191,7 +191,7 @@ umesh(const float *__restrict__ coords, float *__restrict__ out, int64 count, co
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];
-    const bool known = point_at(coords, i, frame->extent, point);
+    const float doubt = point_at(coords, i, frame->extent, point);
     const List list = list_at(frame->lists, table, point);
     float value = frame->background;
     for (int k = 0; k < list.count; ++k) {
@@ -208,5 +208,5 @@ umesh(const float *__restrict__ coords, float *__restrict__ out, int64 count, co
             break;
         }
     }
-    out[i] = known ? value : coords[3 * i] + coords[3 * i + 1] + coords[3 * i + 2];
+    out[i] = value + doubt;
 }

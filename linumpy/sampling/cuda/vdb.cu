@@ -50,7 +50,7 @@ vdb(const float *__restrict__ coords, float *__restrict__ out, int64 count, cons
         const float coord = coords[3 * i + axis];
         const float at = fminf(fmaxf(coord * frame->size[axis] - 0.5f, 0.0f), static_cast<float>(last));
         const int low = min(static_cast<int>(at), last);
-        weight[axis] = coord == coord ? at - low : coord;  // NaN stays NaN
+        weight[axis] = at - low + (coord - coord);  // NaN where it is not finite
         end[0][axis] = low + frame->shift[axis];
         end[1][axis] = min(low + 1, last) + frame->shift[axis];
         if ((end[0][axis] ^ end[1][axis]) >> LEAF_BITS) split |= 4 >> axis;
