@@ -5,8 +5,8 @@
 
 struct alignas(16) Brick {
     float lower[3];  // from the corner of the domain
-    float cells;     // in a unit of length
-    int64 offset;    // of its values
+    float cells;  // in a unit of length
+    int64 offset;  // of its values
     unsigned short size[3], unused;
 };
 
@@ -50,9 +50,9 @@ __device__ void add_brick(const Brick &brick, const float *__restrict__ values, 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-amr(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
-    const List *__restrict__ table, const int *__restrict__ items, const Brick *__restrict__ bricks,
-    const float *__restrict__ values) {
+    amr(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
+        const List *__restrict__ table, const int *__restrict__ items, const Brick *__restrict__ bricks,
+        const float *__restrict__ values) {
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];

@@ -6,7 +6,8 @@ struct Lists {
 struct alignas(8) List { int start, count; };
 
 // Scale a point of the unit cube; points outside are moved to its border. Returns 0, and NaN for one that is not finite.
-__device__ inline float point_at(const float *__restrict__ coords, int64 i, const float (&extent)[3], float (&point)[3]) {
+__device__ inline float point_at(const float *__restrict__ coords, int64 i, const float (&extent)[3],
+                                 float (&point)[3]) {
     float doubt = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {

@@ -113,7 +113,8 @@ __device__ double cross_dot(const double (&a)[3], const double (&b)[3], const do
 
 // Coordinates of a point in an element by Newton's method from its middle. A step ends near the element.
 template <int CORNERS>
-__device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3], float &value) {
+__device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
+                          float &value) {
     double place[CORNERS][3], n[CORNERS], d[CORNERS][3];
     float held[CORNERS];
 #pragma unroll
@@ -135,7 +136,8 @@ __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ ver
             }
         const double volume = cross_dot(along[0], along[1], along[2]);
         if (volume == 0) return false;
-        const double change[3] = {cross_dot(miss, along[1], along[2]) / volume, cross_dot(along[0], miss, along[2]) / volume,
+        const double change[3] = {cross_dot(miss, along[1], along[2]) / volume,
+                                  cross_dot(along[0], miss, along[2]) / volume,
                                   cross_dot(along[0], along[1], miss) / volume};
         double largest = 0;
 #pragma unroll
@@ -155,7 +157,8 @@ __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ ver
     return false;
 }
 
-__device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3], float &value) {
+__device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
+                       float &value) {
     double edge[3][3], to[3];
     float held[4];
     const Vertex first = vertices[corners.vertex[0]];
@@ -165,7 +168,8 @@ __device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertic
         const Vertex vertex = vertices[corners.vertex[k + 1]];
         held[k + 1] = vertex.value;
         to[k] = static_cast<double>(point[k]) - first.place[k];
-        for (int axis = 0; axis < 3; ++axis) edge[k][axis] = static_cast<double>(vertex.place[axis]) - first.place[axis];
+        for (int axis = 0; axis < 3; ++axis)
+            edge[k][axis] = static_cast<double>(vertex.place[axis]) - first.place[axis];
     }
     const double volume = cross_dot(edge[0], edge[1], edge[2]);
     if (volume == 0) return false;
@@ -176,7 +180,8 @@ __device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertic
     return true;
 }
 
-__device__ bool in_element(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3], float &value) {
+__device__ bool in_element(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
+                           float &value) {
     if (corners.vertex[4] < 0) return in_tet(corners, vertices, point, value);
     if (corners.vertex[5] < 0) return in_curved<5>(corners, vertices, point, value);
     if (corners.vertex[6] < 0) return in_curved<6>(corners, vertices, point, value);
@@ -184,10 +189,10 @@ __device__ bool in_element(const Corners &corners, const Vertex *__restrict__ ve
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-umesh(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
-      const List *__restrict__ table, const int *__restrict__ items, const Box *__restrict__ boxes,
-      const Grid *__restrict__ grids, const float *__restrict__ grid_values, const Corners *__restrict__ elements,
-      const Vertex *__restrict__ vertices) {
+    umesh(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
+          const List *__restrict__ table, const int *__restrict__ items, const Box *__restrict__ boxes,
+          const Grid *__restrict__ grids, const float *__restrict__ grid_values, const Corners *__restrict__ elements,
+          const Vertex *__restrict__ vertices) {
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];

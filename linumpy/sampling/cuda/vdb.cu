@@ -5,7 +5,7 @@
 constexpr int LEAF_BITS = 3, NODE_BITS = 7, LEAF_VOXELS = 512, NODE_LEAVES = 4096;
 
 struct Frame {
-    int size[3];   // voxels of the box
+    int size[3];  // voxels of the box
     int shift[3];  // of its first voxel behind that of the first node
     int nodes[3];
     int channels;
@@ -35,9 +35,9 @@ struct Tree {
 __device__ float between(float a, float b, float weight) { return weight == 0 ? a : a + weight * (b - a); }
 
 extern "C" __global__ void __launch_bounds__(256)
-vdb(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
-    const int *__restrict__ nodes, const int *__restrict__ children, const float *__restrict__ leaves,
-    const float *__restrict__ tiles) {
+    vdb(const float *__restrict__ coords, float *__restrict__ out, int64 count, const Frame *__restrict__ frame,
+        const int *__restrict__ nodes, const int *__restrict__ children, const float *__restrict__ leaves,
+        const float *__restrict__ tiles) {
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const Tree tree{*frame, nodes, children, leaves, tiles};
@@ -72,11 +72,14 @@ vdb(const float *__restrict__ coords, float *__restrict__ out, int64 count, cons
         float value[8];
 #pragma unroll
         for (int corner = 0; corner < 8; ++corner)
-            value[corner] = tree.value(found[corner], end[corner >> 2][0], end[corner >> 1 & 1][1], end[corner & 1][2], channel);
+            value[corner] =
+                tree.value(found[corner], end[corner >> 2][0], end[corner >> 1 & 1][1], end[corner & 1][2], channel);
 #pragma unroll
-        for (int corner = 0; corner < 8; corner += 2) value[corner] = between(value[corner], value[corner + 1], weight[2]);
+        for (int corner = 0; corner < 8; corner += 2)
+            value[corner] = between(value[corner], value[corner + 1], weight[2]);
 #pragma unroll
-        for (int corner = 0; corner < 8; corner += 4) value[corner] = between(value[corner], value[corner + 2], weight[1]);
+        for (int corner = 0; corner < 8; corner += 4)
+            value[corner] = between(value[corner], value[corner + 2], weight[1]);
         out[channel * count + i] = between(value[0], value[4], weight[0]);
     }
 }
