@@ -13,7 +13,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
-from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct.shift import shift_along_depth
 from linumpy.gpu.oct.surface_filters import ndimage_module
 
@@ -58,7 +58,7 @@ def find_tissue_interface(
     on_device = is_device_array(vol)
     there = on_device if use_gpu is None else bool(use_gpu)
     bring = _bringer(there)
-    found = interface.find_tissue_interface(
+    found = surface_module.find_tissue_interface(
         bring(vol), s_xy, s_z, use_log, None if mask is None else bring(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
     )  # fmt: skip

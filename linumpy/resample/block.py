@@ -19,8 +19,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import IN_FLOAT32
-from linumpy.gpu.ndimage import general, nearest, sampling
-from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage import general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, computed_in, store_rounded
 from linumpy.gpu.resize.tables import AxisPlan, Part, unchanged
@@ -132,11 +131,11 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     if grid.order > 1:
         kind = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            kind = spline.coefficient_dtype(source.dtype, out.dtype)
-        ends = spline.Ends(grid.mode, pad, order=grid.order)
+            kind = splines.coefficient_dtype(source.dtype, out.dtype)
+        ends = splines.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
-            source, ends = xp.pad(source, pad, mode="edge"), spline.Ends(grid.mode, order=grid.order)
-        source = spline.filtered(source, ends, kind)
+            source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)
+        source = splines.filtered(source, ends, kind)
     # In the image with its pad, the box with its own begins where the bare box does in the bare image.
     where = {
         "whole": tuple(n + 2 * pad for n in grid.source_shape),

@@ -14,8 +14,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.ndimage import by_scipy
-from linumpy.gpu.ndimage import dispatch as sampling_paths
+from linumpy.gpu.ndimage import by_scipy, dispatch
 from linumpy.gpu.ndimage.arguments import (
     check_image,
     check_spline,
@@ -93,7 +92,7 @@ def map_coordinates(
         raise ValueError(f"coordinates of shape {places.shape}: an image of {image.ndim} axes needs as many rows")
     shape = tuple(places.shape[1:])
     target = Target(shape, *read_output(output, image, shape))
-    return sampling_paths.sample_at(image, places, how, target)
+    return dispatch.sample_at(image, places, how, target)
 
 
 def affine_transform(
@@ -153,9 +152,7 @@ def affine_transform(
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
     target = Target(shape, *read_output(output, image, shape))
-    return sampling_paths.sample_grid(
-        image, Grid(linear, shift, _lines(linear, shift, image.shape, shape)), how, target
-    )
+    return dispatch.sample_grid(image, Grid(linear, shift, _lines(linear, shift, image.shape, shape)), how, target)
 
 
 def _lines(
@@ -232,7 +229,7 @@ def geometric_transform(
     extra = extra_keywords or {}
     if is_device_array(image):
         places = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
-        return sampling_paths.sample_at(image, places, how, target)
+        return dispatch.sample_at(image, places, how, target)
     from scipy import ndimage
 
     def call(source: Any, out: Any) -> Any:
@@ -347,7 +344,7 @@ def _filter(image: Any, order: int, axes: Sequence[int], output: Any, mode: str)
     shape = tuple(image.shape)
     target = Target(shape, *read_output(output, image, shape))
     if is_device_array(image):
-        return sampling_paths.filter_on_device(image, order, axes, mode, target)
+        return dispatch.filter_on_device(image, order, axes, mode, target)
     from scipy import ndimage
 
     def call(source: Any, out: Any) -> Any:
