@@ -3,8 +3,8 @@
 In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` that says where box and block lie in the whole. Out: the
 block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: coordinates are computed from
 a voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image. A
-block that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s result.
-CuPy in, CuPy out; NumPy in, NumPy out.
+block that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s
+result. CuPy in, CuPy out; NumPy in, NumPy out.
 """
 
 from __future__ import annotations

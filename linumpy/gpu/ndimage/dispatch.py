@@ -1,6 +1,6 @@
 """The way an image is sampled: SciPy for NumPy arrays, and for CuPy arrays the kernel that fits.
 
-In: an image, and places, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
+In: an image, and coordinates, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
 samples, where the image is. On a device:
 
 - order 0 of the image's own dtype, each axis by itself: voxels are taken as they are
@@ -38,7 +38,7 @@ class Grid:
     Attributes
     ----------
     linear : numpy.ndarray, (rank, axes of the result)
-        Places are ``linear @ voxel + shift``.
+        Coordinates are ``linear @ voxel + shift``.
     shift : numpy.ndarray, (rank,)
         In voxels of the image.
     lines : tuple of Line, optional
@@ -56,17 +56,17 @@ class Grid:
 
 
 def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
-    """Sample at places, (rank, ...)."""
+    """Sample at coordinates, (rank, ...)."""
     if not is_device_array(image):
         return by_scipy.sample_at(image, coordinates, how, target)
-    places = _as_floats(coordinates)
+    coordinates = _as_floats(coordinates)
 
     def sample(part: Any, spline_of: Spline, out: Any) -> None:
         source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
         module = sampling if sampling.can_sample(source) else general
-        module.sample_points(source, places, sampler, out)
+        module.sample_points(source, coordinates, sampler, out)
 
-    return _by_parts(image, how, target, sample, places)
+    return _by_parts(image, how, target, sample, coordinates)
 
 
 def sample_grid(
@@ -93,12 +93,12 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how:
     """
     rank = len(field)
     if not is_device_array(image) or rank not in sampling.RANKS:
-        places = by_scipy.displaced(field, sizes, array_module(field))
+        coordinates = by_scipy.displaced(field, sizes, array_module(field))
         if image.ndim == rank:
-            return sample_at(image, places, how, target)
+            return sample_at(image, coordinates, how, target)
         out = target.array(image, field)
         for one, into in zip(image, out, strict=True):
-            sample_at(one, places, how, Target(into.shape, into.dtype, into))
+            sample_at(one, coordinates, how, Target(into.shape, into.dtype, into))
         return target.take(out)
     field = _as_floats(field)
 

@@ -421,6 +421,6 @@ class _Run:
 
 
 def kernel_spec(name: str, source: np.dtype, log: str, kind: tuple[str, str] = ("0", "0")) -> KernelSpec:
-    """Choose a kernel of interface.cu; `kind` is for the rule for cutting errors, and for the place of the edge."""
+    """Choose a kernel of interface.cu; `kind` is for the rule for cutting errors, and for the depth of the edge."""
     defines = (("SOURCE", CUDA_TYPES[source.str[1:]]), ("LOG", log), ("CUTTING", kind[0]), ("EDGE", kind[1]))
     return KernelSpec("interface", name, defines, "linumpy.gpu.oct.cuda")
