@@ -42,7 +42,7 @@ struct Sink {
     Pending pending;
 };
 
-__device__ inline Sink open_sink(u8 *ring, i64 ring_size, Links &links, u32 rank, u8 *out, u64 size) {
+__device__ inline Sink open_sink(u8 *ring, i64 ring_size, short *links, u32 rank, u8 *out, u64 size) {
     const u32 phase = static_cast<u32>(reinterpret_cast<u64>(out) & 15);
     return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank, {}};
 }

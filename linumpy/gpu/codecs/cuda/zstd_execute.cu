@@ -1,0 +1,251 @@
+// Sequences and literals of Zstandard frames → bytes, what zstd.cu has found in them. A team of warps a frame, which goes
+// through it from its beginning to its end.
+//
+// The bytes of a frame are made in tiles of up to 4096. A thread takes a sequence, and a scan over the team tells where
+// in the tile it begins; the last one may end beyond, the next tile begins with its rest. Then every thread makes bytes,
+// each by itself, whichever sequence it is from: a byte is known, or it is a copy of another byte of the same tile. Such
+// copies are followed, in shared memory and without a barrier, until a known byte is found.
+
+#include "decode.cuh"
+#include "execute.cuh"
+#include "zstd_records.cuh"
+
+constexpr u32 TILE = 4096;
+constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
+constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;
+constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;
+static_assert(ROWS < 32, "a bit each");
+constexpr u16 KNOWN = 0x8000;      // and the byte; else the byte of the tile that this one is a copy of
+
+// One sequence, or what is left of it, of a tile.
+struct __align__(16) Run {
+    u32 begin;     // in the tile
+    u32 literals;  // of them, then the match
+    u32 at;        // of the first literal
+    u32 offset;
+};
+
+struct Tile {
+    Run runs[TEAM];
+    u16 cells[TILE];
+    u32 heads[TILE / LANES];   // a bit for each byte with which a sequence begins
+    u16 before[TILE / LANES];  // sequences that begin before each row of 32 bytes
+    u64 sums[TEAM_WARPS];      // bytes of the sequences of each warp; literals in the upper half
+    u32 next, literals, match; // where the next tile begins: sequence, and what of it is done
+    u32 taken;                 // literals that are done
+};
+
+// Literals in memory, or one that is repeated.
+struct Literals {
+    const u8 *from;
+    u64 mask;
+    __device__ u8 operator[](u64 i) const { return load_once(from + (i & mask)); }
+};
+
+// Where a block's sequences are, and how far they are carried out. The same in all threads.
+struct Cursor {
+    const u64 *sequences;
+    u32 count, next;        // of all, and the one that the next tile begins with
+    u32 literals, match;    // of that one, done already
+    u32 taken;              // literals done
+};
+
+// A thread's sequence of the next tile, fetched before it is needed.
+__device__ inline u64 fetched(const Cursor &c) {
+    const u64 at = static_cast<u64>(c.next) + threadIdx.x;
+    return at < c.count ? c.sequences[at] : 0;
+}
+
+// Sums over this thread and all below it in the team.
+__device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
+    u64 sum = mine;
+#pragma unroll
+    for (int by = 1; by < LANES; by *= 2) {
+        const u64 other = from_below(sum, by);
+        if (lane_id() >= by) sum += other;
+    }
+    if (lane_id() == LANES - 1) t.sums[warp_id()] = sum;
+    sync_team();
+    u64 before = 0;
+    all = 0;
+#pragma unroll
+    for (int warp = 0; warp < TEAM_WARPS; ++warp) {
+        const u64 one = t.sums[warp];
+        if (warp < warp_id()) before += one;
+        all += one;
+    }
+    return sum + before;
+}
+
+// Cut the next tile: note its sequences, and where the one after it begins. Returns its bytes; 0 where a sequence leaves
+// its bounds. The cursor is moved.
+__device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, const u32 *last, u32 block_literals) {
+    const u32 rank = threadIdx.x;
+    u32 literals = word & 0x3ffff, match = word >> 18 & 0x3ffff;
+    const u32 offset = looked_up(static_cast<u32>(word >> 36), last);
+    const u32 literals_done = rank == 0 ? c.literals : 0, match_done = rank == 0 ? c.match : 0;
+    literals -= literals_done;
+    match -= match_done;
+    const u32 nbytes = literals + match;
+    u64 all;
+    const u64 sum = team_sum(t, nbytes | static_cast<u64>(literals) << 32, all);
+    const u32 whole = static_cast<u32>(all), end = static_cast<u32>(sum), begin = end - nbytes;
+    const u32 taken = c.taken + static_cast<u32>(sum >> 32) - literals, size = whole < TILE ? whole : TILE;
+    const bool used = nbytes && begin < size;
+    bool wrong = used && taken + literals > block_literals;
+    wrong |= used && match && (offset == 0 || offset > out.pos + begin + literals);
+    if (used) {
+        t.runs[rank] = Run{begin, literals, taken, offset};
+        atomicAdd(t.heads + begin / LANES, 1u << begin % LANES);
+        const u32 rows = (end < size ? end : size - 1) / LANES;
+        for (u32 row = begin / LANES + 1; row <= rows; ++row) t.before[row] = static_cast<u16>(rank + 1);
+        if (rank == 0) t.before[0] = 0;
+        if (end >= size) {  // the last one of the tile
+            const u32 left = end - size, of_match = left < match ? left : match, done = literals - (left - of_match);
+            t.next = c.next + rank + (left == 0);
+            t.literals = left ? literals_done + done : 0;
+            t.match = left ? match_done + match - of_match : 0;
+            t.taken = taken + done;
+        }
+    }
+    if (any_in_team(wrong || size > out.size - out.pos)) return 0;
+    c = Cursor{c.sequences, c.count, t.next, t.literals, t.match, t.taken};
+    return size;
+}
+
+// Where a byte comes from.
+struct Origin {
+    const u8 *memory;  // nullptr: not from there
+    int ring;          // -1: not from there
+    u16 cell;          // of a copy within the tile
+};
+
+__device__ inline Origin origin_of(const Tile &t, const Sink &out, const Literals &literals, u32 row, u64 low) {
+    const u32 byte = row * LANES + lane_id();
+    const Run run = t.runs[t.before[row] + bits_set(t.heads[row] & ((2u << lane_id()) - 1)) - 1];
+    const u32 within = byte - run.begin;
+    if (within < run.literals) return {literals.from + ((run.at + within) & literals.mask), -1, 0};
+    // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
+    const u32 k = within - run.literals, back = k < run.offset ? run.offset : k - remainder_of(k, run.offset) + run.offset;
+    if (back <= byte) return {nullptr, -1, static_cast<u16>(byte - back)};
+    const u64 from = out.pos + byte - back;
+    if (from >= low) return {nullptr, static_cast<int>(ring_place(out, from)), 0};
+    return {out.out + from, -1, 0};
+}
+
+// Find what each byte of the tile is: known, or a copy. Returns the rows of which a thread's byte is a copy, a bit each.
+__device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &literals, u32 size) {
+    const u64 low = ring_low(out, out.pos + size);
+    u32 copies = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < ROWS && (first * TEAM_WARPS + warp_id()) * LANES < size; first += AT_ONCE) {
+        Origin origin[AT_ONCE];
+        u8 value[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            const u32 row = (first + k) * TEAM_WARPS + warp_id();
+            origin[k] = {nullptr, -1, KNOWN};
+            if (row * LANES + lane_id() < size) origin[k] = origin_of(t, out, literals, row, low);
+            value[k] = 0;
+            if (origin[k].memory) value[k] = *origin[k].memory;
+            else if (origin[k].ring >= 0) value[k] = out.ring[origin[k].ring];
+        }
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            const u32 byte = ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id();
+            if (byte >= size) continue;
+            const bool known = origin[k].memory || origin[k].ring >= 0;
+            t.cells[byte] = known ? KNOWN | value[k] : origin[k].cell;
+            if (known) *in_ring(out, out.pos + byte) = value[k];
+            else copies |= 1u << (first + k);
+        }
+    }
+    return copies;
+}
+
+// Follow the copies to the bytes that they are of. Only those bytes are written here which nobody reads: of the ring.
+__device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies) {
+#pragma unroll 1
+    for (u32 first = 0; copies >> first; first += CHASED) {
+        u32 cell[CHASED];
+#pragma unroll
+        for (u32 k = 0; k < CHASED; ++k)
+            cell[k] = copies >> (first + k) & 1 ? t.cells[((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()] : KNOWN;
+        for (bool more = true; more;) {
+            more = false;
+#pragma unroll
+            for (u32 k = 0; k < CHASED; ++k) {
+                if (!(cell[k] & KNOWN)) cell[k] = t.cells[cell[k]];
+                more |= !(cell[k] & KNOWN);
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < CHASED; ++k)
+            if (copies >> (first + k) & 1)
+                *in_ring(out, out.pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) = static_cast<u8>(cell[k]);
+    }
+}
+
+__device__ inline void clear_heads(Tile &t) {
+    for (u32 row = threadIdx.x; row < TILE / LANES; row += TEAM) t.heads[row] = 0;
+}
+
+__device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Literals &literals, const u32 *last,
+                                         u32 block_literals) {
+    u64 word = fetched(c);
+    while (c.next < c.count) {
+        const u32 size = cut_tile(t, out, c, word, last, block_literals);
+        if (size == 0) return false;
+        word = fetched(c);  // on its way while this tile is made
+        const u32 copies = know_bytes(t, out, literals, size);
+        sync_team();
+        clear_heads(t);
+        follow_copies(t, out, copies);
+        out.pos += size;
+        sync_team();
+        flush_some(out);
+    }
+    return true;
+}
+
+__device__ inline bool execute_block(Tile &t, Sink &out, const Block &block, const u8 *arena, const u8 *pool,
+                                     i64 pool_nbytes, u32 *last) {
+    const u8 *content = arena + block.source;
+    if (block.type != COMPRESSED) return put_literals(out, Literals{content, block.type == RAW ? ~0ull : 0}, 0, block.nbytes);
+    const Literals literals{block.literals_type >= NEW_TREE ? pool + block.literals_at : content + block.literals_head,
+                            block.literals_type == ONE_LITERAL ? 0 : ~0ull};
+    Cursor cursor{block_sequences(block, pool, pool_nbytes), block.sequences, 0, 0, 0, 0};
+    if (!execute_sequences(t, out, cursor, literals, last, block.literals)) return false;
+    if (block.sequences) {
+        const u32 a = looked_up(block.last_offsets[0], last), b = looked_up(block.last_offsets[1], last),
+                  c = looked_up(block.last_offsets[2], last);
+        last[0] = a;
+        last[1] = b;
+        last[2] = c;
+    }
+    return put_literals(out, literals, cursor.taken, block.literals - cursor.taken);
+}
+
+extern "C" __global__ void __launch_bounds__(TEAM, 4)
+    zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
+                 const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
+                 const u8 *pool, i64 pool_nbytes, i64 ring_size, int *status) {
+    extern __shared__ __align__(16) u8 ring[];
+    __shared__ Tile tile;
+    const i64 known = static_cast<i64>(counters[STREAMS]);
+    const i64 n = known < stream_capacity ? known : stream_capacity;
+    for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
+        const Stream stream = streams[number];
+        clear_heads(tile);
+        // Another stream of the chunk may fail meanwhile: all threads must see the same.
+        if (stream.codec != ZSTD || any_in_team(status[stream.chunk] != FINE)) continue;
+        const Frame frame = frames[number];
+        Sink out = open_sink(ring, ring_size, nullptr, threadIdx.x, target + stream.target, stream.target_nbytes);
+        u32 last[3] = {1, 4, 8};
+        bool good = true;
+        for (int k = 0; k < frame.blocks && good; ++k)
+            good = execute_block(tile, out, blocks[frame.first_block + k], arena, pool, pool_nbytes, last);
+        const bool whole = good && close_sink(out);
+        if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
+    }
+}

@@ -1,0 +1,206 @@
+// Literals of the Zstandard format (RFC 8878): Huffman trees and the streams that they decode. By a whole warp.
+
+constexpr int MAX_HUFFMAN_BITS = 11;
+
+// Bits from the last byte back, highest first. The last byte's highest 1 marks the end.
+struct BackwardBits {
+    const u32 *word;  // below `next`
+    u64 bits;         // at the top `have` bits, and whatever follows
+    u32 next;         // the word below what `bits` holds, on its way before it is needed
+    int have;
+    int left;         // bits of the stream not yet taken; below 0 once too many are
+
+    __device__ void refill() {  // 32 bits at least are then there
+        if (have <= 32) {
+            bits |= static_cast<u64>(next) << (32 - have);
+            have += 32;
+            next = load_once(word--);
+        }
+    }
+    __device__ u32 top() const { return static_cast<u32>(bits >> 32); }
+    __device__ u32 peek(int n) const { return shifted_right(top(), 32 - n); }  // n may be 0
+    __device__ void skip(int n) {
+        bits <<= n;
+        have -= n;
+        left -= n;
+    }
+    __device__ u32 take(int n) {
+        const u32 value = peek(n);
+        skip(n);
+        return value;
+    }
+};
+
+// Words are read whole and aligned, so up to 19 bytes before `from` are looked at, though never used. The arena has
+// as many before its first stream.
+__device__ inline bool open_backward(BackwardBits &b, const u8 *from, u32 nbytes) {
+    if (nbytes == 0 || from[nbytes - 1] == 0) return false;
+    const u64 last = reinterpret_cast<u64>(from) + nbytes - 1;
+    const int whole = static_cast<int>(last & 3) + 1;  // bytes of the highest word that belong to the stream
+    const u32 *word = reinterpret_cast<const u32 *>(last & ~3ull);
+    b.bits = static_cast<u64>(*word) << (64 - 8 * whole);
+    b.next = word[-1];
+    b.word = word - 2;
+    b.have = 8 * whole;
+    b.left = static_cast<int>(8 * nbytes);
+    b.skip(leading_zeros(static_cast<u32>(from[nbytes - 1])) - 24 + 1);
+    b.refill();
+    return true;
+}
+
+
+struct LiteralTables {
+    u16 codes[1 << MAX_HUFFMAN_BITS];
+    u32 cells[64];
+    Counts counts;
+    Staged staged;
+    u8 weights[256];
+};
+
+// Turn the bits of two FSE states in turn into weights. By one lane; returns their number, 0 where they cannot be.
+__device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cells, int log, u8 *weights) {
+    BackwardBits in;
+    if (!open_backward(in, from, nbytes)) return 0;
+    u32 state[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        state[k] = in.take(log);
+        in.refill();
+    }
+    if (in.left < 0) return 0;
+    // Ends where a next state would need bits that are not there: the other state's symbol is then the last.
+    for (int symbols = 0; symbols < 255;) {
+        const u32 cell = cells[state[0]], bits = cell_bits(cell);
+        weights[symbols++] = static_cast<u8>(cell_symbol(cell));
+        if (in.left < static_cast<int>(bits)) {
+            if (symbols >= 255) return 0;
+            weights[symbols++] = static_cast<u8>(cell_symbol(cells[state[1]]));
+            return symbols;
+        }
+        const u32 next = cell_next(cell) + in.take(bits);
+        in.refill();
+        state[0] = state[1];
+        state[1] = next;
+    }
+    return 0;
+}
+
+// Read the weights of a Huffman tree: 4 bits each, or through FSE. By the whole warp; `used` are the bytes they take.
+__device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes, int &symbols, u32 &used) {
+    if (nbytes == 0) return false;
+    const u32 head = load_once(from);
+    if (head >= 128) {
+        symbols = static_cast<int>(head) - 127;
+        used = 1 + (symbols + 1) / 2;
+        if (used > nbytes) return false;
+        for (int s = lane_id(); s < symbols; s += LANES) {
+            const u8 two = load_once(from + 1 + s / 2);
+            t.weights[s] = s & 1 ? two & 15 : two >> 4;
+        }
+        return true;
+    }
+    used = 1 + head;
+    if (used > nbytes) return false;
+    stage(t.staged, from + 1, head);
+    int log, kinds;
+    u32 pos = 0;
+    if (!read_counts(t.staged, head, pos, 6, 12, t.counts, kinds, log)) return false;
+    sync_warp();
+    build_cells(t.counts, kinds, log, t.cells);
+    symbols = lane_id() == 0 ? decode_weights(from + 1 + pos / 8, head - pos / 8, t.cells, log, t.weights) : 0;
+    symbols = from_lane(symbols, 0);
+    return symbols > 0;
+}
+
+// Turn weights into a table of 2^bits entries: symbol, and its length in the high byte. By the whole warp.
+__device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits) {
+    u32 sum = 0, ones = 0;
+    for (int s = lane_id(); s < symbols; s += LANES) {
+        const u32 w = weights[s];
+        ones += w == 1;
+        sum += w > MAX_HUFFMAN_BITS ? 1u << 20 : w ? 1u << (w - 1) : 0;
+    }
+    sum = from_lane(running_sum(sum), LANES - 1);
+    if (sum == 0 || sum >= 1u << MAX_HUFFMAN_BITS) return false;
+    bits = highest_bit(sum) + 1;
+    // The last weight is what is missing to a power of two.
+    const u32 missing = (1u << bits) - sum;
+    if (missing & (missing - 1)) return false;
+    ones = from_lane(running_sum(ones), LANES - 1) + (missing == 1);
+    if (ones < 2 || ones & 1) return false;  // the two longest codes differ in their last bit
+    if (lane_id() == 0) weights[symbols] = static_cast<u8>(highest_bit(missing) + 1);
+    sync_warp();
+    // Lane w finds where codes of weight w begin: behind those of smaller weights.
+    const u32 mine = lane_id();
+    u32 taken = 0;
+    for (int s = 0; s <= symbols; ++s) {
+        const u32 w = weights[s];
+        taken += w && w < mine ? 1u << (w - 1) : 0;
+    }
+    for (int s = 0; s <= symbols; ++s) {
+        const u32 w = weights[s];
+        if (w == 0) continue;
+        const u16 entry = static_cast<u16>(s | (bits + 1 - w) << 8);
+        const u32 n = 1u << (w - 1), at = from_lane(taken, w);
+        for (u32 k = mine; k < n; k += LANES) table[at + k] = entry;
+        if (mine == w) taken += n;
+    }
+    sync_warp();
+    return true;
+}
+
+// Decode one Huffman stream of `n` literals. By one lane.
+__device__ inline bool decode_literals(const u16 *codes, int bits, const u8 *from, u32 nbytes, u8 *to, u32 n) {
+    BackwardBits in;
+    if (!open_backward(in, from, nbytes)) return false;
+    u32 i = 0;
+    for (; i + 3 <= n && in.left >= 0; i += 3) {
+#pragma unroll
+        for (int k = 0; k < 3; ++k) {
+            if (k == 2 && in.have < MAX_HUFFMAN_BITS) in.refill();  // 32 bits are there at least, and three may take 33
+            const u32 code = codes[in.peek(bits)];
+            to[i + k] = static_cast<u8>(code);
+            in.skip(code >> 8);
+        }
+        in.refill();
+    }
+    for (; i < n && in.left >= 0; ++i) {
+        const u32 code = codes[in.peek(bits)];
+        to[i] = static_cast<u8>(code);
+        in.skip(code >> 8);
+        in.refill();
+    }
+    return in.left == 0;
+}
+
+// Decode the literals of a block. By one warp, four lanes of which have a stream each.
+__device__ inline int entropy_literals(LiteralTables &t, const u8 *arena, const Block *blocks, const Block &block,
+                                       u8 *pool) {
+    const Block &other = blocks[block.tree];
+    u32 used = 0;
+    int symbols = 0, bits = 0;
+    if (!read_weights(t, arena + other.source + other.literals_head, other.literals_stored, symbols, used)) return BAD_DATA;
+    sync_warp();
+    if (!build_huffman(t.weights, symbols, t.codes, bits)) return BAD_DATA;
+    int good = 1;
+    const u8 *from = arena + block.source + block.literals_head;
+    u32 left = block.literals_stored;
+    if (block.literals_type == NEW_TREE) {
+        from += used;
+        left -= used;
+    }
+    u8 *to = pool + block.literals_at;
+    if (block.literals_streams == 1) {
+        if (lane_id() == 0) good = decode_literals(t.codes, bits, from, left, to, block.literals);
+    } else {
+        if (left < 10 || block.literals < 6) return BAD_DATA;
+        const u32 part = (block.literals + 3) / 4;
+        const u32 a = load16(from), b = load16(from + 2), c = load16(from + 4);
+        if (6 + a + b + c > left) return BAD_DATA;
+        const u32 begin[4] = {6, 6 + a, 6 + a + b, 6 + a + b + c}, size[4] = {a, b, c, left - 6 - a - b - c};
+        for (int k = lane_id(); k < 4; k += LANES)
+            good &= decode_literals(t.codes, bits, from + begin[k], size[k], to + k * part,
+                                    k < 3 ? part : block.literals - 3 * part);
+    }
+    return vote(!good) ? BAD_DATA : FINE;
+}
