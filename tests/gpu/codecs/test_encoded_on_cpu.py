@@ -112,14 +112,24 @@ def test_devices_with_less_shared_memory(name, kib, ring):
 SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
 #: Barriers, by the line that begins the function around them and their number in it.
 BARRIERS = {
-    "team": ("zstd", "inline void flush(", 0),
+    "team": ("zstd_execute", "inline void flush(", 0),
     "links": ("inflate", "inline void follow_links(", 0),
     "literals": ("inflate", "bool put_literals(", 0),
-    "match": ("zstd", "inline bool put_match(", 0),
+    "known bytes": ("zstd_execute", "inline bool execute_sequences(", 0),
+    "sums": ("zstd_execute", "inline u64 team_sum(", 0),
+    "staged": ("zstd", "inline void stage(", 0),
+    "placed": ("zstd", "inline void build_cells(", 0),
+    "spread": ("zstd", "inline void build_cells(", 1),
+    "numbered": ("zstd", "inline void build_cells(", 2),
+    "next numbers": ("zstd", "inline void build_cells(", 3),
+    "described": ("zstd", "inline u32 make_tables(", 2),
+    "window": ("zstd", "inline void fill(", 0),
+    "found": ("zstd", "inline int decode_sequences(", 0),
+    "next found": ("zstd", "inline int decode_sequences(", 1),
+    "counted weights": ("zstd", "inline bool read_weights(", 0),
     "weights": ("zstd", "inline int entropy_literals(", 0),
+    "last weight": ("zstd", "inline bool build_huffman(", 0),
     "codes": ("zstd", "inline bool build_huffman(", 1),
-    "tables": ("zstd", "zstd_entropy(", 0),
-    "symbols": ("zstd", "zstd_entropy(", 1),
     "batch": ("lz4", "inline void read_batch(", 0),
     "next stream": ("lz4", "    lz4(", 0),
     "inflated batch": ("inflate", "    inflate(", 0),
@@ -136,12 +146,13 @@ BARRIERS = {
 }
 SHOWN_BY = {
     "zstd": ["zstd"],
+    "zstd_execute": ["zstd"],
     "lz4": ["lz4"],
     "inflate": ["gzip"],
     "blosc": ["blosc-lz4-1-0"],
     "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
 }
-IN_SHORT = {"team", "match", "symbols", "next stream", "crc"}
+IN_SHORT = {"known bytes", "found", "next stream", "crc"}
 
 
 @needs_compiler

@@ -113,24 +113,24 @@ __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, co
     return size;
 }
 
-// Where a byte comes from.
+// Where a byte comes from: memory, the ring, or another byte of the tile.
 struct Origin {
     const u8 *memory;  // nullptr: not from there
-    int ring;          // -1: not from there
-    u16 cell;          // of a copy within the tile
+    u32 ring;
+    u32 cell;          // KNOWN: not from the tile
 };
 
 __device__ inline Origin origin_of(const Tile &t, const Sink &out, const Literals &literals, u32 row, u64 low) {
     const u32 byte = row * LANES + lane_id();
     const Run run = t.runs[t.before[row] + bits_set(t.heads[row] & ((2u << lane_id()) - 1)) - 1];
     const u32 within = byte - run.begin;
-    if (within < run.literals) return {literals.from + ((run.at + within) & literals.mask), -1, 0};
+    if (within < run.literals) return {literals.from + ((run.at + within) & literals.mask), 0, KNOWN};
     // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
     const u32 k = within - run.literals, back = k < run.offset ? run.offset : k - remainder_of(k, run.offset) + run.offset;
-    if (back <= byte) return {nullptr, -1, static_cast<u16>(byte - back)};
+    if (back <= byte) return {nullptr, 0, byte - back};
     const u64 from = out.pos + byte - back;
-    if (from >= low) return {nullptr, static_cast<int>(ring_place(out, from)), 0};
-    return {out.out + from, -1, 0};
+    if (from >= low) return {nullptr, ring_place(out, from), KNOWN};
+    return {out.out + from, 0, KNOWN};
 }
 
 // Find what each byte of the tile is: known, or a copy. Returns the rows of which a thread's byte is a copy, a bit each.
@@ -139,24 +139,25 @@ __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &liter
     u32 copies = 0;
 #pragma unroll 1
     for (u32 first = 0; first < ROWS && (first * TEAM_WARPS + warp_id()) * LANES < size; first += AT_ONCE) {
-        Origin origin[AT_ONCE];
+        u32 cell[AT_ONCE];
         u8 value[AT_ONCE];
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 row = (first + k) * TEAM_WARPS + warp_id();
-            origin[k] = {nullptr, -1, KNOWN};
-            if (row * LANES + lane_id() < size) origin[k] = origin_of(t, out, literals, row, low);
+            cell[k] = 0;
             value[k] = 0;
-            if (origin[k].memory) value[k] = *origin[k].memory;
-            else if (origin[k].ring >= 0) value[k] = out.ring[origin[k].ring];
+            if (row * LANES + lane_id() >= size) continue;
+            const Origin origin = origin_of(t, out, literals, row, low);
+            cell[k] = origin.cell;
+            if (origin.memory) value[k] = *origin.memory;
+            else if (cell[k] & KNOWN) value[k] = out.ring[origin.ring];
         }
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 byte = ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id();
             if (byte >= size) continue;
-            const bool known = origin[k].memory || origin[k].ring >= 0;
-            t.cells[byte] = known ? KNOWN | value[k] : origin[k].cell;
-            if (known) *in_ring(out, out.pos + byte) = value[k];
+            t.cells[byte] = static_cast<u16>(cell[k] & KNOWN ? KNOWN | value[k] : cell[k]);
+            if (cell[k] & KNOWN) *in_ring(out, out.pos + byte) = value[k];
             else copies |= 1u << (first + k);
         }
     }
@@ -199,10 +200,9 @@ __device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Li
         word = fetched(c);  // on its way while this tile is made
         const u32 copies = know_bytes(t, out, literals, size);
         sync_team();
-        clear_heads(t);
+        clear_heads(t);  // two barriers of the next tile come before all that it writes there
         follow_copies(t, out, copies);
         out.pos += size;
-        sync_team();
         flush_some(out);
     }
     return true;
@@ -226,7 +226,7 @@ __device__ inline bool execute_block(Tile &t, Sink &out, const Block &block, con
     return put_literals(out, literals, cursor.taken, block.literals - cursor.taken);
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM, 4)
+extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
     zstd_execute(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams, i64 stream_capacity,
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
                  const u8 *pool, i64 pool_nbytes, i64 ring_size, int *status) {

@@ -71,23 +71,22 @@ __device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos,
     return read_counts(t.staged, nbytes, pos, max_log(kind), max_symbol(kind), t.counts, symbols, log);
 }
 
-// Put into each cell the extra bits of its symbol.
+// Put into each cell the extra bits of its symbol. The caller waits before tables are read.
 __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int log) {
     if (lane_id() == 0) t.log[kind] = log;
     if (log > 0) build_cells(t.counts, symbols, log, t.cells[kind]);
     else if (lane_id() == 0) t.cells[kind][0] = static_cast<u32>(symbols) << SYMBOL;  // one symbol and no bits
-    sync_warp();
     for (int s = lane_id(); s < 1 << log; s += LANES) {
         const u32 symbol = cell_symbol(t.cells[kind][s]);
         t.cells[kind][s] |= kind == OFFSET ? symbol : kind == LITERAL_LENGTH ? LENGTH_EXTRA[symbol] : MATCH_EXTRA[symbol];
     }
-    sync_warp();
 }
 
 // Make the tables of a block, described by itself or by blocks before it. Returns the byte of its content behind its own
 // descriptions; 0 where they cannot be.
 __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Block *blocks, i64 number) {
     const Block &mine = blocks[number];
+#pragma unroll 1
     for (int kind = 0; kind < 3; ++kind) {
         const Block &other = blocks[mine.table[kind]];
         if (&other == &mine) continue;
@@ -97,6 +96,7 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
         int symbols = 0, log = 0;
         sync_warp();
         stage(t.staged, arena + other.source + other.tables_head, nbytes);
+#pragma unroll 1
         for (int k = 0; k <= kind; ++k) {
             if (mode_of(other, k) != REPEAT && !read_description(t, nbytes, pos, mode_of(other, k), k, symbols, log)) return 0;
             sync_warp();
@@ -106,6 +106,7 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
     const u32 nbytes = mine.nbytes - mine.tables_head;
     u32 pos = 0;
     stage(t.staged, arena + mine.source + mine.tables_head, nbytes);
+#pragma unroll 1
     for (int kind = 0; kind < 3; ++kind) {
         if (mode_of(mine, kind) == REPEAT) continue;
         int symbols = 0, log = 0;
