@@ -93,7 +93,15 @@ KERNELS = (
 
 
 def plan_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+    chain: DecodeChain,
+    space: Workspace,
+    base: int,
+    status: int,
+    chunks: int,
+    chunk_nbytes: int,
+    device: DeviceLimits,
+    *,
+    zstd_team: int = _TEAM,
 ) -> list[Launch]:
     """List the kernels that decode a slab, in their order.
 
@@ -113,6 +121,8 @@ def plan_launches(
         Decoded bytes of a chunk.
     device : DeviceLimits
         The device that they run on.
+    zstd_team : int
+        Warps that make the bytes of a zstd frame, a power of two from 8 to 32.
     """
     stored = base + space.stored
     counters = base + space.words
@@ -133,7 +143,7 @@ def plan_launches(
     if chain.compressor in ("", "blosc"):
         args = (stored, unordered, streams, counters, room, status)
         launches.append(Launch("blosc", "stored", (most,), 256, args))
-    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device)
+    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device, zstd_team)
     blosc = chain.compressor == "blosc"
     checked = base + space.decoded if blosc else unordered  # Blosc's own order is undone first, a filter's last
     check = [Launch("checksum", "check_crc32c", (chunks,), 128, (checked, records, chunks, 0, status))]
@@ -161,7 +171,14 @@ def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: Devi
 
 
 def _stream_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+    chain: DecodeChain,
+    space: Workspace,
+    base: int,
+    status: int,
+    chunks: int,
+    chunk_nbytes: int,
+    device: DeviceLimits,
+    zstd_team: int,
 ) -> list[Launch]:
     """List the kernels that decode streams."""
     room = space.streams_room if chain.compressor == "blosc" else chunks
@@ -187,7 +204,7 @@ def _stream_launches(
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
             Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, entropy),
-            Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
+            Launch("zstd_execute", "zstd_execute", (most,), 32 * zstd_team, execute, ring, zstd_team),
             verify,
         ]
     return []

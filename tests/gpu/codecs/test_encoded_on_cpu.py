@@ -26,7 +26,7 @@ from linumpy.gpu.read import locate as stored
 from linumpy.gpu.read import slab_loop as reader
 from linumpy.gpu.read.engines import PosixEngine
 from linumpy.io.layout import read_layout
-from linumpy.plan.codecs import read_array_filter
+from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -92,7 +92,7 @@ def test_more_broken_bytes(name, seed):
 @pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
 def test_devices_with_less_shared_memory(name, kib, ring):
     architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
-    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024)
+    limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024)
 
     def load(spec):
         one = kernel(spec, architecture)
@@ -104,6 +104,28 @@ def test_devices_with_less_shared_memory(name, kib, ring):
         assert ring_nbytes(chain, len(chunks), nbytes, limits) == ring * 1024
         decoder = Decoder(chain, nbytes, limits=limits, load=load)
         decoded, status = decoder.decode(encoded)
+        assert not status.any()
+        assert decoded == chunks
+
+
+@needs_compiler
+@pytest.mark.parametrize("level", [1, 19])
+def test_frames_of_several_blocks(level):
+    """Later blocks take tables, trees and offsets of those before; runs are longer than a tile, and than a ring."""
+    rng = np.random.default_rng(level)
+    nbytes = 2**18 + 2**17 + 1001
+    words = [rng.bytes(int(n)) for n in rng.integers(3, 40, 300)]
+    chunks = [
+        plain_values("u2", (nbytes // 2 + 1,), 5).tobytes(),
+        b"".join(words[k] for k in rng.integers(0, 300, nbytes // 10)),
+        b"".join(bytes([k]) * n for k, n in rng.integers((0, 1), (256, 9000), (200, 2)).tolist()),
+        rng.bytes(2**17) + bytes(2**18) + rng.bytes(2**17),
+        rng.binomial(20, 0.3, nbytes).astype("u1").tobytes(),
+    ]
+    chunks = [(one * (nbytes // len(one) + 1))[:nbytes] for one in chunks]
+    for limits in (SMALLEST, BIG):
+        decoder = Decoder(DecodeChain("zstd"), nbytes, limits=limits)
+        decoded, status = decoder.decode([numcodecs.Zstd(level).encode(one) for one in chunks], skew=level % 4)
         assert not status.any()
         assert decoded == chunks
 
@@ -130,6 +152,7 @@ BARRIERS = {
     "weights": ("zstd", "inline int entropy_literals(", 0),
     "last weight": ("zstd", "inline bool build_huffman(", 0),
     "codes": ("zstd", "inline bool build_huffman(", 1),
+    "double codes": ("zstd", "inline bool build_huffman(", 2),
     "batch": ("lz4", "inline void read_batch(", 0),
     "next stream": ("lz4", "    lz4(", 0),
     "inflated batch": ("inflate", "    inflate(", 0),

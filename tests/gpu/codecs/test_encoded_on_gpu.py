@@ -89,7 +89,7 @@ def test_whole_bytes_are_decoded(name, nbytes, count):
 @pytest.mark.parametrize("kib", [22, 64, 99, None])
 def test_every_branch_of_a_decoder(name, kib):
     """With the rings of this device, and with those of devices that have less shared memory."""
-    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024) if kib else None
+    limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024) if kib else None
     for chain, encoded, chunks in corpus(name):
         decoded, status = DeviceDecoder(chain, len(chunks[0]), limits).decode(encoded)
         assert not status.any()

@@ -170,7 +170,7 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
     }
 }
 
-extern "C" __global__ void __launch_bounds__(2 * LANES, 16)
+extern "C" __global__ void __launch_bounds__(2 * LANES, 11)
     zstd_entropy(const u8 *__restrict__ arena, Block *blocks, i64 block_capacity, const u64 *__restrict__ counters,
                  u8 *pool, i64 pool_nbytes, int *status) {
     __shared__ SequenceTables sequences;

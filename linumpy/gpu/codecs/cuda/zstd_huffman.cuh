@@ -49,8 +49,12 @@ __device__ inline bool open_backward(BackwardBits &b, const u8 *from, u32 nbytes
 }
 
 
+// What the next bits of a stream begin with, by as many of them as the longest code has. One symbol and its length in the
+// high byte; then the symbol behind it, and what both take, with TWO, or only the first one, if the second does not fit.
+constexpr u16 TWO = 0x1000;
+
 struct LiteralTables {
-    u16 codes[1 << MAX_HUFFMAN_BITS];
+    __align__(4) u16 codes[2 << MAX_HUFFMAN_BITS];
     u32 cells[64];
     Counts counts;
     Staged staged;
@@ -112,7 +116,7 @@ __device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes
     return symbols > 0;
 }
 
-// Turn weights into a table of 2^bits entries: symbol, and its length in the high byte. By the whole warp.
+// Turn weights into a table of 2^bits entries. By the whole warp.
 __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits) {
     u32 sum = 0, ones = 0;
     for (int s = lane_id(); s < symbols; s += LANES) {
@@ -142,8 +146,15 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
         if (w == 0) continue;
         const u16 entry = static_cast<u16>(s | (bits + 1 - w) << 8);
         const u32 n = 1u << (w - 1), at = from_lane(taken, w);
-        for (u32 k = mine; k < n; k += LANES) table[at + k] = entry;
+        for (u32 k = mine; k < n; k += LANES) table[2 * (at + k)] = entry;
         if (mine == w) taken += n;
+    }
+    sync_warp();
+    const u32 size = 1u << bits;
+#pragma unroll 4
+    for (u32 k = mine; k < size; k += LANES) {
+        const u32 length = table[2 * k] >> 8, second = table[2 * (k << length & (size - 1))], both = length + (second >> 8);
+        table[2 * k + 1] = static_cast<u16>(both <= bits ? (second & 255) | both << 8 | TWO : length << 8);
     }
     sync_warp();
     return true;
@@ -154,18 +165,20 @@ __device__ inline bool decode_literals(const u16 *codes, int bits, const u8 *fro
     BackwardBits in;
     if (!open_backward(in, from, nbytes)) return false;
     u32 i = 0;
-    for (; i + 3 <= n && in.left >= 0; i += 3) {
+    while (i + 6 <= n && in.left >= 0) {
 #pragma unroll
         for (int k = 0; k < 3; ++k) {
             if (k == 2 && in.have < MAX_HUFFMAN_BITS) in.refill();  // 32 bits are there at least, and three may take 33
-            const u32 code = codes[in.peek(bits)];
-            to[i + k] = static_cast<u8>(code);
-            in.skip(code >> 8);
+            const u32 at = in.peek(bits), code = *reinterpret_cast<const u32 *>(codes + 2 * at);
+            to[i] = static_cast<u8>(code);
+            to[i + 1] = static_cast<u8>(code >> 16);  // written again where it is not there
+            i += 1 + (code >> 28);
+            in.skip(code >> 24 & 15);
         }
         in.refill();
     }
     for (; i < n && in.left >= 0; ++i) {
-        const u32 code = codes[in.peek(bits)];
+        const u32 code = codes[2 * in.peek(bits)];
         to[i] = static_cast<u8>(code);
         in.skip(code >> 8);
         in.refill();
