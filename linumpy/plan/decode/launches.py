@@ -203,7 +203,7 @@ def _stream_launches(
         execute = (stored, unordered, streams, room, frames, blocks, *pool, ring, status)
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
-            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, entropy),
+            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 96, entropy),
             Launch("zstd_execute", "zstd_execute", (most,), 32 * zstd_team, execute, ring, zstd_team),
             verify,
         ]

@@ -51,9 +51,8 @@ __device__ inline bool any_in_team(bool p) {
 #define IN_TEAM (warp_id() >= 1)
 #define TEAM_RANK (threadIdx.x - LANES)
 #define BEHIND_READER (LANES * (1 + TEAM_WARPS))
-// Two tasks in a block of two warps, in turn: else all warps with the longer one would share half of the schedulers.
-#define FIRST_TASK ((warp_id() ^ (blockIdx.x & 1)) == 0)
-#define SECOND_TASK ((warp_id() ^ (blockIdx.x & 1)) == 1)
+// The first two warps of a block.
+__device__ inline void sync_pair() { asm volatile("barrier.cta.sync 2, %0;" ::"n"(2 * LANES) : "memory"); }
 __device__ inline u32 any_of(u32 bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_or_sync(FULL, bits);

@@ -2,7 +2,7 @@
 //
 // Two kernels. `zstd_frames`, a thread a frame, walks the headers and notes where every block and its tables are.
 // `zstd_entropy`, a block a block, undoes the entropy coding of all blocks at the same time, whichever frame they are
-// from: one warp turns bits into sequences, the other turns Huffman codes into literals.
+// from: two warps turn bits into sequences, a third one turns Huffman codes into literals.
 //
 // An offset that repeats an earlier one may mean one from the block before, which is not known while blocks are decoded
 // at the same time. Such an offset is written down as "the k-th of the block before, minus n" and looked up at the end.
@@ -170,26 +170,39 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
     }
 }
 
-extern "C" __global__ void __launch_bounds__(2 * LANES, 11)
+// The tasks of a block's warps.
+enum Task { WALK = 0, UNPACK = 1, LITERALS_TASK = 2 };
+
+extern "C" __global__ void __launch_bounds__(3 * LANES, 10)
     zstd_entropy(const u8 *__restrict__ arena, Block *blocks, i64 block_capacity, const u64 *__restrict__ counters,
                  u8 *pool, i64 pool_nbytes, int *status) {
     __shared__ SequenceTables sequences;
     __shared__ LiteralTables literals;
     const i64 known = static_cast<i64>(counters[BLOCKS]);
     const i64 n = known < block_capacity ? known : block_capacity;
-    if (FIRST_TASK) set_bases(sequences);
-    // A warp goes on to its next block without waiting for the other: they share nothing.
+    const int task = warp_id();
+    if (task == UNPACK) set_bases(sequences);
+    int turn = 0;
+    // The third warp goes on to its next block without waiting for the others: they share nothing.
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         Block &block = blocks[number];
         if (block.type != COMPRESSED) continue;
+        const u8 *content = arena + block.source;
         int state = FINE;
-        if (FIRST_TASK && block.sequences) {
+        if (task == WALK && block.sequences) {
             const u32 begin = make_tables(sequences, arena, blocks, number);
-            u64 *to = block_sequences(block, pool, pool_nbytes);
-            state = begin ? decode_sequences(sequences, arena + block.source, begin, block, to) : BAD_DATA;
-        }
-        if (SECOND_TASK && block.literals_type >= NEW_TREE)
+            const bool good = begin && load_once(content + block.nbytes - 1);
+            if (lane_id() == 0) sequences.good[turn] = good;
+            sync_pair();
+            state = good ? walk_sequences(sequences, content + begin, block.nbytes - begin, block.sequences) : BAD_DATA;
+            turn ^= 1;
+        } else if (task == UNPACK && block.sequences) {
+            sync_pair();
+            if (sequences.good[turn]) state = unpack_sequences(sequences, block, block_sequences(block, pool, pool_nbytes));
+            turn ^= 1;
+        } else if (task == LITERALS_TASK && block.literals_type >= NEW_TREE) {
             state = entropy_literals(literals, arena, blocks, block, pool);
+        }
         if (lane_id() == 0 && state != FINE) fail(status, block.chunk, state);
         sync_warp();
     }

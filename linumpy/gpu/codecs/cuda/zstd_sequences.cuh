@@ -1,8 +1,8 @@
-// Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By a warp.
+// Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By two warps.
 //
-// Where a sequence's bits begin, and its states, are known only when those of the one before are. One lane walks this
-// chain, as short as it can be made, and notes where each of the next 32 sequences stands; then all lanes read the values
-// of one sequence each, and find its offset by a scan.
+// Where a sequence's bits begin, and its states, are known only when those of the one before are. One lane of the first
+// warp walks this chain, as short as it can be made, and notes where each of the next 32 sequences stands. Meanwhile each
+// lane of the second warp reads the values of one of the 32 sequences before, and finds its offset by a scan.
 
 __constant__ u32 LENGTH_BASE[36] = {0,  1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,   13,   14,   15,    16,    18,
                                     20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
@@ -23,7 +23,7 @@ __constant__ short MATCH_COUNTS[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1,
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
 
 constexpr int MAX_STATES = 512;
-constexpr u32 WINDOW = 256;      // words of the stream in shared memory; a power of two
+constexpr u32 WINDOW = 512;      // words of the stream in shared memory; a power of two
 constexpr u32 REACH = 96;        // words that 32 sequences of at most 89 bits, and what is read beyond, may take
 constexpr u32 KEPT = 4;          // words that stand at the window's end once more
 
@@ -33,7 +33,8 @@ struct __align__(16) Found {
 };
 
 struct SequenceTables {
-    Found found[LANES];
+    Found found[2][LANES];  // one is written while the other one is read
+    int good[2];            // whether a block's tables are; by turns
     u32 cells[3][MAX_STATES];
     u32 window[WINDOW + KEPT];
     u32 lengths[36], matches[53];  // bases of both kinds of lengths
@@ -180,10 +181,9 @@ __device__ inline void fill(BitStream &s, u32 *window) {
     sync_warp();
 }
 
-// The last byte's highest 1 marks where bits begin. Returns the first one; 0 where there is no mark.
+// The last byte's highest 1, which is there, marks where bits begin. Returns the first one.
 __device__ inline u32 open_stream(BitStream &s, u32 *window, const u8 *from, u32 nbytes) {
     const u32 mark = load_once(from + nbytes - 1);
-    if (mark == 0) return 0;
     const u64 begin = reinterpret_cast<u64>(from), last = begin + nbytes - 1;
     s.last = reinterpret_cast<const u32 *>(last & ~3ull);
     s.words = static_cast<u32>((last >> 2) - (begin >> 2)) + 1;
@@ -215,38 +215,42 @@ __device__ inline u32 next_state(u32 cell, u32 word, u32 shift) {
     return (word >> shift & mask) | cell >> (NEXT - 2);
 }
 
-// Walk over `count` sequences, from bit `at` on. By one lane.
-__device__ inline u32 walk(SequenceTables &t, States &state, u32 at, u32 count) {
-    const u32 *window = t.window;
+// The 96 bits from bit `at` on, of which a sequence and its next states need 89 at most.
+struct Ahead {
+    u32 first, second, third;
+};
+__device__ inline Ahead ahead(const u32 *window, u32 at) {
     const u32 *word = window + (at / 32 & (WINDOW - 1));
-    u32 w0 = word[0], w1 = word[1], w2 = word[2];
+    const u32 a = word[0], b = word[1], c = word[2], d = word[3];
+    return {funnel_left(b, a, at), funnel_left(c, b, at), funnel_left(d, c, at)};
+}
+
+// Walk over `count` sequences, from bit `at` on. By one lane. All but what leads from a state's cell to that of the next
+// one is done while that one is on its way from shared memory; there is no branch.
+__device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 at, u32 count) {
+    Ahead bits = ahead(t.window, at);
     for (u32 k = 0; k < count; ++k) {
         const u32 l = cell_of(t.cells[LITERAL_LENGTH], state.of[LITERAL_LENGTH]);
         const u32 o = cell_of(t.cells[OFFSET], state.of[OFFSET]);
         const u32 m = cell_of(t.cells[MATCH_LENGTH], state.of[MATCH_LENGTH]);
-        t.found[k] = Found{at, {l, o, m}};
-        const u32 sum = l + o + m, skipped = (at & 31) + cell_extra(sum);
-        u32 bits = skipped < 32 ? funnel_left(w1, w0, skipped) : funnel_left(w2, w1, skipped);
-        if (skipped >= 64) bits = bits_at(window, at + cell_extra(sum));
-        at += cell_extra(sum) + cell_bits(sum);
-        word = window + (at / 32 & (WINDOW - 1));
-        w0 = word[0];
-        w1 = word[1];
-        w2 = word[2];
+        found[k] = Found{at, {l, o, m}};
+        const u32 sum = l + o + m, extra = cell_extra(sum);
+        const u32 word = extra < 32 ? funnel_left(bits.second, bits.first, extra) : funnel_left(bits.third, bits.second, extra);
         // The states' bits come in this order, highest first; they become offsets in bytes by two bits less of a shift.
         const u32 first = 30 - cell_bits(l), second = first - cell_bits(m);
-        state.of[LITERAL_LENGTH] = next_state(l, bits, first);
-        state.of[MATCH_LENGTH] = next_state(m, bits, second);
-        state.of[OFFSET] = next_state(o, bits, second - cell_bits(o));
+        state.of[LITERAL_LENGTH] = next_state(l, word, first);
+        state.of[MATCH_LENGTH] = next_state(m, word, second);
+        state.of[OFFSET] = next_state(o, word, second - cell_bits(o));
+        at += extra + cell_bits(sum);
+        bits = ahead(t.window, at);
     }
     return at;
 }
 
-// Turn the bits of a block into sequences. By the whole warp.
-__device__ inline int decode_sequences(SequenceTables &t, const u8 *content, u32 begin, Block &block, u64 *to) {
+// Walk over all sequences of a block. By the first warp, in step with `unpack_sequences`.
+__device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbytes, u32 all) {
     BitStream stream;
-    u32 at = open_stream(stream, t.window, content + begin, block.nbytes - begin);
-    if (at == 0) return BAD_DATA;
+    u32 at = open_stream(stream, t.window, from, nbytes);
     States state{};
     constexpr int ORDER[3] = {LITERAL_LENGTH, OFFSET, MATCH_LENGTH};
 #pragma unroll
@@ -255,18 +259,33 @@ __device__ inline int decode_sequences(SequenceTables &t, const u8 *content, u32
         state.of[ORDER[k]] = 4 * bits_at(t.window, at, log);
         at += log;
     }
+    for (u32 done = 0; done < all; done += LANES) {
+        const u32 count = all - done < LANES ? all - done : LANES;
+        Found *found = t.found[done / LANES & 1];
+        if (lane_id() == 0) at = walk(t, found, state, at, count);
+        at = from_lane(at, 0);
+        sync_pair();
+        if (done + LANES >= all) {  // no state follows the last sequence
+            const Found one = found[count - 1];
+            at -= cell_bits(one.cells[0] + one.cells[1] + one.cells[2]);
+        }
+        if (stream.filled - at / 32 < REACH) fill(stream, t.window);
+    }
+    return at == stream.end ? FINE : BAD_DATA;
+}
+
+// Read the values of the sequences that are walked over. By the second warp.
+__device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to) {
     LastOffsets last = unchanged();
     bool far = false;
     const u32 all = block.sequences;
     for (u32 done = 0; done < all; done += LANES) {
-        const u32 count = all - done < LANES ? all - done : LANES;
-        if (lane_id() == 0) at = walk(t, state, at, count);
-        sync_warp();
-        at = from_lane(at, 0);
+        const u32 sequence = done + lane_id();
         LastOffsets mine = unchanged();
         u32 literals = 0, match = 0;
-        if (lane_id() < count) {
-            const Found one = t.found[lane_id()];
+        sync_pair();
+        if (sequence < all) {
+            const Found one = t.found[done / LANES & 1][lane_id()];
             const u32 l = one.cells[LITERAL_LENGTH], o = one.cells[OFFSET], m = one.cells[MATCH_LENGTH];
             const u32 behind_offset = one.at + cell_extra(o), behind_match = behind_offset + cell_extra(m);
             const u32 value = (1u << cell_symbol(o)) + bits_at(t.window, one.at, cell_extra(o));
@@ -276,18 +295,11 @@ __device__ inline int decode_sequences(SequenceTables &t, const u8 *content, u32
             mine = after_one(value, literals == 0);
         }
         const LastOffsets now = composed(last, scanned(mine));
-        if (lane_id() < count) to[done + lane_id()] = packed(literals, match, now.of[0] & 0x0fffffff);
+        if (sequence < all) to[sequence] = packed(literals, match, now.of[0] & 0x0fffffff);
 #pragma unroll
         for (int k = 0; k < 3; ++k) last.of[k] = from_lane(now.of[k], LANES - 1);
-        if (done + LANES >= all) {  // no state follows the last sequence
-            const Found one = t.found[count - 1];
-            at -= cell_bits(one.cells[0] + one.cells[1] + one.cells[2]);
-        }
-        if (at > stream.end) return BAD_DATA;
-        sync_warp();
-        if (stream.filled - at / 32 < REACH) fill(stream, t.window);
     }
     if (lane_id() == 0)
         for (int k = 0; k < 3; ++k) block.last_offsets[k] = last.of[k];
-    return vote(far) ? UNSUPPORTED : at == stream.end ? FINE : BAD_DATA;
+    return vote(far) ? UNSUPPORTED : FINE;
 }
