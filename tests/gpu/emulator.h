@@ -379,5 +379,6 @@ template <class T> T atomicAdd(T *p, T v) { return atomic(p, [v](T old) NOT_CHEC
 inline unsigned atomicXor(unsigned *p, unsigned v) { return atomic(p, [v](unsigned old) NOT_CHECKED { return old ^ v; }); }
 inline int atomicCAS(int *p, int expected, int v) { return atomic(p, [=](int old) NOT_CHECKED { return old == expected ? v : old; }); }
 template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldca(const T *p) { return *p; }
 using std::max;
 using std::min;

@@ -25,6 +25,8 @@ __device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
 template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
 // Four bytes of eight, from bit `shift` on.
 __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// Of memory that the block itself has written: not by a load for what is only read, which compilers may choose else.
+template <class T> __device__ inline T load_written(const T *p) { return __ldca(p); }
 // The upper half of eight bytes shifted to the left by `shift` modulo 32.
 __device__ inline u32 funnel_left(u32 low, u32 high, u32 shift) { return __funnelshift_l(low, high, shift); }
 // By up to 32, which leaves nothing.

@@ -19,10 +19,10 @@ constexpr u16 KNOWN = 0x8000;      // and the byte; else the byte of the tile th
 
 // One sequence, or what is left of it, of a tile.
 struct __align__(16) Run {
-    u32 begin;     // in the tile
-    u32 literals;  // of them, then the match
-    u32 at;        // of the first literal
+    u32 span;       // where it begins in the tile; its literals in the upper half, or 65535 of them
+    u32 at;         // of the first literal
     u32 offset;
+    float inverse;  // of the offset
 };
 
 struct Tile {
@@ -95,7 +95,8 @@ __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, co
     bool wrong = used && taken + literals > block_literals;
     wrong |= used && match && (offset == 0 || offset > out.pos + begin + literals);
     if (used) {
-        t.runs[rank] = Run{begin, literals, taken, offset};
+        const u32 shown = literals < 0xffff ? literals : 0xffff;  // more than a tile are as good as all
+        t.runs[rank] = Run{begin | shown << 16, taken, offset, __fdividef(1.0f, static_cast<float>(offset))};
         atomicAdd(t.heads + begin / LANES, 1u << begin % LANES);
         const u32 rows = (end < size ? end : size - 1) / LANES;
         for (u32 row = begin / LANES + 1; row <= rows; ++row) t.before[row] = static_cast<u16>(rank + 1);
@@ -113,51 +114,42 @@ __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, co
     return size;
 }
 
-// Where a byte comes from: memory, the ring, or another byte of the tile.
-struct Origin {
-    const u8 *memory;  // nullptr: not from there
-    u32 ring;
-    u32 cell;          // KNOWN: not from the tile
-};
-
-__device__ inline Origin origin_of(const Tile &t, const Sink &out, const Literals &literals, u32 row, u64 low) {
-    const u32 byte = row * LANES + lane_id();
-    const Run run = t.runs[t.before[row] + bits_set(t.heads[row] & ((2u << lane_id()) - 1)) - 1];
-    const u32 within = byte - run.begin;
-    if (within < run.literals) return {literals.from + ((run.at + within) & literals.mask), 0, KNOWN};
-    // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
-    const u32 k = within - run.literals, back = k < run.offset ? run.offset : k - remainder_of(k, run.offset) + run.offset;
-    if (back <= byte) return {nullptr, 0, byte - back};
-    const u64 from = out.pos + byte - back;
-    if (from >= low) return {nullptr, ring_place(out, from), KNOWN};
-    return {out.out + from, 0, KNOWN};
-}
-
 // Find what each byte of the tile is: known, or a copy. Returns the rows of which a thread's byte is a copy, a bit each.
+// Without a branch for a byte, so that all loads for a thread's bytes are under way at the same time.
 __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &literals, u32 size) {
-    const u64 low = ring_low(out, out.pos + size);
+    const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
+    const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, place = ring_place(out, out.pos);
+    const u32 mask = out.ring_size - 1;
     u32 copies = 0;
 #pragma unroll 1
     for (u32 first = 0; first < ROWS && (first * TEAM_WARPS + warp_id()) * LANES < size; first += AT_ONCE) {
-        u32 cell[AT_ONCE];
-        u8 value[AT_ONCE];
+        u32 cell[AT_ONCE], in_memory[AT_ONCE], in_ring[AT_ONCE];
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
-            const u32 row = (first + k) * TEAM_WARPS + warp_id();
-            cell[k] = 0;
-            value[k] = 0;
-            if (row * LANES + lane_id() >= size) continue;
-            const Origin origin = origin_of(t, out, literals, row, low);
-            cell[k] = origin.cell;
-            if (origin.memory) value[k] = *origin.memory;
-            else if (cell[k] & KNOWN) value[k] = out.ring[origin.ring];
+            const u32 row = (first + k) * TEAM_WARPS + warp_id(), byte = row * LANES + lane_id();
+            const u32 shown = row < last_row ? row : last_row;
+            const Run run = t.runs[t.before[shown] + bits_set(t.heads[shown] & up_to_mine) - 1];
+            const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
+            const bool literal = within < run_literals;
+            // A match that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values. The
+            // product is exact enough, since a tile has 2^12 bytes.
+            const u32 in_match = literal ? 0 : within - run_literals;
+            const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
+            const u32 back = repeats * run.offset + run.offset, from = pos + byte - back;
+            const bool before = !literal && back > byte, near = from >= low, mine = byte < size;
+            const u8 *memory = literal ? literals.from + ((run.at + within) & literals.mask) : out.out + from;
+            in_memory[k] = in_ring[k] = 0;
+            if (mine && (literal || (before && !near))) in_memory[k] = load_written(memory);
+            if (mine && before && near) in_ring[k] = out.ring[(place + byte - back) & mask];
+            cell[k] = literal || before ? KNOWN : byte - back;
         }
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 byte = ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id();
             if (byte >= size) continue;
-            t.cells[byte] = static_cast<u16>(cell[k] & KNOWN ? KNOWN | value[k] : cell[k]);
-            if (cell[k] & KNOWN) *in_ring(out, out.pos + byte) = value[k];
+            const u32 value = in_memory[k] | in_ring[k];  // one of them, or none
+            t.cells[byte] = static_cast<u16>(cell[k] | value);
+            if (cell[k] & KNOWN) out.ring[(place + byte) & mask] = static_cast<u8>(value);
             else copies |= 1u << (first + k);
         }
     }
