@@ -1,10 +1,10 @@
-// Sequences and literals of Zstandard frames → bytes, what zstd.cu has found in them. A team of warps a frame, which goes
-// through it from its beginning to its end.
+// Sequences and literals that zstd.cu has found in Zstandard frames → bytes. One team of warps decodes a frame, from its
+// first byte to its last.
 //
-// The bytes of a frame are made in tiles of up to 4096. A thread takes a sequence, and a scan over the team tells where
-// in the tile it begins; the last one may end beyond, the next tile begins with its rest. Then every thread makes bytes,
-// each by itself, whichever sequence it is from: a byte is known, or it is a copy of another byte of the same tile. Such
-// copies are followed, in shared memory and without a barrier, until a known byte is found.
+// The bytes of a frame are written in tiles of up to 4096. Each thread takes one sequence, and a scan over the team gives
+// its offset in the tile; a sequence that ends behind the tile is continued in the next one. Then each thread computes
+// bytes, whichever sequences they are from: a byte is known (a literal, or a copy of a byte before the tile), or it is a
+// copy of another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
 
 #include "decode.cuh"
 #include "execute.cuh"
@@ -14,10 +14,10 @@ constexpr u32 TILE = 4096;
 constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
 constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;
 constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;
-static_assert(ROWS < 32, "a bit each");
+static_assert(ROWS < 32, "one bit each");
 constexpr u16 KNOWN = 0x8000;      // and the byte; else the byte of the tile that this one is a copy of
 
-// One sequence, or what is left of it, of a tile.
+// One sequence of a tile, or what is left of it.
 struct __align__(16) Run {
     u32 span;       // where it begins in the tile; its literals in the upper half, or 65535 of them
     u32 at;         // of the first literal
@@ -50,7 +50,7 @@ struct Cursor {
     u32 taken;              // literals done
 };
 
-// A thread's sequence of the next tile, fetched before it is needed.
+// A thread's sequence of the next tile.
 __device__ inline u64 fetched(const Cursor &c) {
     const u64 at = static_cast<u64>(c.next) + threadIdx.x;
     return at < c.count ? c.sequences[at] : 0;
@@ -77,8 +77,8 @@ __device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
     return sum + before;
 }
 
-// Cut the next tile: note its sequences, and where the one after it begins. Returns its bytes; 0 where a sequence leaves
-// its bounds. The cursor is moved.
+// Cut the next tile: write down its sequences, and where the tile after it begins. Returns its bytes; 0 where a sequence
+// leaves its bounds. Moves the cursor.
 __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, const u32 *last, u32 block_literals) {
     const u32 rank = threadIdx.x;
     u32 literals = word & 0x3ffff, match = word >> 18 & 0x3ffff;
@@ -114,8 +114,8 @@ __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, co
     return size;
 }
 
-// Find what each byte of the tile is: known, or a copy. Returns the rows of which a thread's byte is a copy, a bit each.
-// Without a branch for a byte, so that all loads for a thread's bytes are under way at the same time.
+// Find what each byte of the tile is: known, or a copy. Returns the rows in which a thread's byte is a copy, one bit each.
+// There is no branch for a byte, so that the loads of a thread's bytes overlap.
 __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, place = ring_place(out, out.pos);
@@ -131,8 +131,8 @@ __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &liter
             const Run run = t.runs[t.before[shown] + bits_set(t.heads[shown] & up_to_mine) - 1];
             const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
             const bool literal = within < run_literals;
-            // A match that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values. The
-            // product is exact enough, since a tile has 2^12 bytes.
+            // A match that overlaps itself repeats its first `offset` bytes, which are fewer copies away from a known byte.
+            // The product is exact enough, since a tile has 2^12 bytes.
             const u32 in_match = literal ? 0 : within - run_literals;
             const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
             const u32 back = repeats * run.offset + run.offset, from = pos + byte - back;
@@ -156,7 +156,7 @@ __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &liter
     return copies;
 }
 
-// Follow the copies to the bytes that they are of. Only those bytes are written here which nobody reads: of the ring.
+// Follow the copies to known bytes. Cells are only read; values go to the ring, which no thread reads meanwhile.
 __device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies) {
 #pragma unroll 1
     for (u32 first = 0; copies >> first; first += CHASED) {
@@ -189,7 +189,7 @@ __device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Li
     while (c.next < c.count) {
         const u32 size = cut_tile(t, out, c, word, last, block_literals);
         if (size == 0) return false;
-        word = fetched(c);  // on its way while this tile is made
+        word = fetched(c);  // loaded while this tile is computed
         const u32 copies = know_bytes(t, out, literals, size);
         sync_team();
         clear_heads(t);  // two barriers of the next tile come before all that it writes there

@@ -1,8 +1,9 @@
 // Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By two warps.
 //
-// Where a sequence's bits begin, and its states, are known only when those of the one before are. One lane of the first
-// warp walks this chain, as short as it can be made, and notes where each of the next 32 sequences stands. Meanwhile each
-// lane of the second warp reads the values of one of the 32 sequences before, and finds its offset by a scan.
+// The first bit of a sequence, and its states, depend on the sequence before: this chain is what limits the speed of a
+// block. One lane of the first warp follows it, with as few dependent instructions as possible, and writes down the first
+// bit and the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of the 32
+// sequences before, and a scan over its lanes gives their offsets.
 
 __constant__ u32 LENGTH_BASE[36] = {0,  1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,   13,   14,   15,    16,    18,
                                     20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
@@ -27,14 +28,14 @@ constexpr u32 WINDOW = 512;      // words of the stream in shared memory; a powe
 constexpr u32 REACH = 96;        // words that 32 sequences of at most 89 bits, and what is read beyond, may take
 constexpr u32 KEPT = 4;          // words that stand at the window's end once more
 
-// Where a sequence stands: its first bit, and the cells of its states.
+// The first bit of a sequence, and the cells of its states.
 struct __align__(16) Found {
     u32 at, cells[3];
 };
 
 struct SequenceTables {
-    Found found[2][LANES];  // one is written while the other one is read
-    int good[2];            // whether a block's tables are; by turns
+    Found found[2][LANES];  // one is written while the other is read
+    int good[2];            // whether a block's tables are valid; used in turn
     u32 cells[3][MAX_STATES];
     u32 window[WINDOW + KEPT];
     u32 lengths[36], matches[53];  // bases of both kinds of lengths
@@ -157,7 +158,7 @@ struct BitStream {
     const u32 *last;  // word 0; word k lies k before
     u32 words, end;   // of the stream: words, and the bit behind its last one
     u32 filled;       // words that the window has had
-    u32 next[3];      // of the words behind those, three a lane, on their way
+    u32 next[3];      // the words behind those, three a lane, loaded in advance
 };
 
 __device__ inline void fetch(BitStream &s) {
@@ -168,7 +169,7 @@ __device__ inline void fetch(BitStream &s) {
     }
 }
 
-// Put the words that were fetched into the window, where those that are read next end before it does.
+// Put the fetched words into the window, over words that both warps have read.
 __device__ inline void fill(BitStream &s, u32 *window) {
 #pragma unroll
     for (u32 k = 0; k < 3; ++k) {
@@ -225,8 +226,8 @@ __device__ inline Ahead ahead(const u32 *window, u32 at) {
     return {funnel_left(b, a, at), funnel_left(c, b, at), funnel_left(d, c, at)};
 }
 
-// Walk over `count` sequences, from bit `at` on. By one lane. All but what leads from a state's cell to that of the next
-// one is done while that one is on its way from shared memory; there is no branch.
+// Find the next `count` sequences, from bit `at` on. By one lane. Whatever does not lead from the cells of three states to
+// those of the next three overlaps with the loads of those cells; there is no branch.
 __device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 at, u32 count) {
     Ahead bits = ahead(t.window, at);
     for (u32 k = 0; k < count; ++k) {
@@ -247,7 +248,7 @@ __device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 a
     return at;
 }
 
-// Walk over all sequences of a block. By the first warp, in step with `unpack_sequences`.
+// Find all sequences of a block. By the first warp, in step with `unpack_sequences`.
 __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbytes, u32 all) {
     BitStream stream;
     u32 at = open_stream(stream, t.window, from, nbytes);
@@ -274,7 +275,7 @@ __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbyt
     return at == stream.end ? FINE : BAD_DATA;
 }
 
-// Read the values of the sequences that are walked over. By the second warp.
+// Read the values of the sequences that `walk_sequences` finds. By the second warp.
 __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to) {
     LastOffsets last = unchanged();
     bool far = false;
