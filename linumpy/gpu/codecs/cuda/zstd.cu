@@ -198,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(3 * LANES, 10)
             turn ^= 1;
         } else if (task == UNPACK && block.sequences) {
             sync_pair();
-            if (sequences.good[turn]) state = unpack_sequences(sequences, block, block_sequences(block, pool, pool_nbytes));
+            if (sequences.good[turn])
+                state = unpack_sequences(sequences, block, block_sequences(block, pool, pool_nbytes));
             turn ^= 1;
         } else if (task == LITERALS_TASK && block.literals_type >= NEW_TREE) {
             state = entropy_literals(literals, arena, blocks, block, pool);

@@ -1,10 +1,11 @@
-// Sequences and literals that zstd.cu has found in Zstandard frames → bytes. One team of warps decodes a frame, from its
-// first byte to its last.
+// Sequences and literals that zstd.cu has found in Zstandard frames → bytes. One team of warps decodes a frame, from
+// its first byte to its last.
 //
-// The bytes of a frame are written in tiles of up to 4096. Each thread takes one sequence, and a scan over the team gives
-// its offset in the tile; a sequence that ends behind the tile is continued in the next one. Then each thread computes
-// bytes, whichever sequences they are from: a byte is known (a literal, or a copy of a byte before the tile), or it is a
-// copy of another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
+// The bytes of a frame are written in tiles of up to 4096. Each thread takes one sequence, and a scan over the team
+// gives its offset in the tile; a sequence that ends behind the tile is continued in the next one. Then each thread
+// computes bytes, whichever sequences they are from: a byte is known (a literal, or a copy of a byte before the tile),
+// or it is a copy of another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known
+// byte.
 
 #include "decode.cuh"
 #include "execute.cuh"
@@ -15,12 +16,12 @@ constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
 constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;
 constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;
 static_assert(ROWS < 32, "one bit each");
-constexpr u16 KNOWN = 0x8000;      // and the byte; else the byte of the tile that this one is a copy of
+constexpr u16 KNOWN = 0x8000;  // and the byte; else the byte of the tile that this one is a copy of
 
 // One sequence of a tile, or what is left of it.
 struct __align__(16) Run {
-    u32 span;       // where it begins in the tile; its literals in the upper half, or 65535 of them
-    u32 at;         // of the first literal
+    u32 span;  // where it begins in the tile; its literals in the upper half, or 65535 of them
+    u32 at;  // of the first literal
     u32 offset;
     float inverse;  // of the offset
 };
@@ -28,11 +29,11 @@ struct __align__(16) Run {
 struct Tile {
     Run runs[TEAM];
     u16 cells[TILE];
-    u32 heads[TILE / LANES];   // a bit for each byte with which a sequence begins
+    u32 heads[TILE / LANES];  // a bit for each byte with which a sequence begins
     u16 before[TILE / LANES];  // sequences that begin before each row of 32 bytes
-    u64 sums[TEAM_WARPS];      // bytes of the sequences of each warp; literals in the upper half
-    u32 next, literals, match; // where the next tile begins: sequence, and what of it is done
-    u32 taken;                 // literals that are done
+    u64 sums[TEAM_WARPS];  // bytes of the sequences of each warp; literals in the upper half
+    u32 next, literals, match;  // where the next tile begins: sequence, and what of it is done
+    u32 taken;  // literals that are done
 };
 
 // Literals in memory, or one that is repeated.
@@ -45,9 +46,9 @@ struct Literals {
 // Where a block's sequences are, and how far they are carried out. The same in all threads.
 struct Cursor {
     const u64 *sequences;
-    u32 count, next;        // of all, and the one that the next tile begins with
-    u32 literals, match;    // of that one, done already
-    u32 taken;              // literals done
+    u32 count, next;  // of all, and the one that the next tile begins with
+    u32 literals, match;  // of that one, done already
+    u32 taken;  // literals done
 };
 
 // A thread's sequence of the next tile.
@@ -77,8 +78,8 @@ __device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
     return sum + before;
 }
 
-// Cut the next tile: write down its sequences, and where the tile after it begins. Returns its bytes; 0 where a sequence
-// leaves its bounds. Moves the cursor.
+// Cut the next tile: write down its sequences, and where the tile after it begins. Returns its bytes; 0 where a
+// sequence leaves its bounds. Moves the cursor.
 __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, const u32 *last, u32 block_literals) {
     const u32 rank = threadIdx.x;
     u32 literals = word & 0x3ffff, match = word >> 18 & 0x3ffff;
@@ -114,8 +115,8 @@ __device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, co
     return size;
 }
 
-// Find what each byte of the tile is: known, or a copy. Returns the rows in which a thread's byte is a copy, one bit each.
-// There is no branch for a byte, so that the loads of a thread's bytes overlap.
+// Find what each byte of the tile is: known, or a copy. Returns the rows in which a thread's byte is a copy, one bit
+// each. There is no branch for a byte, so that the loads of a thread's bytes overlap.
 __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, place = ring_place(out, out.pos);
@@ -131,8 +132,8 @@ __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &liter
             const Run run = t.runs[t.before[shown] + bits_set(t.heads[shown] & up_to_mine) - 1];
             const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
             const bool literal = within < run_literals;
-            // A match that overlaps itself repeats its first `offset` bytes, which are fewer copies away from a known byte.
-            // The product is exact enough, since a tile has 2^12 bytes.
+            // A match that overlaps itself repeats its first `offset` bytes, which are fewer copies away from a known
+            // byte. The product is exact enough, since a tile has 2^12 bytes.
             const u32 in_match = literal ? 0 : within - run_literals;
             const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
             const u32 back = repeats * run.offset + run.offset, from = pos + byte - back;
@@ -163,7 +164,8 @@ __device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies)
         u32 cell[CHASED];
 #pragma unroll
         for (u32 k = 0; k < CHASED; ++k)
-            cell[k] = copies >> (first + k) & 1 ? t.cells[((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()] : KNOWN;
+            cell[k] =
+                copies >> (first + k) & 1 ? t.cells[((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()] : KNOWN;
         for (bool more = true; more;) {
             more = false;
 #pragma unroll
@@ -175,7 +177,8 @@ __device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies)
 #pragma unroll
         for (u32 k = 0; k < CHASED; ++k)
             if (copies >> (first + k) & 1)
-                *in_ring(out, out.pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) = static_cast<u8>(cell[k]);
+                *in_ring(out, out.pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) =
+                    static_cast<u8>(cell[k]);
     }
 }
 
@@ -203,7 +206,8 @@ __device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Li
 __device__ inline bool execute_block(Tile &t, Sink &out, const Block &block, const u8 *arena, const u8 *pool,
                                      i64 pool_nbytes, u32 *last) {
     const u8 *content = arena + block.source;
-    if (block.type != COMPRESSED) return put_literals(out, Literals{content, block.type == RAW ? ~0ull : 0}, 0, block.nbytes);
+    if (block.type != COMPRESSED)
+        return put_literals(out, Literals{content, block.type == RAW ? ~0ull : 0}, 0, block.nbytes);
     const Literals literals{block.literals_type >= NEW_TREE ? pool + block.literals_at : content + block.literals_head,
                             block.literals_type == ONE_LITERAL ? 0 : ~0ull};
     Cursor cursor{block_sequences(block, pool, pool_nbytes), block.sequences, 0, 0, 0, 0};

@@ -6,9 +6,7 @@ __device__ inline int highest_bit(u32 v) { return 31 - leading_zeros(v); }
 
 // The next bytes of a description in shared memory, zeros behind their end.
 constexpr u32 STAGED = 256;
-struct Staged {
-    u32 words[STAGED / 4 + 2];
-};
+struct Staged { u32 words[STAGED / 4 + 2]; };
 
 // Copy bytes of the stream. By the whole warp.
 __device__ inline void stage(Staged &to, const u8 *from, u32 nbytes) {
@@ -105,7 +103,8 @@ __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *ce
     counts.begin[2 * lane] = static_cast<u16>(sum - placed[0] - placed[1]);
     counts.begin[2 * lane + 1] = static_cast<u16>(sum - placed[1]);
     // Symbols that occur once have the last states, the first of them the very last.
-    const u32 first = vote(last & 1), second = vote(last & 2), rare = bits_set(first & below) + bits_set(second & below);
+    const u32 first = vote(last & 1), second = vote(last & 2),
+              rare = bits_set(first & below) + bits_set(second & below);
     if (last & 1) cells[size - 1 - rare] = 2 * lane << SYMBOL;
     if (last & 2) cells[size - 1 - rare - (last & 1)] = (2 * lane + 1) << SYMBOL;
     const u32 high = size - bits_set(first) - bits_set(second), step = (size >> 1) + (size >> 3) + 3;

@@ -65,8 +65,9 @@ __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const 
     return true;
 }
 
-// What the next bits of a stream begin with, by as many of them as the longest code has. One symbol and its length in the
-// high byte; then the symbol behind it, and what both take, with TWO, or only the first one, if the second does not fit.
+// What the next bits of a stream begin with, by as many of them as the longest code has. One symbol and its length in
+// the high byte; then the symbol behind it, and what both take, with TWO, or what the first takes if the second does not
+// fit.
 constexpr u16 TWO = 0x1000;
 
 struct LiteralTables {
@@ -170,7 +171,8 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
     const u32 size = 1u << bits;
 #pragma unroll 4
     for (u32 k = mine; k < size; k += LANES) {
-        const u32 length = table[2 * k] >> 8, second = table[2 * (k << length & (size - 1))], both = length + (second >> 8);
+        const u32 length = table[2 * k] >> 8, second = table[2 * (k << length & (size - 1))],
+                  both = length + (second >> 8);
         table[2 * k + 1] = static_cast<u16>(both <= bits ? (second & 255) | both << 8 | TWO : length << 8);
     }
     return true;
@@ -184,10 +186,10 @@ struct LiteralStream {
     u32 literals;
 };
 constexpr u32 HELPERS = 8, WORDS_EACH = 2;  // lanes of a stream, and words that each fetches at a time
-constexpr int STEPS = 8;                    // of three lookups, which may take two words, from one fill to the next
+constexpr int STEPS = 8;  // of three lookups, which may take two words, from one fill to the next
 
 struct Fetched {
-    u32 filled;            // words that the window has had
+    u32 filled;  // words that the window has had
     u32 word[WORDS_EACH];  // the ones behind those, loaded in advance
 };
 
@@ -210,7 +212,8 @@ __device__ inline void fill(Fetched &f, const LiteralStream &s, u32 *window) {
 }
 
 // Decode up to 6 * STEPS literals, all but the last five. By one lane.
-__device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s, u32 &i) {
+__device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s,
+                                   u32 &i) {
 #pragma unroll 1
     for (int step = 0; step < STEPS && i + 6 <= s.literals && in.left >= 0; ++step) {
 #pragma unroll
@@ -226,7 +229,8 @@ __device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *cod
     }
 }
 
-__device__ inline void decode_last(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s, u32 &i) {
+__device__ inline void decode_last(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s,
+                                   u32 &i) {
     for (; i < s.literals && in.left >= 0; ++i) {
         const u32 code = codes[2 * in.peek(bits)];
         s.to[i] = static_cast<u8>(code);

@@ -1,26 +1,29 @@
-// Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By two warps.
+// Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By two
+// warps.
 //
 // The first bit of a sequence, and its states, depend on the sequence before: this chain is what limits the speed of a
-// block. One lane of the first warp follows it, with as few dependent instructions as possible, and writes down the first
-// bit and the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of the 32
-// sequences before, and a scan over its lanes gives their offsets.
+// block. One lane of the first warp follows it, with as few dependent instructions as possible, and writes down the
+// first bit and the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of
+// the 32 sequences before, and a scan over its lanes gives their offsets.
 
-__constant__ u32 LENGTH_BASE[36] = {0,  1,  2,  3,  4,  5,  6,  7,  8,   9,   10,  11,   12,   13,   14,   15,    16,    18,
-                                    20, 22, 24, 28, 32, 40, 48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
-__constant__ u8 LENGTH_EXTRA[36] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  1,  1,
+__constant__ u32 LENGTH_BASE[36] = {0,  1,  2,   3,   4,   5,    6,    7,    8,    9,     10,    11,
+                                    12, 13, 14,  15,  16,  18,   20,   22,   24,   28,    32,    40,
+                                    48, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536};
+__constant__ u8 LENGTH_EXTRA[36] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  1,  1,
                                     1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-__constant__ u32 MATCH_BASE[53] = {3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14,  15,  16,  17,   18,   19,   20,
-                                   21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32,  33,  34,  35,   37,   39,   41,
-                                   43, 47, 51, 59, 67, 83, 99, 131, 259, 515, 1027, 2051, 4099, 8195, 16387, 32771, 65539};
-__constant__ u8 MATCH_EXTRA[53] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,
-                                   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,  1,  1,  1,
+__constant__ u32 MATCH_BASE[53] = {3,  4,   5,   6,   7,    8,    9,    10,   11,    12,    13,   14, 15, 16,
+                                   17, 18,  19,  20,  21,   22,   23,   24,   25,    26,    27,   28, 29, 30,
+                                   31, 32,  33,  34,  35,   37,   39,   41,   43,    47,    51,   59, 67, 83,
+                                   99, 131, 259, 515, 1027, 2051, 4099, 8195, 16387, 32771, 65539};
+__constant__ u8 MATCH_EXTRA[53] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
+                                   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  1,  1,  1, 1,
                                    2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-__constant__ short LENGTH_COUNTS[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2,
+__constant__ short LENGTH_COUNTS[36] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1,  1,  2,  2,
                                         2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
-__constant__ short OFFSET_COUNTS[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1,
+__constant__ short OFFSET_COUNTS[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1,  1,  1,  1,  1, 1,
                                         1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
-__constant__ short MATCH_COUNTS[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-                                       1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+__constant__ short MATCH_COUNTS[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1,  1,  1,  1,  1,  1,  1, 1,
+                                       1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
 
 constexpr int MAX_STATES = 512;
@@ -29,9 +32,7 @@ constexpr u32 REACH = 96;        // words that 32 sequences of at most 89 bits, 
 constexpr u32 KEPT = 4;          // words that stand at the window's end once more
 
 // The first bit of a sequence, and the cells of its states.
-struct __align__(16) Found {
-    u32 at, cells[3];
-};
+struct __align__(16) Found { u32 at, cells[3]; };
 
 struct SequenceTables {
     Found found[2][LANES];  // one is written while the other is read
@@ -55,7 +56,8 @@ __device__ inline int max_log(int kind) { return kind == OFFSET ? 8 : 9; }
 __device__ inline int max_symbol(int kind) { return kind == LITERAL_LENGTH ? 35 : kind == OFFSET ? 31 : 52; }
 
 // Read the next description of the staged ones, of which `nbytes` are the block's, and move `pos` behind it.
-__device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos, int mode, int kind, int &symbols, int &log) {
+__device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos, int mode, int kind, int &symbols,
+                                        int &log) {
     if (mode == PREDEFINED) {
         symbols = kind == LITERAL_LENGTH ? 36 : kind == OFFSET ? 29 : 53;
         log = kind == OFFSET ? 5 : 6;
@@ -80,12 +82,14 @@ __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int 
     else if (lane_id() == 0) t.cells[kind][0] = static_cast<u32>(symbols) << SYMBOL;  // one symbol and no bits
     for (int s = lane_id(); s < 1 << log; s += LANES) {
         const u32 symbol = cell_symbol(t.cells[kind][s]);
-        t.cells[kind][s] |= kind == OFFSET ? symbol : kind == LITERAL_LENGTH ? LENGTH_EXTRA[symbol] : MATCH_EXTRA[symbol];
+        t.cells[kind][s] |= kind == OFFSET           ? symbol
+                            : kind == LITERAL_LENGTH ? LENGTH_EXTRA[symbol]
+                                                     : MATCH_EXTRA[symbol];
     }
 }
 
-// Make the tables of a block, described by itself or by blocks before it. Returns the byte of its content behind its own
-// descriptions; 0 where they cannot be.
+// Make the tables of a block, described by itself or by blocks before it. Returns the byte of its content behind its
+// own descriptions; 0 where they cannot be.
 __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Block *blocks, i64 number) {
     const Block &mine = blocks[number];
 #pragma unroll 1
@@ -100,7 +104,8 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
         stage(t.staged, arena + other.source + other.tables_head, nbytes);
 #pragma unroll 1
         for (int k = 0; k <= kind; ++k) {
-            if (mode_of(other, k) != REPEAT && !read_description(t, nbytes, pos, mode_of(other, k), k, symbols, log)) return 0;
+            if (mode_of(other, k) != REPEAT && !read_description(t, nbytes, pos, mode_of(other, k), k, symbols, log))
+                return 0;
             sync_warp();
         }
         make_table(t, kind, symbols, log);
@@ -122,9 +127,7 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
 
 // The last offsets, of which later sequences take one again, as a function of those before: an offset, or "the k-th of
 // those before, minus n".
-struct LastOffsets {
-    u32 of[3];
-};
+struct LastOffsets { u32 of[3]; };
 __device__ inline LastOffsets unchanged() { return {{NOT_YET, NOT_YET + (1u << 20), NOT_YET + (2u << 20)}}; }
 
 // What they are after one sequence, by RFC 8878 section 3.1.1.5. The first is the sequence's own.
@@ -204,9 +207,7 @@ __device__ inline u32 bits_at(const u32 *window, u32 at) {
 __device__ inline u32 bits_at(const u32 *window, u32 at, u32 n) { return shifted_right(bits_at(window, at), 32 - n); }
 
 // States as offsets of their cells, in bytes.
-struct States {
-    u32 of[3];
-};
+struct States { u32 of[3]; };
 __device__ inline u32 cell_of(const u32 *cells, u32 state) {
     return *reinterpret_cast<const u32 *>(reinterpret_cast<const u8 *>(cells) + state);
 }
@@ -217,17 +218,15 @@ __device__ inline u32 next_state(u32 cell, u32 word, u32 shift) {
 }
 
 // The 96 bits from bit `at` on, of which a sequence and its next states need 89 at most.
-struct Ahead {
-    u32 first, second, third;
-};
+struct Ahead { u32 first, second, third; };
 __device__ inline Ahead ahead(const u32 *window, u32 at) {
     const u32 *word = window + (at / 32 & (WINDOW - 1));
     const u32 a = word[0], b = word[1], c = word[2], d = word[3];
     return {funnel_left(b, a, at), funnel_left(c, b, at), funnel_left(d, c, at)};
 }
 
-// Find the next `count` sequences, from bit `at` on. By one lane. Whatever does not lead from the cells of three states to
-// those of the next three overlaps with the loads of those cells; there is no branch.
+// Find the next `count` sequences, from bit `at` on. By one lane. Whatever does not lead from the cells of three states
+// to those of the next three overlaps with the loads of those cells; there is no branch.
 __device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 at, u32 count) {
     Ahead bits = ahead(t.window, at);
     for (u32 k = 0; k < count; ++k) {
@@ -236,7 +235,8 @@ __device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 a
         const u32 m = cell_of(t.cells[MATCH_LENGTH], state.of[MATCH_LENGTH]);
         found[k] = Found{at, {l, o, m}};
         const u32 sum = l + o + m, extra = cell_extra(sum);
-        const u32 word = extra < 32 ? funnel_left(bits.second, bits.first, extra) : funnel_left(bits.third, bits.second, extra);
+        const u32 word =
+            extra < 32 ? funnel_left(bits.second, bits.first, extra) : funnel_left(bits.third, bits.second, extra);
         // The states' bits come in this order, highest first; they become offsets in bytes by two bits less of a shift.
         const u32 first = 30 - cell_bits(l), second = first - cell_bits(m);
         state.of[LITERAL_LENGTH] = next_state(l, word, first);
