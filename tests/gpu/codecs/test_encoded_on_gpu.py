@@ -18,7 +18,6 @@ import zarr
 from decoders import DeviceDecoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.read.job import plan_transfer
 from mutants import CHAINS, FRAMES, by_numcodecs, corpus, disagreements, plain
 from other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write
@@ -28,6 +27,7 @@ from zarr.codecs import numcodecs as v3
 from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu
+from linumpy.gpu.read.job import plan_transfer
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits, plan_launches
 
