@@ -338,8 +338,6 @@ class Loop:
             base += MARGIN if work.kind == "device" else 0
             engine = self._direct_engine if self._is_direct(work) else self.engine
             work.pending = engine.start(_file_reads(work, base))
-            for part, numbers in work.files:
-                part.files_opened += len(numbers)
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
@@ -509,6 +507,7 @@ class Loop:
         for part, numbers in work.files:
             mine = slice(begin, begin + len(numbers))
             begin += len(numbers)
+            part.files_opened += int((results.opened[mine] >= 0).sum())
             wrong[mine] |= _other_files(part, numbers, results.before[mine], wrong[mine])
         bad_reads = got != slab.nbytes
         if wrong.any():
@@ -586,6 +585,7 @@ class Loop:
             wait(work.pending)
         elif work.pending is not None:
             work.pending.abandon()
+        self.staging.await_queued()  # some of its kernels may have started, and write to outputs
         if work.taken is not None:
             self.staging.await_copied(work.taken)
         self._drop_slots(work)

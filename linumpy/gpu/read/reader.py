@@ -522,14 +522,22 @@ def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
         chunks_read=ticket.counts.chunks - ticket.counts.filled,
         chunks_filled=ticket.counts.filled,
         files_opened=ticket.counts.files_opened,
-        scratch_bytes=reader.device_bytes,
+        scratch_bytes=reader.device_bytes if ticket.counts.chunks else 0,
         plan_seconds=0.0,
         read_seconds=seconds,
         scatter_seconds=scatter,
-        decoder="" if part.layout.chain is None else str(part.layout.chain),
+        decoder=_decoder(part, ticket),
         decode_seconds=decode,
         chunks_decoded_by_host=ticket.counts.by_host,
     )
+
+
+def _decoder(part: Part, ticket: Ticket) -> str:
+    """Say how the chunks of a job were decoded, and where; those that the device gave up are counted elsewhere."""
+    if part.layout.chain is None:
+        return ""
+    stored, by_host = ticket.counts.chunks - ticket.counts.filled, ticket.counts.by_host
+    return f"{part.layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
 
 
 _readers: dict[tuple[int | str, bool], Reader] = {}
