@@ -10,22 +10,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from linumpy.gpu.resample_zarr import resample_zarr
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
     from linumpy.io.ome import open_image
-    from linumpy.io.writer import OmeZarrWriter
+    from linumpy.resample.resample_zarr import resample_zarr
+    from linumpy.write.writer import OmeZarrWriter
 
 __version__ = "0.1.0"
 __all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr"]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
 _MODULES = {
-    "OmeZarrWriter": "linumpy.io.writer",
+    "OmeZarrWriter": "linumpy.write.writer",
     "open_image": "linumpy.io.ome",
     "plan_zarr_read": "linumpy.gpu.zarr_io",
     "read_zarr": "linumpy.gpu.zarr_io",
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
-    "resample_zarr": "linumpy.gpu.resample_zarr",
+    "resample_zarr": "linumpy.resample.resample_zarr",
 }
 
 

@@ -1,4 +1,4 @@
-"""What scripts share: arguments, logging, one-line errors, progress.
+"""What scripts share: arguments, logging, one-line errors.
 
 A script parses its arguments, calls one function of the library, and saves. Bad input ends it with exit code 2 and
 one line that says what to do.
@@ -269,12 +269,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def bytes_progress(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar of bytes on a terminal, and nothing elsewhere."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None) as bar:
-        yield bar.update

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from linumpy import device as devices
-from linumpy.cli import bytes_progress
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import synthetic
 from linumpy.io.ome import read_omezarr
 from linumpy.io.place import check_place
-from linumpy.io.writer import write_omezarr
 from linumpy.io.zarr_mode import read_on_host
+from linumpy.progress import bytes_progress
+from linumpy.testing import synthetic
+from linumpy.write.writer import write_omezarr
 
 _SMOOTH_UM = 50.0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from linumpy import cli
 from linumpy.mosaic.aip import project_mosaic_to_png
 from linumpy.mosaic.image import open_mosaic
+from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -35,7 +36,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _project(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    with cli.bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
+    with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         made = project_mosaic_to_png(
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
             progress=progress, **chosen,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from linumpy import cli
 from linumpy.demo import run_demo
-from linumpy.io.synthetic import SIZES
+from linumpy.testing.synthetic import SIZES
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:

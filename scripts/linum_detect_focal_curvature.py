@@ -25,6 +25,7 @@ from linumpy import cli
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.surface import SurfaceMethod
+from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -59,7 +60,7 @@ def _detect(parsed: argparse.Namespace) -> None:
     nbytes = open_mosaic(parsed.input, **chosen).nbytes
     method = SurfaceMethod(**cli.surface_options(parsed))
     correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
-    with cli.bytes_progress("surface, correction", 2 * nbytes) as progress:
+    with bytes_progress("surface, correction", 2 * nbytes) as progress:
         curvature = correct_mosaic(
             parsed.input, parsed.output, parsed.tile_shape and tuple(parsed.tile_shape), method, correction,
             n_levels=parsed.n_levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite,

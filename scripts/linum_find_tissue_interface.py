@@ -27,6 +27,7 @@ from pathlib import Path
 from linumpy import cli
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -47,7 +48,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _find(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     method = SurfaceMethod(**cli.surface_options(parsed))
-    with cli.bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
+    with bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         found = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
             overwrite=parsed.overwrite, progress=progress, **chosen,

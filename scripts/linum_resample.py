@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.gpu.resample_zarr import resample_zarr
 from linumpy.io.volume import open_volumes
+from linumpy.resample.resample_zarr import resample_zarr
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:

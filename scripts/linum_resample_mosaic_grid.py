@@ -25,6 +25,7 @@ from pathlib import Path
 from linumpy import cli
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
+from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -51,7 +52,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _resample(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
-    with cli.bytes_progress("resampling", open_mosaic(parsed.input, **chosen).nbytes) as progress:
+    with bytes_progress("resampling", open_mosaic(parsed.input, **chosen).nbytes) as progress:
         made = resample_mosaic_grid(
             parsed.input, parsed.output, wanted, tile_shape=parsed.tile_shape and tuple(parsed.tile_shape),
             n_levels=parsed.n_levels, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,

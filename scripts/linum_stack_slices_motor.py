@@ -25,6 +25,7 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.mosaic.slices import ZSearch, open_slices, stack_mosaics
+from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -63,9 +64,7 @@ def _stack(parsed: argparse.Namespace) -> None:
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
-    with cli.bytes_progress(
-        "stack", sum(one.nbytes for one in open_slices(parsed.input, **chosen).values())
-    ) as progress:
+    with bytes_progress("stack", sum(one.nbytes for one in open_slices(parsed.input, **chosen).values())) as progress:
         stack = stack_mosaics(
             parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, n_levels=parsed.n_levels,
             use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,

@@ -7,15 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from linumpy.gpu import engines, reader
-from linumpy.gpu import job as jobs
-from linumpy.gpu.output import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
+from linumpy.gpu.read import engines
+from linumpy.gpu.read import job as jobs
+from linumpy.gpu.read import slab_loop as reader
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, ReadRequest, result_dtype
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
-from linumpy.plan.launches import DeviceLimits, plan_launches
-from linumpy.plan.read import plan_read
-from linumpy.plan.workspace import decode_words, decoded_room
+from linumpy.plan.decode.launches import DeviceLimits, plan_launches
+from linumpy.plan.decode.workspace import decode_words, decoded_room
+from linumpy.plan.read.plan import plan_read
 
 
 class PreadFile:
@@ -110,7 +111,7 @@ class NumpySlots:
 
     def place(self, slot, slab, table):
         if not self._direct:
-            from linumpy.gpu.slots import straight_runs
+            from linumpy.gpu.read.staging import straight_runs
 
             for begin, to, nbytes in straight_runs(slab):
                 self._out[to : to + nbytes] = self._arena[slot][begin : begin + nbytes]

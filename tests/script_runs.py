@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 
 _HALF_WAY = """
 import contextlib, sys, time
-from linumpy import cli
-from linumpy.io import new_image
+from linumpy import progress
+from linumpy.write import new_image
 new_image._CHUNK_NBYTES = {chunk_nbytes} or new_image._CHUNK_NBYTES
 from linumpy.mosaic import aip, focal, grid, slices, surface
 here = (grid.resample_mosaic_grid, surface.find_mosaic_surface, focal.correct_mosaic, slices.stack_mosaics)
@@ -31,7 +31,7 @@ def bar(label, total):
                 time.sleep(0.05)
     yield progress
 
-cli.bytes_progress = bar
+progress.bytes_progress = bar
 from script_runs import load
 sys.exit(load({name!r}).main(sys.argv[1:]))
 """

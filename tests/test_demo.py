@@ -8,10 +8,10 @@ from linumpy import demo
 from linumpy.demo import run_demo
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import synthetic
 from linumpy.io.ome import open_image
-from linumpy.io.synthetic import surface_depth
 from linumpy.pictures import scale_bar_um
+from linumpy.testing import synthetic
+from linumpy.testing.synthetic import surface_depth
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_scale_bars_are_round():
 @pytest.mark.gpu
 def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
     """Nothing but the results and one plane leaves the device, and they are those of the CPU."""
-    from linumpy.gpu.chunk_files import write_from_device
+    from linumpy.write.device_chunks import write_from_device
 
     fetched, real = [], cupy.ndarray.get
 
@@ -97,14 +97,14 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
     monkeypatch.setattr("linumpy.device.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr("linumpy.demo.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x))
     monkeypatch.setattr(
-        "linumpy.io.raw_chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
+        "linumpy.write.raw_chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
     )
 
     def write(paths, block, *rest):
         fetched.append((block.shape, block.nbytes))
         write_from_device(paths, block, *rest)
 
-    monkeypatch.setattr("linumpy.gpu.chunk_files.write_from_device", write)
+    monkeypatch.setattr("linumpy.write.device_chunks.write_from_device", write)
     on_gpu = run_demo(tmp_path / "out", "small", "cuda")
     assert on_gpu.how.startswith("kvikio")
     volume = 4 * np.prod(on_gpu.shape)

@@ -23,11 +23,10 @@ from linumpy.benchmark.kernel_case import verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.benchmark.volumes import check_room, wall_seconds, write_tiles
 from linumpy.device import require_cuda, synchronize
-from linumpy.gpu.projection import project
-from linumpy.gpu.resample_tiles import resample_tiles
+from linumpy.gpu.oct.projection import project
+from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
-from linumpy.io.synthetic import MosaicSpec, block
 from linumpy.io.volume import Volume
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.mosaic.aip import project_mosaic
@@ -35,7 +34,8 @@ from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.output import Write, new_image
 from linumpy.mosaic.tiles import TILE_BYTES, Box, boxes, column_shape, read_box, tile_shape
-from linumpy.plan.tile_grid import TileGrid, plan_tile_grid
+from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
+from linumpy.testing.synthetic import MosaicSpec, block
 
 #: The part of the slower of reading and writing alone that a script should reach, on a GPU, from so many bytes on.
 REACH, REACH_NBYTES = 0.8, 16 * 2**30

@@ -92,7 +92,7 @@ def kvikio_threads() -> int | None:
         defaults = _need("kvikio.defaults")
     except CannotRunError:
         return None
-    from linumpy.gpu.kvikio_settings import read_threads
+    from linumpy.gpu.read.kvikio_settings import read_threads
 
     return read_threads(defaults.get("num_threads"))
 

@@ -16,13 +16,13 @@ import numpy as np
 from linumpy.benchmark.kernel_case import KernelCase
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
-from linumpy.gpu.correlation import central_half, overlap_correlations
-from linumpy.gpu.interface import find_tissue_interface
-from linumpy.gpu.interface_filters import SurfaceOptions, interface_by_filters, ndimage_module
-from linumpy.gpu.projection import project
-from linumpy.gpu.resample_tiles import resample_tiles
-from linumpy.io.synthetic import MosaicSpec, block
-from linumpy.plan.tile_axis import TileAxis
+from linumpy.gpu.oct.correlation import central_half, overlap_correlations
+from linumpy.gpu.oct.projection import project
+from linumpy.gpu.oct.resample_tiles import resample_tiles
+from linumpy.gpu.oct.surface import find_tissue_interface
+from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, ndimage_module
+from linumpy.plan.grid.tile_axis import TileAxis
+from linumpy.testing.synthetic import MosaicSpec, block
 
 
 def _size(n: int, scale: float) -> int:

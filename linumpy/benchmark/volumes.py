@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from linumpy.device import synchronize
-from linumpy.io.writer import OmeZarrWriter
 from linumpy.io.zarr_mode import in_mode_of_caller
+from linumpy.write.writer import OmeZarrWriter
 
 _THREADS = 16
 

@@ -27,15 +27,15 @@ from linumpy.benchmark.kernel_case import verdict_of
 from linumpy.benchmark.table import machine_text
 from linumpy.benchmark.volumes import check_room, flush, wall_seconds, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
-from linumpy.gpu.kvikio_settings import transfer_settings
-from linumpy.gpu.resample_zarr import plan_blocks, resample_zarr
+from linumpy.gpu.read.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
-from linumpy.io.writer import OmeZarrWriter
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.regrid import plan_regrid
-from linumpy.plan.resample import AffineGrid, ResamplePlan
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.plan.grid.regrid import plan_regrid
+from linumpy.resample.resample_zarr import plan_blocks, resample_zarr
+from linumpy.write.writer import OmeZarrWriter
 
 #: The part of the time of reading and writing at once that `resample_zarr` should reach, on a GPU, from so many bytes
 #: on.

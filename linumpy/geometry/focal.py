@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
-from linumpy.gpu.gather import shift_along_depth
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
+from linumpy.gpu.oct.shift import shift_along_depth
 
 #: Rounds of reweighting, and the residual, in robust standard deviations, from which on a voxel counts less (Huber).
 _ROUNDS, _HUBER = 8, 1.345
@@ -203,7 +203,7 @@ def correct_focal_curvature(
     Raises
     ------
     ValueError, TypeError
-        As :func:`linumpy.gpu.gather.shift_along_depth`.
+        As :func:`linumpy.gpu.oct.shift.shift_along_depth`.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """

@@ -12,9 +12,9 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
-from linumpy.gpu import interface
-from linumpy.gpu.gather import shift_along_depth
-from linumpy.gpu.interface_filters import ndimage_module
+from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct.shift import shift_along_depth
+from linumpy.gpu.oct.surface_filters import ndimage_module
 
 __all__ = ["InterfaceFit", "crop_below_interface", "find_tissue_interface", "fit_interface", "remove_outliers"]
 
@@ -164,7 +164,7 @@ def crop_below_interface(
     Raises
     ------
     ValueError, TypeError
-        A surface that does not fit the volume; otherwise as :func:`linumpy.gpu.gather.shift_along_depth`.
+        A surface that does not fit the volume; otherwise as :func:`linumpy.gpu.oct.shift.shift_along_depth`.
     """
     if vol.ndim != 3 or not -3 <= depth_axis < 3:
         raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")

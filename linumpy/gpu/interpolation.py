@@ -2,7 +2,7 @@
 
 In: an image, and places, a map, or voxel spacings. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by
 this package's kernels: images of two and three axes and stacks of them (axes that a map leaves alone, channels) by fast
-ones, others of up to 16 axes by a general one. `resize` and `resample_volume` (:mod:`~linumpy.gpu.rescaling`)
+ones, others of up to 16 axes by a general one. `resize` and `resample_volume` (:mod:`~linumpy.gpu.resize.rescaling`)
 smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings are in µm, or in any one unit.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
@@ -12,15 +12,15 @@ saturate; float16 beyond 65504 is infinity. The dtype of a result is that of the
 
 from __future__ import annotations
 
-from linumpy.gpu.geometric import apply_displacement_field, compose_affine, rotate, shift, zoom
-from linumpy.gpu.rescaling import resample_volume, resize
-from linumpy.gpu.spline_transform import (
+from linumpy.gpu.ndimage.geometric import apply_displacement_field, compose_affine, rotate, shift, zoom
+from linumpy.gpu.ndimage.transform import (
     affine_transform,
     geometric_transform,
     map_coordinates,
     spline_filter,
     spline_filter1d,
 )
+from linumpy.gpu.resize.rescaling import resample_volume, resize
 
 __all__ = [
     "affine_transform",

@@ -1,8 +1,8 @@
 """Read chunks of a local Zarr array into device memory with kvikio's ``CuFile.pread``, and decode them there.
 
-In: a :class:`~linumpy.plan.read.ReadPlan` or what names an array. Out: a CuPy array, ordered on the caller's current
-stream. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``) for codecs that are not
-decoded here, stores that are not local, and dtypes of no CUDA type; :class:`~linumpy.errors.ChunkError` for stored
+In: a :class:`~linumpy.plan.read.plan.ReadPlan` or what names an array. Out: a CuPy array, ordered on the caller's
+current stream. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``) for codecs that are
+not decoded here, stores that are not local, and dtypes of no CUDA type; :class:`~linumpy.errors.ChunkError` for stored
 bytes that cannot be right.
 """
 
@@ -17,17 +17,19 @@ import numpy as np
 
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
-from linumpy.gpu import host_decode, output, reader
-from linumpy.gpu.encoded_slots import EncodedSlots
-from linumpy.gpu.engines import choose_engine
-from linumpy.gpu.host_decode import DeviceHostSlots
-from linumpy.gpu.job import Counts, Job, Transfer, plan_transfer
-from linumpy.gpu.output import ReadRequest
-from linumpy.gpu.report import ReadReport
-from linumpy.gpu.slots import Target
+from linumpy.gpu.read import host_decode
+from linumpy.gpu.read import request as output
+from linumpy.gpu.read import slab_loop as reader
+from linumpy.gpu.read.encoded_staging import EncodedSlots
+from linumpy.gpu.read.engines import choose_engine
+from linumpy.gpu.read.host_decode import DeviceHostSlots
+from linumpy.gpu.read.job import Counts, Job, Transfer, plan_transfer
+from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.request import ReadRequest
+from linumpy.gpu.read.staging import Target
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
-from linumpy.plan.read import plan_read
+from linumpy.plan.read.plan import plan_read
 
 
 def read_zarr_via_kvikio(

@@ -17,15 +17,18 @@ import numpy as np
 
 from linumpy.device import kvikio_mode, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
-from linumpy.gpu import kvikio_zarr, output, zarr_dask, zarr_gpu
+from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
-from linumpy.gpu.report import host_report
-from linumpy.gpu.survey import with_survey
-from linumpy.gpu.zarr_gpu import gpu_zarr_context, read_zarr_via_zarr_gpu
+from linumpy.gpu.read import dask as zarr_dask
+from linumpy.gpu.read import fallback as zarr_gpu
+from linumpy.gpu.read import request as output
+from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
+from linumpy.gpu.read.report import host_report
+from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.read import ReadPlan, plan_read
+from linumpy.plan.read.plan import ReadPlan, plan_read
 
 __all__ = [
     "gpu_zarr_context",

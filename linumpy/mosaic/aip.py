@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import require_cuda, to_host
-from linumpy.gpu.projection import project
+from linumpy.gpu.oct.projection import project
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import Write, new_image
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.write.writer import Progress
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)

@@ -23,11 +23,11 @@ from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
 from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from linumpy.errors import SourceError
-from linumpy.gpu.resample_tiles import resample_tiles
+from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.place import check_apart, check_place
-from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes, work_through
 from linumpy.mosaic.tiles import tile_shape as batch_shape
-from linumpy.plan.tile_grid import TileGrid, plan_tile_grid
+from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
+from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 

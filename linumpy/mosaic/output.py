@@ -1,7 +1,7 @@
 """Write an OME-Zarr image box by box, from the device or the host: the only place where a mosaic leaves the device.
 
 In: what an image is, then its boxes. Out: the image, complete or not at all, with its coarser resolutions. Errors:
-those of :class:`linumpy.io.writer.OmeZarrWriter`.
+those of :class:`linumpy.write.writer.OmeZarrWriter`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from linumpy.io.writer import OmeZarrWriter
+from linumpy.write.writer import OmeZarrWriter
 
 Write = Callable[[tuple[int | slice, ...], Any], None]
 """Takes a box of the image, whole in storage, and its voxels, on the device or the host, and returns when they are
@@ -27,7 +27,7 @@ def new_image(
     Parameters
     ----------
     path, shape, dtype, spacing, n_levels
-        As for :class:`linumpy.io.writer.OmeZarrWriter`.
+        As for :class:`linumpy.write.writer.OmeZarrWriter`.
     options
         What else that class takes.
 

@@ -22,7 +22,6 @@ from linumpy.device import require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
@@ -36,6 +35,7 @@ from linumpy.mosaic.stacking import (
     plan_stack,
 )
 from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape, work_through
+from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
-from linumpy.gpu.correlation import central_half, overlap_correlations
+from linumpy.gpu.oct.correlation import central_half, overlap_correlations
 from linumpy.gpu.rounding import saturated
 
 

@@ -24,10 +24,10 @@ from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.io.writer import Progress
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.output import new_image
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
+from linumpy.write.writer import Progress
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import pytest
 from linumpy.benchmark import zarr_to_zarr
 from linumpy.benchmark.volumes import check_room, flush, write_tiles
 from linumpy.benchmark.zarr_to_zarr import HEADER, REACH_NBYTES, ZarrRequest, ZarrResult, row, run_zarr_to_zarr
-from linumpy.gpu import resample_blocks
 from linumpy.io.ome import open_image
+from linumpy.resample import pipeline as resample_blocks
 from scripts import linum_benchmark_resampling as script
 
 SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "runs": 2, "device_memory": 2**-7}

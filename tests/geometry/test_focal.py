@@ -7,7 +7,7 @@ from linumpy.errors import GpuUnavailableError
 from linumpy.geometry import focal
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.io.synthetic import MosaicSpec, block, surface_depth
+from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
 def true_depth(spec):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from linumpy.device import to_host
 from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.gpu import interface, interface_filters
-from linumpy.io.synthetic import MosaicSpec, block, surface_depth
+from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct import surface_filters as interface_filters
+from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
 def slow(vol, s_xy, s_z, use_log, order, cutting_errors, depth_axis):

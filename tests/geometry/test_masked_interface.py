@@ -6,7 +6,7 @@ import scipy.ndimage
 
 from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.interface import crop_below_interface, find_tissue_interface, remove_outliers
-from linumpy.io.synthetic import MosaicSpec, block, surface_depth
+from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
 def slow(vol, mask, s_xy, s_z, cutting_errors):

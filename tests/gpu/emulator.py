@@ -106,7 +106,9 @@ _CHECKED = (
 @functools.cache
 def emulated(spec):
     """Compile a kernel for the CPU; in place of :func:`linumpy.gpu.kernels.load`."""
-    return Kernel(getattr(library(source_text(spec.source, spec.package), spec.defines, (spec.name,)), f"emulate_{spec.name}"))
+    return Kernel(
+        getattr(library(source_text(spec.source, spec.package), spec.defines, (spec.name,)), f"emulate_{spec.name}")
+    )
 
 
 @functools.cache

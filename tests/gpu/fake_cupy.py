@@ -19,7 +19,7 @@ from collections import deque
 import numpy as np
 from reference import copy_boxes
 
-from linumpy.gpu.scatter import _CUDA_TYPES, Conversion
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
 _DTYPES = {name: np.dtype(key) for key, name in _CUDA_TYPES.items()}

@@ -19,12 +19,12 @@ from zarr.storage import LocalStore, MemoryStore
 
 from linumpy.errors import ChunkError, MetadataError, SourceError
 from linumpy.gds import gds_verdict
-from linumpy.gpu.resample_zarr import resample_zarr
 from linumpy.gpu.zarr_io import plan_zarr_read, zarr_to_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.source import describe_source, local_path, open_source
-from linumpy.io.writer import OmeZarrWriter, write_omezarr
+from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.write.writer import OmeZarrWriter, write_omezarr
 
 VALUES = np.arange(100, 130, dtype="u2").reshape(5, 6)
 #: Each is a URL with a fragment, a query, parameters, a protocol or an escape for one of zarr 3.1 to 3.4.

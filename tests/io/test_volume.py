@@ -9,8 +9,8 @@ import zarr
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image, open_level, read_omezarr
 from linumpy.io.volume import open_volumes
-from linumpy.io.writer import write_omezarr
 from linumpy.mosaic.tiles import read_box
+from linumpy.write.writer import write_omezarr
 
 
 def image_of(folder, shape=(2, 3, 6, 7, 8), axes="tczyx", **options):

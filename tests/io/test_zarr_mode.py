@@ -24,12 +24,12 @@ from zarr.codecs import numcodecs as v3
 from zarr.registry import register_buffer, register_ndbuffer
 
 from linumpy.gpu import zarr_to_dask
-from linumpy.gpu.resample_blocks import BlockJob, make_blocks
 from linumpy.io import zarr_mode
-from linumpy.io.writer import write_omezarr
 from linumpy.io.zarr_mode import gpu_mode, host_zarr_context, in_mode_of_caller, read_on_host, write_from_host
 from linumpy.mosaic.tiles import boxes, read_box, work_through
-from linumpy.plan.resample import AffineGrid, ResamplePlan
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample.pipeline import BlockJob, make_blocks
+from linumpy.write.writer import write_omezarr
 
 SECONDS = 20.0
 

@@ -10,8 +10,6 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import replacing
-from linumpy.io.synthetic import MosaicSpec, block, surface_depth, write_mosaic
-from linumpy.io.writer import write_omezarr
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
@@ -21,6 +19,8 @@ from linumpy.mosaic.slices import ZSearch, search_window, stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack, stack_slices
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tiles import boxes, column_shape
+from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
+from linumpy.write.writer import write_omezarr
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]

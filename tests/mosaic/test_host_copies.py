@@ -11,12 +11,12 @@ from host_copies import counted_host_copies
 from zarr.codecs import ZstdCodec
 
 import linumpy
-from linumpy.io.synthetic import MosaicSpec, write_mosaic
 from linumpy.mosaic.aip import project_mosaic, project_mosaic_to_png
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.slices import ZSearch, stack_mosaics
 from linumpy.mosaic.surface import find_mosaic_surface
+from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(64, 64, 64), water_um=100.0)
 #: A fit, a few correlations, two percentiles: single copies, and all of them together.
@@ -83,7 +83,7 @@ def test_only_results_come_to_the_host(cupy, tmp_path, source, script):
 @pytest.mark.parametrize("how", ["get", "asnumpy", "tolist", "item", "float", "to_host", "written"])
 def test_a_copy_is_noticed(cupy, tmp_path, how):
     from linumpy.device import to_host
-    from linumpy.io.writer import write_omezarr
+    from linumpy.write.writer import write_omezarr
 
     array = cupy.arange(6 if how not in ("item", "float") else 1, dtype="f8")
     ways = {

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from linumpy.errors import GpuUnavailableError
-from linumpy.io.synthetic import MosaicSpec, block, consecutive_slices
 from linumpy.mosaic.stacking import (
     blend_overlap,
     candidate_overlaps,
@@ -13,6 +12,7 @@ from linumpy.mosaic.stacking import (
     plan_stack,
     stack_slices,
 )
+from linumpy.testing.synthetic import MosaicSpec, block, consecutive_slices
 
 SPEC = MosaicSpec(tiles=(1, 1), tile_shape=(48, 160, 176), looks=4)
 

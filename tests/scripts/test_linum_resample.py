@@ -9,9 +9,10 @@ import zarr
 from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import new_image, place
+from linumpy.io import place
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.io.writer import write_omezarr
+from linumpy.write import new_image
+from linumpy.write.writer import write_omezarr
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)

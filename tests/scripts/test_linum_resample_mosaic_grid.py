@@ -11,9 +11,9 @@ from zarr.codecs import BloscCodec, ZstdCodec
 
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.io.writer import write_omezarr
 from linumpy.mosaic import grid
 from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.write.writer import write_omezarr
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
 TILE = (20, 16, 15)

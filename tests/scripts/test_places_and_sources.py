@@ -16,8 +16,8 @@ from linumpy.errors import ChunkError, SourceError
 from linumpy.io import place
 from linumpy.io.place import check_apart
 from linumpy.io.source import open_source
-from linumpy.io.writer import write_omezarr
 from linumpy.mosaic.tiles import read_box
+from linumpy.write.writer import write_omezarr
 
 SCRIPTS = {
     "linum_aip": [],

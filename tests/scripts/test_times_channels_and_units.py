@@ -10,9 +10,9 @@ import zarr
 from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
-from linumpy.io.synthetic import MosaicSpec, write_mosaic
-from linumpy.io.writer import write_omezarr
 from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.testing.synthetic import MosaicSpec, write_mosaic
+from linumpy.write.writer import write_omezarr
 
 SPACING, TILE = (5.0, 10.0, 10.0), (8, 9)
 SHAPE = (16, 24, 27)

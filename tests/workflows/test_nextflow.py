@@ -13,12 +13,12 @@ import pytest
 import zarr
 from script_runs import ROOT, load
 
-from linumpy.io.synthetic import MosaicSpec, write_mosaic
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.slices import ZSearch, stack_mosaics
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 
 TEXT = (nf.WORKFLOWS / "soct_3d_reconst.nf").read_text(encoding="utf-8")
 CONFIG = (nf.WORKFLOWS / "nextflow.config").read_text(encoding="utf-8")

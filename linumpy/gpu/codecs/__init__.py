@@ -1,0 +1,1 @@
+"""Decode chunks on the device."""

@@ -1,0 +1,45 @@
+"""Decode: stored bytes of chunks → chunks, on the device.
+
+In: the launches that :mod:`linumpy.plan.decode.launches` lists. Out: kernels on CuPy's current stream. The decoders are
+ours: nvCOMP's are fast on many small chunks, but take a device memory of six times the data, and a broken chunk makes
+them read and write where nothing is theirs, after which the process has lost its GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.plan.decode.launches import DeviceLimits, Launch
+
+#: A kernel that wants more shared memory, together with what it declares, must ask for it.
+_WITHOUT_ASKING = 2**13
+
+
+def kernel_spec(launch: Launch) -> KernelSpec:
+    """Name the kernel of a launch; decoders are compiled for no type and no shape."""
+    return KernelSpec(
+        launch.source,
+        launch.kernel,
+        (("TEAM_WARPS", str(launch.team)),) if launch.team else (),
+        "linumpy.gpu.codecs.cuda",
+    )
+
+
+def limits_of(device: Any) -> DeviceLimits:
+    """Ask a ``cupy.cuda.Device`` what the launches are planned by."""
+    attributes = device.attributes
+    return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+def start(launches: list[Launch]) -> None:
+    """Start kernels, in their order, on CuPy's current stream."""
+    for launch in launches:
+        kernel = load(kernel_spec(launch))
+        kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
+        if launch.shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < launch.shared:
+            kernel.max_dynamic_shared_size_bytes = launch.shared
+        args = tuple(np.uint64(value) for value in launch.args)
+        kernel(launch.grid, (launch.block,), args, shared_mem=launch.shared)

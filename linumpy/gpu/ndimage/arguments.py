@@ -1,0 +1,255 @@
+"""What resampling functions are asked for, checked and brought into one form.
+
+In: what the caller gives. Out: plain numbers and shapes. Errors: ``ValueError`` and ``TypeError`` that name the value.
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array, to_host
+from linumpy.gpu.ndimage.target import Spline
+from linumpy.plan.grid.blocks import MODES
+
+#: Second names of modes, as SciPy has them.
+SYNONYMS = {"grid-mirror": "reflect"}
+
+
+def check_image(image: Any, least: int = 1) -> None:
+    """Refuse what cannot be interpolated; `least` is the number of axes that it has at least."""
+    if not (isinstance(image, np.ndarray) or is_device_array(image)):
+        raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
+    if not _is_number(image.dtype):
+        raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers of up to 64 bits can")
+    if image.ndim < least:
+        raise ValueError(f"an image of {image.ndim} axes cannot be interpolated")
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "biufc" and dtype.char not in "gG"  # SciPy knows no long doubles
+
+
+def check_spline(order: Any, mode: Any) -> str:
+    """Refuse an order or a mode that SciPy does not know; and return the mode by the first of its names."""
+    if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
+        raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
+    if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
+        raise ValueError(f"mode={mode!r} is unknown: choose one of {', '.join((*MODES, *SYNONYMS))}")
+    return SYNONYMS.get(mode, mode)
+
+
+def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
+    """Check how an image is to be interpolated."""
+    name = check_spline(order, mode)
+    value = np.asarray(to_host(cval))
+    if value.ndim or value.dtype.kind not in ("biufc" if image.dtype.kind == "c" else "biuf"):
+        kind = "number" if image.dtype.kind == "c" else "real number"
+        raise TypeError(f"cval={cval!r}: an image of {image.dtype} needs one {kind}")
+    return Spline(int(order), name, value.item(), bool(prefilter))
+
+
+def read_places(name: str, image: Any, places: Any) -> Any:
+    """Bring places or displacements into an array beside the image."""
+    if not is_device_array(image) and not is_device_array(places):
+        places = np.asarray(places)
+    if is_device_array(places) != is_device_array(image):
+        raise TypeError(f"image and {name} must both be on the GPU, or both on the host")
+    if places.dtype.kind not in "biuf" or not _is_number(places.dtype):
+        raise TypeError(f"{name} of {places.dtype}: integers and floats of up to 64 bits are places")
+    return places
+
+
+def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Bring a matrix of any form that SciPy takes into two axes, and an offset.
+
+    Parameters
+    ----------
+    matrix : array_like
+        ``(rank,)`` for a diagonal, ``(rank, columns)``, ``(rank, rank + 1)`` with the offset in its last column, or
+        ``(rank + 1, rank + 1)``, homogeneous.
+    offset : float or array_like
+        Ignored where the matrix holds one, as SciPy does.
+    rank : int
+        Axes of the image.
+    columns : int, optional
+        Axes of the result; by default as many.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (rank, columns)
+        The matrix.
+    numpy.ndarray of float64, (rank,)
+        The offset.
+    """
+    columns = rank if columns is None else columns
+    given, shift = _numbers("matrix", matrix), _numbers("offset", offset)
+    shift = np.full(rank, float(shift)) if shift.ndim == 0 else shift
+    if given.ndim == 1 and len(given) == rank:
+        given = np.diag(given)
+    elif given.shape in ((rank, rank + 1), (rank + 1, rank + 1)):
+        if given.shape[0] == rank + 1 and not np.array_equal(given[-1], [0] * rank + [1]):
+            raise ValueError(f"the last row of a homogeneous matrix is {given[-1].tolist()}: it must be 0, …, 0, 1")
+        given, shift = given[:rank, :rank], given[:rank, rank]
+    if given.shape != (rank, columns):
+        to = "" if columns == rank else f" to a result of {columns} (output_shape=)"
+        forms = dict.fromkeys([(rank, columns)] if to else [(rank,), (rank, rank), (rank, rank + 1), (rank + 1,) * 2])
+        raise ValueError(
+            f"a matrix of shape {given.shape} does not map an image of {rank} axes{to}: "
+            f"{', '.join(map(str, forms))} {'does' if to else 'do'}"
+        )
+    if shift.shape != (rank,):
+        raise ValueError(f"offset {shift.tolist()}: an image of {rank} axes needs one number, or one for each")
+    if not all(map(math.isfinite, (*given.ravel().tolist(), *shift.tolist()))):
+        raise ValueError("the matrix or the offset has numbers that are not finite")
+    return given, shift
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(to_host(value))
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name}={value!r} is no array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name}={value!r} holds {array.dtype}: real numbers are needed")
+    return array.astype(np.float64)
+
+
+def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Check a shape of one axis or more; None gives the default."""
+    if shape is None:
+        return default
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError as error:
+        raise ValueError(f"{name}={shape!r}: whole numbers of 0 or more are needed, one for each axis") from error
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"{name}={shape!r}: whole numbers of 0 or more are needed, one for each axis")
+    return sizes
+
+
+def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Settle the shape of a result: the one asked for, that of the array to put it in, or the default."""
+    is_array = isinstance(output, np.ndarray) or is_device_array(output)
+    if shape is None and is_array and not output.ndim:
+        raise ValueError("output has shape (): a result has one axis or more")
+    return read_shape("output_shape", shape, tuple(output.shape) if is_array else default)
+
+
+def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
+    """Settle the dtype of a result, and the array to put it in, if one is given.
+
+    Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, and an array of
+    real numbers refused.
+    """
+    if isinstance(output, np.ndarray) or is_device_array(output):
+        if is_device_array(output) != is_device_array(image):
+            raise TypeError("image and output must both be on the GPU, or both on the host")
+        if tuple(output.shape) != shape:
+            raise ValueError(f"output has shape {tuple(output.shape)}, and the result has {shape}")
+        dtype, array = output.dtype, output
+    else:
+        dtype, array = image.dtype.newbyteorder("=") if output is None else _read_dtype(output), None
+    if not _is_number(dtype):
+        raise TypeError(f"output={output!r}: a result is made of numbers of up to 64 bits")
+    if image.dtype.kind == "c" != dtype.kind:
+        if array is not None or isinstance(output, str):
+            raise TypeError(f"output of {dtype}: a complex image needs a complex one")
+        warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=4)
+        dtype = np.promote_types(dtype, np.complex64)
+    if dtype.kind == "c" != image.dtype.kind:
+        raise TypeError(f"output of {dtype}: an image of {image.dtype} gives real numbers")
+    return dtype, array
+
+
+def _read_dtype(output: Any) -> np.dtype:
+    try:
+        return np.dtype(output)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"output={output!r}: an array or a dtype is needed") from error
+
+
+#: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
+RESIZE_MODES = {
+    "reflect": "mirror",
+    "symmetric": "reflect",
+    "edge": "nearest",
+    "nearest": "nearest",
+    "wrap": "grid-wrap",
+    "constant": "grid-constant",
+}
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """What `resize` is asked for.
+
+    Attributes
+    ----------
+    image_shape, shape : tuple of int
+        Of the image, with the axes that it gets, and of the result.
+    mode : str
+        By SciPy's name.
+    sigmas : tuple of float
+        Of the Gaussian that smooths first, in voxels of the image; 0 for none.
+    """
+
+    image_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    mode: str
+    sigmas: tuple[float, ...]
+
+
+def read_resizing(
+    image: Any, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
+) -> Resizing:
+    """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
+    check_image(image)
+    check_spline(order, "nearest")
+    if not isinstance(mode, str) or mode not in RESIZE_MODES:
+        raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
+    if image.dtype.kind not in "biuf":
+        raise TypeError(f"an image of {image.dtype} cannot be resized: integers, floats and booleans can")
+    if not image.size:
+        raise ValueError(f"an image of shape {image.shape} has nothing to resize")
+    source, shape = _resized_shapes(image.shape, output_shape)
+    factors = [n / m for n, m in zip(source, shape, strict=True)]
+    kind = image.dtype.kind
+    if kind == "b" and (order > 0 or anti_aliasing):
+        raise ValueError("booleans are resized at order=0 without anti_aliasing: cast the image to another dtype first")
+    if anti_aliasing is None:
+        anti_aliasing = not (kind == "b" or (kind in "iu" and order == 0)) and any(factor > 1 for factor in factors)
+    if not anti_aliasing:
+        return Resizing(source, shape, RESIZE_MODES[mode], (0.0,) * len(shape))
+    if sigma is None:
+        return Resizing(source, shape, RESIZE_MODES[mode], tuple(max(0.0, (factor - 1) / 2) for factor in factors))
+    try:
+        sigmas = np.asarray(sigma, np.float64)
+    except (TypeError, ValueError):
+        sigmas = np.full(1, np.nan)
+    if sigmas.shape not in ((), (1,), (len(shape),)) or not (np.isfinite(sigmas).all() and (sigmas >= 0).all()):
+        raise ValueError(
+            f"anti_aliasing_sigma={sigma!r}: one number of 0 or more is needed, or one for each of {len(shape)} axes"
+        )
+    return Resizing(source, shape, RESIZE_MODES[mode], tuple(np.broadcast_to(sigmas, len(shape)).tolist()))
+
+
+def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give image and result the same axes: a last one that is not named stays, new ones had one voxel."""
+    try:
+        named = tuple(output_shape)
+        wanted = tuple(map(int, named))
+    except (TypeError, ValueError, OverflowError):
+        named = wanted = ()
+    if len(wanted) == len(shape) - 1:
+        wanted += shape[-1:]
+    if not named or len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(named)] != named:
+        raise ValueError(f"output_shape={output_shape!r}: whole sizes of 1 or more are needed, for {len(shape)} axes")
+    return tuple(shape) + (1,) * (len(wanted) - len(shape)), wanted

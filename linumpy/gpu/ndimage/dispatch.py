@@ -1,0 +1,263 @@
+"""The way an image is sampled: SciPy for NumPy arrays, and for CuPy arrays the kernel that fits.
+
+In: an image, and places, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
+samples, where the image is. On a device:
+
+- order 0 of the image's own dtype, each axis by itself: voxels are taken as they are
+  (:mod:`~linumpy.gpu.ndimage.nearest`);
+- images of two and three axes, and stacks of them, whose first axes a map leaves alone:
+  :mod:`~linumpy.gpu.ndimage.sampling`;
+- all else, in double precision: :mod:`~linumpy.gpu.ndimage.general`.
+
+Complex images are sampled part by part, as SciPy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling
+from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage.nearest import Line
+from linumpy.gpu.ndimage.target import Spline, Target
+from linumpy.gpu.rounding import rounded
+from linumpy.plan.grid.blocks import SPLINE_PAD
+
+#: The modes that have no filter of their own: SciPy continues the image first.
+_PADDED = ("nearest", "grid-constant")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An affine map.
+
+    Attributes
+    ----------
+    linear : numpy.ndarray, (rank, axes of the result)
+        Places are ``linear @ voxel + shift``.
+    shift : numpy.ndarray, (rank,)
+        In voxels of the image.
+    lines : tuple of Line, optional
+        The same, axis by axis, where each axis of the result belongs to one of the image; in SciPy's order of
+        operations.
+    planes : tuple of int, optional
+        The axes that the map changes, where the image is a stack of planes or volumes along all others, whatever is
+        sampled. By default stacks are recognised where that makes no difference.
+    """
+
+    linear: np.ndarray
+    shift: np.ndarray
+    lines: tuple[Line, ...] | None = None
+    planes: tuple[int, ...] | None = None
+
+
+def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
+    """Sample at places, (rank, ...)."""
+    if not is_device_array(image):
+        return by_scipy.sample_at(image, coordinates, how, target)
+    places = _as_floats(coordinates)
+
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
+        module = sampling if sampling.can_sample(source) else general
+        module.sample_points(source, places, sampler, out)
+
+    return _by_parts(image, how, target, sample, places)
+
+
+def sample_grid(
+    image: Any, grid: Grid, how: Spline, target: Target, by_host: Callable[[Any, Any], Any] | None = None
+) -> Any:
+    """Sample on the grid of an affine map; `by_host` is SciPy's function for the same thing, of image and output."""
+    if not is_device_array(image):
+        return by_scipy.transform(image, how, target, by_host or _affine_of_scipy(grid, how, target.shape))
+    if how.order == 0 and grid.lines and image.dtype == target.dtype and nearest.can_take(image, grid.lines):
+        out = target.array(image)
+        nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
+        return target.take(out)
+
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        _sample_grid(part, grid, spline_of, out)
+
+    return _by_parts(image, how, target, sample)
+
+
+def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Spline, target: Target) -> Any:
+    """Sample at the voxels of a grid that are displaced.
+
+    `field` is (rank, ...), in voxels or in units of `sizes`; the image may be a stack, and so is the result then.
+    """
+    rank = len(field)
+    if not is_device_array(image) or rank not in sampling.RANKS:
+        places = by_scipy.displaced(field, sizes, array_module(field))
+        if image.ndim == rank:
+            return sample_at(image, places, how, target)
+        out = target.array(image, field)
+        for one, into in zip(image, out, strict=True):
+            sample_at(one, places, how, Target(into.shape, into.dtype, into))
+        return target.take(out)
+    field = _as_floats(field)
+
+    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+        source, sampler = _prepared(part, spline_of, rank, out.dtype)
+        sampling.sample_displaced(source, field, sizes, sampler, out)
+
+    return _by_parts(image, how, target, sample, field)
+
+
+def filter_on_device(image: Any, order: int, axes: Sequence[int], mode: str, target: Target) -> Any:
+    """Find the coefficients of a spline along some axes, in the dtype asked for."""
+    xp = array_module(image)
+    if image.dtype.kind == "c":
+        out = target.array(image)
+        for part in ("real", "imag"):
+            of = getattr(out, part)
+            of[...] = filter_on_device(getattr(image, part), order, axes, mode, Target(target.shape, of.dtype))
+        return target.take(out)
+    out = target.array(image)
+    if order < 2 or not image.size or not image.ndim:
+        out[...] = image
+        return target.take(out)
+    source = image.view(np.uint8) if image.dtype.kind == "b" else image
+    ends = spline.Ends(mode, order=order)
+    if target.dtype.str[1:] in ("f4", "f8"):
+        return target.take(spline.filtered(source, ends, target.dtype, out, axes))
+    for axis in axes:  # between two axes SciPy keeps the dtype of the result, and truncates
+        wide = spline.filtered(source, ends, np.float64, axes=[axis])
+        if target.dtype.kind in "iu":
+            wide = xp.trunc(wide).astype(np.int64)
+        out[...] = xp.abs(wide) >= 1 if target.dtype.kind == "b" else wide
+        source = out.view(np.uint8) if target.dtype.kind == "b" else out
+    return target.take(out)
+
+
+def _by_parts(image: Any, how: Spline, target: Target, sample: Callable[[Any, Spline, Any], None], *read: Any) -> Any:
+    """Sample an image on the device, its real and imaginary part by themselves, and what kernels know no dtype for.
+
+    `sample` takes an image of real numbers that is not empty, how to sample it, and a contiguous array for the result.
+    """
+    if target.shape and not all(target.shape):
+        return target.take(target.array(image))
+    if not image.size:
+        raise ValueError(f"an image of shape {image.shape} has nothing to sample")
+    xp = array_module(image)
+    if image.dtype.kind == "c":
+        out = target.array(image, *read)
+        for part in ("real", "imag"):
+            of = getattr(out, part)
+            of[...] = _by_parts(getattr(image, part), how.part(part), Target(target.shape, of.dtype), sample, *read)
+        return target.take(out)
+    if image.dtype.kind == "b":
+        image = image.view(np.uint8)
+    if target.dtype.kind == "b":
+        wide = xp.empty(target.shape, np.float64)
+        sample(image, how, wide)
+        return target.take(rounded(wide, target.dtype))
+    out = target.array(image, *read)
+    sample(image, how, out)
+    return target.take(out)
+
+
+def _sample_grid(image: Any, grid: Grid, how: Spline, out: Any) -> None:
+    """Sample an image of real numbers: as a stack, by the kernels for two and three axes, or by the general one."""
+    chosen = grid.planes if grid.planes is not None else _planes_of(image, grid, how, out.shape)
+    if len(chosen) < image.ndim:
+        _sample_stack(image, grid, chosen, how, out)
+        return
+    source, sampler = _prepared(image, how, image.ndim, out.dtype)
+    if sampling.can_sample(source) and out.ndim == image.ndim:
+        sampling.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
+    else:
+        general.sample_affine(source, grid.linear, grid.shift, sampler, out)
+
+
+def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Choose the axes that are sampled: all but those that the map leaves alone, where that makes no difference.
+
+    Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the
+    weights along it; of more axes any.
+    """
+    every = tuple(range(image.ndim))
+    if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
+        return every
+    alone = [axis for axis in every if _is_alone(axis, image, grid, shape)]
+    if image.ndim == 3:
+        return every[1:] if how.order > 1 and 0 in alone else every
+    chosen = [axis for axis in every if axis not in alone]
+    while len(chosen) < min(sampling.RANKS):  # contiguous ones, if there are such
+        chosen.append(alone.pop())
+    return tuple(sorted(chosen)) if len(chosen) <= max(sampling.RANKS) else every
+
+
+def _is_alone(axis: int, image: Any, grid: Grid, shape: tuple[int, ...]) -> bool:
+    """Say whether a map leaves an axis as it is, and brings it into no other."""
+    unit = np.eye(image.ndim)[axis]
+    same = np.array_equal(grid.linear[axis], unit) and np.array_equal(grid.linear[:, axis], unit)
+    return bool(same and grid.shift[axis] == 0 and image.shape[axis] == shape[axis])
+
+
+def _sample_stack(image: Any, grid: Grid, planes: tuple[int, ...], how: Spline, out: Any) -> None:
+    """Sample all planes (or volumes) of a stack in one launch."""
+    xp = array_module(image)
+    stacked = tuple(axis for axis in range(image.ndim) if axis not in planes)
+    order = (*stacked, *planes)
+    moved = image.transpose(order)
+    shape = tuple(image.shape[axis] for axis in planes)
+    source, sampler = _prepared(sampling.contiguous(moved).reshape(-1, *shape), how, len(planes), out.dtype)
+    made = tuple(out.shape[axis] for axis in order)
+    in_place = order == tuple(range(image.ndim))
+    result = out if in_place else xp.empty(made, out.dtype)
+    linear = grid.linear[np.ix_(planes, planes)]
+    affine = _affine_map(linear, grid.shift[list(planes)])
+    sampling.sample_affine(source, affine, sampler, result.reshape(-1, *made[len(stacked) :]))
+    if not in_place:
+        out[...] = result.transpose(np.argsort(order).tolist())
+
+
+def _affine_map(linear: np.ndarray, shift: np.ndarray) -> sampling.AffineMap:
+    return sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
+
+
+def _affine_of_scipy(grid: Grid, how: Spline, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
+    from scipy import ndimage
+
+    def call(source: Any, output: Any) -> Any:
+        return ndimage.affine_transform(source, grid.linear, grid.shift, shape, output, **how.options)
+
+    return call
+
+
+def _as_floats(array: Any) -> Any:
+    """Return an array as the kernels take it: contiguous, of float32 where that holds its numbers, else float64."""
+    array = sampling.contiguous(array)
+    if array.dtype.str[1:] in ("f4", "f8"):
+        return array
+    small = array.dtype.kind == "b" or array.dtype.str[1:] in ("f2", "i1", "u1", "i2", "u2")
+    return array.astype(np.float32 if small else np.float64)
+
+
+def _prepared(image: Any, how: Spline, rank: int, target: np.dtype) -> tuple[Any, sampling.Sampler]:
+    """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and its sampler."""
+    order, mode = how.order, how.mode
+    sampler = sampling.Sampler(order, mode, float(how.cval))
+    if not how.filters:
+        return sampling.contiguous(image), sampler
+    kind = spline.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
+    axes = range(image.ndim - rank, image.ndim)
+    if mode not in _PADDED:
+        return spline.filtered(image, spline.Ends(mode, order=order), kind, axes=axes), sampler
+    sampler = sampling.Sampler(order, mode, float(how.cval), SPLINE_PAD)
+    # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
+    value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
+    if image.ndim == rank in (2, 3):
+        ends = spline.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
+        return spline.filtered(image, ends, kind), sampler
+    widths = [(SPLINE_PAD * (axis in axes),) * 2 for axis in range(image.ndim)]
+    more = {"mode": "edge"} if value is None else {"constant_values": value}
+    padded = array_module(image).pad(image, widths, **more)
+    return spline.filtered(padded, spline.Ends(mode, order=order), kind, axes=axes), sampler

@@ -1,0 +1,316 @@
+"""Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
+
+In: an image and what is to happen to it. Out: the image sampled on its new grid. NumPy arrays are answered by SciPy's
+functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.ndimage.dispatch`), with SciPy's
+maps. `order`, `mode`, `cval`, `prefilter` and `output` are those of
+:func:`~linumpy.gpu.interpolation.map_coordinates`. Axes that are left alone cost nothing (see
+:func:`~linumpy.gpu.interpolation.affine_transform`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.ndimage.arguments import check_image, read_output, read_places, read_spline
+from linumpy.gpu.ndimage.dispatch import Grid, sample_displaced, sample_grid
+from linumpy.gpu.ndimage.nearest import Line
+from linumpy.gpu.ndimage.target import Target
+from linumpy.plan.grid.regrid import centred
+
+
+def shift(
+    image: Any,
+    shift: float | Sequence[float],
+    *,
+    order: int = 3,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
+    check_image(image)
+    how = read_spline(image, order, mode, cval, prefilter)
+    moved = [-one for one in _each("shift", shift, image.ndim)]
+    target = Target(tuple(image.shape), *read_output(output, image, tuple(image.shape)))
+    lines = tuple(Line(n, n, 1.0, by) for n, by in zip(image.shape, moved, strict=True))
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        return ndimage.shift(source, [-by for by in moved], out, **how.options)
+
+    return sample_grid(image, Grid(np.eye(image.ndim), np.array(moved), lines), how, target, by_scipy)
+
+
+def zoom(
+    image: Any,
+    zoom: float | Sequence[float],
+    *,
+    order: int = 3,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+    grid_mode: bool = False,
+) -> Any:
+    """Scale an image, its first voxels kept where they are, and its last ones too.
+
+    With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
+    :func:`~linumpy.gpu.interpolation.resample_volume` does; with the modes ``"constant"`` and ``"wrap"``, which know no
+    extent, SciPy's ``UserWarning`` is given. Factors of 1 alone, with `prefilter`, give the image as it is.
+    """
+    check_image(image)
+    how = read_spline(image, order, mode, cval, prefilter)
+    factors = _each("zoom", zoom, image.ndim)
+    if min(factors) <= 0:
+        raise ValueError(f"zoom={zoom!r}: factors are above 0")
+    shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
+    target = Target(shape, *read_output(output, image, shape))
+    if prefilter and set(factors) == {1.0}:
+        result = target.array(image)
+        result[...] = image
+        return target.take(result)
+    if grid_mode and mode in ("constant", "wrap"):
+        text = f"It is recommended to use mode = grid-{mode} instead of {mode} when grid_mode is True."
+        warnings.warn(text, UserWarning, stacklevel=2)
+    scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "It is recommended to use mode")  # said above
+            return ndimage.zoom(source, factors, out, **how.options, grid_mode=bool(grid_mode))
+
+    half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
+    lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
+    # Of complex images SciPy 1.17 forgets grid_mode: they go through its affine_transform.
+    call = None if grid_mode and image.dtype.kind == "c" else by_scipy
+    return sample_grid(image, Grid(np.diag(scale), np.array(offset), lines), how, target, call)
+
+
+def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
+    """Diagonal and offset of the map that :func:`zoom` applies."""
+    pairs = list(zip(shape, new_shape, strict=True))
+    if grid_mode:
+        maps = [centred(n, m) if m else (1.0, 0.0) for n, m in pairs]
+        return [scale for scale, _ in maps], [offset for _, offset in maps]
+    return [(n - 1) / (m - 1) if m > 1 else 1.0 for n, m in pairs], [0.0] * len(pairs)
+
+
+def rotate(
+    image: Any,
+    angle: float,
+    axes: tuple[int, int] = (1, 0),
+    *,
+    reshape: bool = True,
+    order: int = 3,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Turn an image about its middle by `angle` degrees in the plane of two axes, each plane by itself.
+
+    With `reshape` the result is as large as it takes to hold all of it.
+    """
+    check_image(image, least=2)
+    how = read_spline(image, order, mode, cval, prefilter)
+    matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
+    target = Target(shape, *read_output(output, image, shape))
+    planes = tuple(sorted(axis % image.ndim for axis in axes))
+
+    def by_scipy(source: Any, out: Any) -> Any:
+        from scipy import ndimage
+
+        return ndimage.rotate(source, float(angle), axes, bool(reshape), out, **how.options)
+
+    return sample_grid(image, Grid(matrix, offset, planes=planes), how, target, by_scipy)
+
+
+def rotation_map(
+    shape: Sequence[int], angle: float, axes: tuple[int, int], *, reshape: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """Matrix, offset and shape of the map that :func:`rotate` applies."""
+    rank = len(shape)
+    pair = isinstance(axes, (Sequence, np.ndarray)) and all(isinstance(one, (int, np.integer)) for one in axes)
+    if not pair or len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
+        raise ValueError(f"axes={axes!r}: two different axes of {rank} are needed")
+    first, second = sorted(axis % rank for axis in axes)
+    if not isinstance(angle, (int, float, np.integer, np.floating)) or not math.isfinite(angle):
+        raise ValueError(f"angle={angle!r}: a finite number of degrees is needed")
+    turn = math.radians(angle)
+    quarter = angle / 90
+    cos, sin = (math.cos(turn), math.sin(turn)) if quarter != int(quarter) else _right_angle(int(quarter))
+    plane = np.array([[cos, sin], [-sin, cos]])
+    sizes = np.array([shape[first], shape[second]], float)
+    new = sizes
+    if reshape:
+        corners = plane @ np.array([[0, 0, sizes[0], sizes[0]], [0, sizes[1], 0, sizes[1]]])
+        new = np.floor(np.ptp(corners, axis=1) + 0.5)
+    matrix, offset = np.eye(rank), np.zeros(rank)
+    matrix[np.ix_((first, second), (first, second))] = plane
+    offset[[first, second]] = (sizes - 1) / 2 - plane @ ((new - 1) / 2)
+    result = list(shape)
+    result[first], result[second] = int(new[0]), int(new[1])
+    return matrix, offset, tuple(result)
+
+
+def _right_angle(quarters: int) -> tuple[float, float]:
+    """Cosine and sine, without the rounding of pi."""
+    return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[quarters % 4]
+
+
+def apply_displacement_field(
+    image: Any,
+    field: Any,
+    *,
+    spacing: float | Sequence[float] | None = None,
+    channel_axis: int | None = None,
+    order: int = 1,
+    mode: str = "constant",
+    cval: float = 0.0,
+    prefilter: bool = True,
+    output: Any = None,
+) -> Any:
+    """Deform an image: voxel ``o`` of the result is the image at ``o + field[:, o]``.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank.
+    field : numpy.ndarray or cupy.ndarray, (axes, ...)
+        Displacements along each axis of the image but that of channels, in voxels, on a grid of as many axes, of any
+        shape; where the image is. NaN and infinity are nowhere, as in
+        :func:`~linumpy.gpu.interpolation.map_coordinates`.
+    spacing : float or sequence of float, optional
+        Voxel spacing in µm, for each component of `field`, which is then in µm.
+    channel_axis : int, optional
+        The axis of the image that is no axis of space, as scikit-image names it: all channels are deformed alike. By
+        default there is none.
+    order, mode, cval, prefilter, output
+        As for :func:`~linumpy.gpu.interpolation.map_coordinates`.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of the shape of one component of `field`; with channels, along `channel_axis`. They lie one after another in
+        memory.
+
+    Raises
+    ------
+    ValueError
+        A `field`, `spacing`, `channel_axis` or any other argument that does not fit; an image without voxels.
+    TypeError
+        An image or field that is not made of numbers; an image, field and output that are not on the same side.
+
+    Notes
+    -----
+    Places are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and three
+    axes of space, where `field` is of float32 or float64 and contiguous; else an array of places. Channels are sampled
+    in one launch.
+    """
+    check_image(image)
+    how = read_spline(image, order, mode, cval, prefilter)
+    field = read_places("field", image, field)
+    axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
+    rank = image.ndim - (axis is not None)
+    if field.shape[:1] != (rank,) or field.ndim != rank + 1:
+        hint = " (channels are told by channel_axis=)" if field.ndim == image.ndim == len(field) + 1 else ""
+        raise ValueError(
+            f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}{hint}"
+        )
+    sizes = None if spacing is None else _each("spacing", spacing, rank)
+    if sizes is not None and min(sizes) <= 0:
+        raise ValueError(f"spacing={spacing!r}: voxels are larger than 0")
+    grid = tuple(field.shape[1:])
+    if axis is None:
+        target = Target(grid, *read_output(output, image, grid))
+        return sample_displaced(image, field, sizes, how, target)
+    shape = (*grid[:axis], image.shape[axis], *grid[axis:])
+    dtype, out = read_output(output, image, shape)
+    xp = array_module(image)
+    channels = xp.moveaxis(image, axis, 0)
+    result = sample_displaced(channels, field, sizes, how, Target((len(channels), *grid), dtype))
+    result = xp.moveaxis(result, 0, axis)
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def _axis(name: str, axis: int, rank: int) -> int:
+    if not isinstance(axis, (int, np.integer)) or not -rank <= axis < rank:
+        raise ValueError(f"{name}={axis!r}: an image of {rank} axes has none of that number")
+    if rank == 1:
+        raise ValueError(f"{name}={axis!r}: an image of 1 axis has none left but that")
+    return int(axis) % rank
+
+
+def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.ndarray:
+    """Compose NGFF coordinate transformations into one homogeneous matrix.
+
+    Parameters
+    ----------
+    transforms : sequence of mapping
+        In the order in which they are applied; ``"type"`` is ``identity``, ``scale``, ``translation``, ``rotation``,
+        ``affine`` (rank rows of rank + 1 numbers) or ``sequence``.
+    rank : int
+        Number of axes.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (rank + 1, rank + 1)
+        Maps voxels, as a homogeneous column, to the transforms' output.
+    """
+    if isinstance(transforms, Mapping):
+        raise ValueError(f"transforms={transforms!r} is one transformation: pass a list of them")
+    matrix = np.eye(rank + 1)
+    for one in transforms:
+        matrix = _ngff_matrix(one, rank) @ matrix
+    return matrix
+
+
+def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
+    kind = transform.get("type")
+    if kind == "sequence":
+        if "transformations" not in transform:
+            raise ValueError("a transformation 'sequence' has no 'transformations'")
+        return compose_affine(transform["transformations"], rank)
+    matrix = np.eye(rank + 1)
+    if kind == "identity":
+        return matrix
+    shapes = {"scale": (rank,), "translation": (rank,), "rotation": (rank, rank), "affine": (rank, rank + 1)}
+    if kind not in shapes:
+        raise ValueError(f"transformation {kind!r} is not known: identity, {', '.join(shapes)} and sequence are")
+    values = np.asarray(transform.get(kind), float)
+    if values.shape != shapes[kind]:
+        raise ValueError(f"transformation {kind!r} has shape {values.shape}: {rank} axes need {shapes[kind]}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"transformation {kind!r} holds numbers that are not finite: {values.tolist()}")
+    if kind == "scale":
+        matrix[:rank, :rank] = np.diag(values)
+    elif kind == "translation":
+        matrix[:rank, rank] = values
+    elif kind == "rotation":
+        matrix[:rank, :rank] = values
+    else:
+        matrix[:rank] = values
+    return matrix
+
+
+def _each(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
+    try:
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    except (TypeError, ValueError, OverflowError):
+        values = ()
+    if len(values) != rank or not all(map(math.isfinite, values)):
+        raise ValueError(f"{name}={value!r}: an image of {rank} axes needs one finite number, or one for each")
+    return values

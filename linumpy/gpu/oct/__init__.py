@@ -1,0 +1,1 @@
+"""Kernels for optical coherence tomography: surfaces, shifts, projections, correlations."""

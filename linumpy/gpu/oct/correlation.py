@@ -1,0 +1,148 @@
+"""Correlate the end of one stack of planes with the beginning of another, for every overlap at once.
+
+In: two volumes, planes first, and overlaps in planes. Out: the normalised cross-correlation (Pearson's) at each, where
+the volumes are. All come from one Gram matrix, the products of each of the last planes of one with each of the first
+planes of the other: an overlap is one of its diagonals. Each volume is read once, in strips of rows that keep scratch
+memory within :data:`SCRATCH_BYTES`; sums are taken in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.oct.projection import project
+
+#: What a strip of rows takes at most.
+SCRATCH_BYTES = 512 * 2**20
+#: A variance below this part of the mean square is none: float64's rounding makes as much.
+_NO_VARIANCE = 1e-13
+
+
+def overlap_correlations(fixed: Any, moving: Any, overlaps: Sequence[int]) -> Any:
+    """Correlate the last n planes of a volume with the first n planes of another.
+
+    Parameters
+    ----------
+    fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
+        Real numbers, both in the same memory and with the same Y and X. An A-line that is not finite somewhere in the
+        planes that are looked at, in either volume, takes no part.
+    overlaps : sequence of int
+        Values of n, each from 1 to the planes of the shorter volume.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of float64, (len(overlaps),)
+        Pearson's correlation coefficient of the voxels that lie upon each other; 0 where one side has no variance.
+        On the device without waiting for it.
+
+    Raises
+    ------
+    ValueError
+        Volumes that do not fit each other, no overlaps, or one that cannot be.
+    TypeError
+        Complex voxels.
+    """
+    _check(fixed, moving, overlaps)
+    xp, planes = array_module(fixed), max(overlaps)
+    fixed, moving = fixed[fixed.shape[0] - planes :], moving[:planes]
+    shifts = _offset(xp, fixed), _offset(xp, moving)
+    rows, width = fixed.shape[1:]
+    per_row = 8 * (4 * planes * width + planes * planes)
+    step = max(1, min(rows, SCRATCH_BYTES // per_row))
+    sums = _Sums(xp, planes)
+    for begin in range(0, rows, step):
+        strip = slice(begin, min(begin + step, rows))
+        sums.add(*(_strip(xp, vol[:, strip], shift) for vol, shift in zip((fixed, moving), shifts, strict=True)))
+    return sums.correlations(overlaps, *shifts)
+
+
+def central_half(vol: Any) -> Any:
+    """Return the middle half of a volume in Y and X, a view."""
+    bounds = [((n - (n + 1) // 2) // 2, (n + 1) // 2) for n in vol.shape[1:]]
+    return vol[:, *(slice(begin, begin + size) for begin, size in bounds)]
+
+
+def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
+    if fixed.ndim != 3 or moving.ndim != 3 or fixed.shape[1:] != moving.shape[1:] or not all(fixed.shape[1:]):
+        raise ValueError(f"volumes of {fixed.shape} and {moving.shape} do not fit: (Z, Y, X) with the same Y and X do")
+    if array_module(fixed) is not array_module(moving):
+        raise ValueError("one volume is on the device and the other is not: bring both to one place")
+    for vol in (fixed, moving):
+        if vol.dtype.kind not in "biuf":
+            raise TypeError(f"a volume of {vol.dtype} cannot be correlated: real numbers can")
+    deepest = min(fixed.shape[0], moving.shape[0])
+    if not len(overlaps) or min(overlaps) < 1 or max(overlaps) > deepest:
+        raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
+
+
+def _offset(xp: ModuleType, vol: Any) -> Any:
+    """About the mean of a volume, from some of its voxels: sums of squares lose fewer digits without it."""
+    some = vol[:: max(1, vol.shape[0] // 8), ::16, ::16].astype(np.float64)
+    finite = xp.isfinite(some)
+    return xp.where(finite, some, 0).sum() / xp.maximum(finite.sum(), 1)
+
+
+def _strip(xp: ModuleType, planes: Any, shift: Any) -> Any:
+    """Bring rows of a volume to (Y, Z, X) in float64: a batch of matrices for the Gram matrix."""
+    rows = planes.transpose(1, 0, 2)
+    out = xp.empty(rows.shape, np.float64)
+    if planes.dtype.kind == "b":
+        rows = rows.view(np.uint8)
+    return xp.subtract(rows, shift, out=out)
+
+
+def _mean(array: Any, axis: int) -> Any:
+    return project(array, axis, accumulate="float64")
+
+
+class _Sums:
+    """Sums over A-lines of the products of planes, of planes and of their squares."""
+
+    def __init__(self, xp: ModuleType, planes: int) -> None:
+        self.xp, self.planes = xp, planes
+        self.products = xp.zeros((planes, planes), np.float64)
+        self.first, self.second = (xp.zeros((2, planes), np.float64) for _ in range(2))
+        self.count = xp.zeros((), np.float64)
+
+    def add(self, fixed: Any, moving: Any) -> None:
+        """Add a strip; both are (Y, Z, X)."""
+        xp = self.xp
+        with np.errstate(invalid="ignore"):
+            # One voxel that is not finite makes the mean of its A-line so.
+            good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
+        self.count += good.sum()
+        for number, side in enumerate((fixed, moving)):
+            xp.copyto(side, 0, where=xp.broadcast_to(~good, side.shape))
+            mean, spread = project(side, 2, ("mean", "std"), accumulate="float64")
+            self.first[number] += mean.sum(axis=0) * side.shape[2]
+            self.second[number] += (mean * mean + spread * spread).sum(axis=0) * side.shape[2]
+        self.products += _mean(xp.matmul(fixed, moving.transpose(0, 2, 1)), 0) * fixed.shape[0]
+
+    def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
+        """Put the sums of each overlap together."""
+        xp, deepest = self.xp, self.planes
+        n = xp.asarray(np.asarray(overlaps, np.int64))[:, None]
+        k = xp.arange(deepest)[None, :]
+        # The overlap of n planes is the diagonal on which fixed is deepest - n planes ahead.
+        along = xp.where(k < n, self.products[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
+        last, first = k >= deepest - n, k < n
+        count = self.count * n[:, 0]
+        safe = xp.maximum(count, 1)
+        (a, b), (aa, bb) = (
+            [xp.where(which, one[side], 0).sum(axis=1) for side, which in enumerate((last, first))]
+            for one in (self.first, self.second)
+        )
+        # One by one: their product could leave the range of float64.
+        spread = xp.ones_like(a)
+        valid = count > 0
+        for total, squares, shift in ((a, aa, shifts[0]), (b, bb, shifts[1])):
+            variance = squares - total * total / safe
+            valid &= variance > _NO_VARIANCE * (squares + count * shift * shift)
+            spread *= xp.sqrt(xp.maximum(variance, 0))
+        covariance = along - a * b / safe
+        return xp.where(valid, xp.clip(covariance / xp.where(valid, spread, 1), -1, 1), 0)

@@ -1,0 +1,288 @@
+"""Project a volume along an axis, where the volume is: CuPy in, CuPy out; NumPy in, NumPy out.
+
+In: an array and an axis. Out: mean, standard deviation, minimum and maximum along it, those that are wanted. On the
+device the array is read once for all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, uint32
+
+#: What can be asked for, with its bit of WANT in projection.cu.
+STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
+_ACCUMULATORS = {"float32": "float", "float64": "double"}
+_THREADS = 256
+#: Vectors of outputs of a block, at least where there are as many: those that are read together.
+_LANES = 32
+_UNROLL = 8  # as in projection.cu
+_STATE_BYTES = 48
+#: Shared memory of a thread for the states that it hands over at once.
+_SHARED_BYTES = 64
+#: Blocks that keep a large device busy.
+_BLOCKS = 1024
+
+
+def project(
+    vol: Any, axis: int = 0, statistics: str | Sequence[str] = "mean", *, accumulate: str = "float32"
+) -> Any | tuple[Any, ...]:
+    """Project an array along an axis.
+
+    Parameters
+    ----------
+    vol : numpy.ndarray or cupy.ndarray
+        Of booleans, integers or floats, any rank from 1 on. It is read where it lies, in any order of axes; only a view
+        with gaps is copied first.
+    axis : int
+        The axis that goes away.
+    statistics : str or sequence of str
+        Of ``"mean"``, ``"std"``, ``"min"`` and ``"max"``. The standard deviation is that of the population (divided by
+        n, as NumPy's).
+    accumulate : {"float32", "float64"}
+        What sums are taken in, and the dtype of mean and standard deviation. The mean of integers of up to 32 bits is
+        exact but for its own rounding; a standard deviation is safe with any offset (Welford's update).
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray, or a tuple of these
+        One for each of `statistics`, alone where that is a string. Minimum and maximum have the dtype of `vol`. NaN
+        comes out where there is one.
+
+    Raises
+    ------
+    ValueError
+        Another statistic or accumulator; no axis to project along, or one without elements.
+    TypeError
+        Complex or other elements.
+    """
+    wanted = (statistics,) if isinstance(statistics, str) else tuple(statistics)
+    _check(vol.shape, vol.dtype, axis, wanted, accumulate)
+    compute = _by_kernels if is_device_array(vol) else _by_numpy
+    results = compute(vol, axis % vol.ndim, wanted, accumulate)
+    return results[0] if isinstance(statistics, str) else results
+
+
+@functools.lru_cache(maxsize=256)
+def _check(shape: tuple[int, ...], dtype: np.dtype, axis: int, wanted: tuple[str, ...], accumulate: str) -> None:
+    unknown = [one for one in wanted if one not in STATISTICS]
+    if unknown or not wanted:
+        raise ValueError(f"statistics={unknown or wanted}: choose from {', '.join(STATISTICS)}")
+    if accumulate not in _ACCUMULATORS:
+        raise ValueError(f"accumulate={accumulate!r}: choose one of {', '.join(_ACCUMULATORS)}")
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis={axis}: an array of {len(shape)} axes has none of that number")
+    if shape[axis] == 0:
+        raise ValueError(f"axis {axis} of an array of shape {shape} has no elements to project")
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise TypeError(f"an array of {dtype} cannot be projected: booleans, integers and floats can")
+
+
+def _by_numpy(vol: np.ndarray, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[np.ndarray, ...]:
+    results = []
+    for one in wanted:
+        if one in ("min", "max"):
+            result = getattr(vol, one)(axis=axis).astype(vol.dtype.newbyteorder("="), copy=False)
+        else:
+            # In float64 whatever is wanted: NumPy's sums along an outer axis are plain ones.
+            with np.errstate(over="ignore", invalid="ignore"):  # float32 has no number beyond 3.4e38 but infinity
+                result = getattr(vol, one)(axis=axis, dtype=np.float64).astype(accumulate)
+        results.append(np.asarray(result))
+    return tuple(results)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a projection is spread over the device.
+
+    Attributes
+    ----------
+    rows : bool
+        Whether the axis is the one along which memory runs.
+    vec : int
+        Elements of one access.
+    vectors : int
+        Vectors of outputs; outputs where `rows`.
+    lanes, segments : int
+        Vectors of a block, and threads that share the axis of each.
+    blocks : int
+        Blocks that all vectors take.
+    parts, chunk : int
+        Blocks that share an axis, and the accesses that each of them makes along it.
+    """
+
+    rows: bool
+    vec: int
+    vectors: int
+    lanes: int
+    segments: int
+    blocks: int
+    parts: int
+    chunk: int
+
+
+def plan_launch(outer: int, n: int, inner: int, itemsize: int, alignment: int = 16) -> Launch:
+    """Spread an array of shape (outer, n, inner) over the device; pure.
+
+    Parameters
+    ----------
+    outer, n, inner : int
+        Elements before, along and after the axis.
+    itemsize : int
+        Bytes of an element.
+    alignment : int
+        Bytes that the address of the first one is a multiple of.
+    """
+    rows = inner == 1
+    pitch = (n if rows else inner) * itemsize
+    vec = math.gcd(16, pitch, alignment) // itemsize
+    vectors, accesses = (outer, n // vec) if rows else (outer * inner // vec, n)
+    enough = _power_of_two(-(-accesses // _UNROLL))
+    if rows:
+        segments = min(_THREADS, max(enough, min(8, _power_of_two(accesses))))
+        lanes = min(_THREADS // segments, _power_of_two(vectors))
+    else:
+        segments = min(_THREADS // min(_LANES, _power_of_two(vectors)), enough)
+        lanes = min(_THREADS // segments, _power_of_two(vectors))
+    blocks = -(-vectors // lanes)
+    parts = max(1, min(_BLOCKS // blocks, accesses // (segments * _UNROLL)))
+    chunk = -(-accesses // parts)
+    return Launch(rows, vec, vectors, lanes, segments, blocks, -(-accesses // chunk), chunk)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[Any, ...]:
+    xp = array_module(vol)
+    if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
+        vol = xp.ascontiguousarray(vol)
+    way = _choose_way(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
+    results = {one: xp.empty(way.kept, dtype) for one, dtype in way.dtypes}
+    if way.spec is not None:
+        _launch(xp, vol, results, way)
+    if way.back is None:
+        return tuple([results[one] for one in wanted])
+    return tuple([results[one].transpose(way.back) for one in wanted])
+
+
+@functools.lru_cache(maxsize=256)
+def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Order the axes as memory has them; none where it has gaps."""
+    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]) if shape[axis] > 1 else -math.inf)
+    pitch = itemsize
+    for axis in reversed(order):
+        if 0 not in shape and shape[axis] > 1 and strides[axis] != pitch:
+            return ()
+        pitch *= shape[axis]
+    return tuple(order)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """All that a projection needs and that does not depend on where its array lies.
+
+    Attributes
+    ----------
+    kept : tuple of int
+        Axes of a result, as they lie in memory.
+    back : tuple of int or None
+        Their transposition to the order that the caller knows, where it is another one.
+    dtypes : tuple of (str, numpy.dtype)
+        Each statistic that is wanted.
+    spec : KernelSpec or None
+        The kernel; none where nothing is to be computed.
+    grid, threads, shared : int
+        Its blocks, threads of each and their bytes of shared memory.
+    sizes : tuple
+        Its last arguments.
+    merge : KernelSpec or None
+        The kernel that merges the parts of an axis, where there are several.
+    outputs, parts : int
+        Elements of a result, and those parts.
+    """
+
+    kept: tuple[int, ...]
+    back: tuple[int, ...] | None
+    dtypes: tuple[tuple[str, np.dtype], ...]
+    spec: KernelSpec | None = None
+    grid: int = 0
+    threads: int = 0
+    shared: int = 0
+    sizes: tuple[Any, ...] = ()
+    merge: KernelSpec | None = None
+    outputs: int = 0
+    parts: int = 0
+
+
+@functools.lru_cache(maxsize=256)  # a projection of tiles is over before all this is worked out anew
+def _choose_way(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype,
+    alignment: int,
+    axis: int,
+    wanted: tuple[str, ...],
+    accumulate: str,
+) -> _Way:
+    """Prepare the projection of an array without gaps; pure."""
+    order = _order_of_memory(shape, strides, dtype.itemsize)
+    names = [name for name in order if name != axis]
+    kept = tuple(shape[name] for name in names)
+    back = tuple(sorted(range(len(names)), key=names.__getitem__))
+    dtypes = tuple((one, dtype if one in ("min", "max") else np.dtype(accumulate)) for one in dict.fromkeys(wanted))
+    way = _Way(kept, None if list(back) == sorted(back) else back, dtypes)
+    if not math.prod(kept):
+        return way
+    place = order.index(axis)
+    outer, n, inner = math.prod(kept[:place]), shape[axis], math.prod(kept[place:])
+    plan = plan_launch(outer, n, inner, dtype.itemsize, alignment)
+    want = sum(STATISTICS[one] for one, _ in dtypes)
+    threads = plan.lanes * plan.segments
+    return replace(
+        way,
+        spec=kernel_spec("project", dtype, accumulate, want, plan.vec, plan.rows),
+        grid=plan.blocks * plan.parts,
+        threads=threads,
+        shared=threads * _SHARED_BYTES,
+        sizes=(*int64(n, inner, plan.vectors, plan.chunk), *uint32(plan.lanes, plan.blocks, plan.parts)),
+        merge=kernel_spec("merge_partials", dtype, accumulate, want, plan.vec, plan.rows) if plan.parts > 1 else None,
+        outputs=outer * inner,
+        parts=plan.parts,
+    )
+
+
+def _launch(xp: Any, vol: Any, results: dict[str, Any], way: _Way) -> None:
+    assert way.spec is not None
+    # A statistic that is not wanted is not written: any address does.
+    outputs = [results.get(one, vol) for one in STATISTICS]
+    partials = vol if way.merge is None else xp.empty(way.parts * way.outputs * _STATE_BYTES, np.uint8)
+    load(way.spec)((way.grid,), (way.threads,), (vol, *outputs, partials, *way.sizes), shared_mem=way.shared)
+    if way.merge is not None:
+        load(way.merge)(
+            (-(-way.outputs * 32 // _THREADS),),
+            (_THREADS,),
+            (partials, *outputs, *int64(way.outputs), *uint32(way.parts)),
+            shared_mem=_THREADS * _STATE_BYTES,
+        )
+
+
+def kernel_spec(name: str, source: np.dtype, accumulate: str, want: int, vec: int, rows: bool) -> KernelSpec:
+    """Choose a kernel of projection.cu."""
+    defines = {
+        "SOURCE": CUDA_TYPES[source.str[1:]],
+        "ACC": _ACCUMULATORS[accumulate],
+        "WANT": str(want),
+        "VEC": str(vec),
+        "ROWS": str(int(rows)),
+    }
+    return KernelSpec("projection", name, tuple(defines.items()), "linumpy.gpu.oct.cuda")

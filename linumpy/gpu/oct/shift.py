@@ -1,0 +1,217 @@
+"""Shift A-lines along depth, each by its own amount, where the volume is: CuPy in, CuPy out; NumPy in, NumPy out.
+
+In: a volume and a map of shifts that is repeated tile by tile. Out: a volume of the same shape, dtype and memory order.
+On the device one kernel moves every voxel once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, uint32
+from linumpy.gpu.rounding import saturated
+
+_THREADS = 128
+_MARCH = 8  # as in gather.cu
+#: Of one access to neighbouring A-lines that are shifted alike.
+_ACCESS_BYTES = 8
+_UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+#: Voxels for which NumPy's indices are made at once.
+_BLOCK_VOXELS = 2**22
+
+
+def shift_along_depth(
+    vol: Any,
+    shifts: Any,
+    *,
+    depth_axis: int = 0,
+    origin: tuple[int, int] = (0, 0),
+    wrap: bool = False,
+    fill_value: float = 0,
+    planes: int | None = None,
+) -> Any:
+    """Take each voxel from `shift` voxels deeper: ``out[z] = vol[z + shift]`` along each A-line.
+
+    Parameters
+    ----------
+    vol : numpy.ndarray or cupy.ndarray, rank 3
+        Of booleans, integers or floats, in any memory order.
+    shifts : numpy.ndarray or cupy.ndarray, (height, width)
+        Voxels, for a tile. The A-line at (i, j) of the lateral axes takes that of (i mod height, j mod width), so a map
+        as large as the volume gives each its own. Integers move voxels as they are. Floats interpolate linearly
+        between the two nearest, integers rounded; they are taken as float32, and NaN lies outside.
+    depth_axis : int
+        Axis of depth.
+    origin : (int, int)
+        Lateral place in the mosaic of the volume's first A-line: for a volume that is a part of it.
+    wrap : bool
+        Whether what leaves the volume at one end comes in at the other. Otherwise voxels whose place lies outside (of
+        floats: between voxels of which one is outside) are filled.
+    fill_value : float
+        With what.
+    planes : int, optional
+        Voxels of the result along depth; by default those of the volume.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Where `vol` is.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not fit each other.
+    TypeError
+        Voxels or shifts that are not real numbers; a fill value that the dtype does not hold.
+    """
+    fill = _check(vol, shifts, depth_axis, fill_value)
+    xp, depth_axis = array_module(vol), depth_axis % 3
+    planes = vol.shape[depth_axis] if planes is None else int(planes)
+    if planes < 0:
+        raise ValueError(f"planes={planes}: a volume has 0 planes or more")
+    if not vol.size or not planes:
+        return xp.full([planes if k == depth_axis else n for k, n in enumerate(vol.shape)], fill[()], fill.dtype)
+    compute = _by_kernel if is_device_array(vol) else _by_numpy
+    return compute(vol, _bounded(xp, shifts), depth_axis, origin, wrap, fill, planes)
+
+
+def _bounded(xp: Any, shifts: Any) -> Any:
+    """Bring shifts to int32 or float32. Those beyond the volume all do the same; so does one that is no number.
+
+    CuPy clips no type by limits that it cannot hold. What needs no clipping costs no kernel: the gather's own one looks
+    at the limit, too.
+    """
+    shifts, limit = xp.asarray(shifts), 2**30
+    if xp is not np and shifts.dtype in (np.int32, np.float32):
+        return xp.ascontiguousarray(shifts)
+    if shifts.dtype.kind == "f":
+        wide = shifts.astype(np.float64)
+        return xp.clip(xp.where(xp.isnan(wide), limit, wide), -limit, limit).astype(np.float32, order="C")
+    if shifts.dtype.kind == "u":
+        return xp.minimum(shifts.astype(np.uint64), np.uint64(limit)).astype(np.int32, order="C")
+    return xp.clip(shifts.astype(np.int64), -limit, limit).astype(np.int32, order="C")
+
+
+def _check(vol: Any, shifts: Any, depth_axis: int, fill_value: float) -> np.ndarray:
+    if vol.ndim != 3 or not -3 <= depth_axis < 3:
+        raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")
+    if shifts.ndim != 2 or not all(shifts.shape):
+        raise ValueError(f"shifts of shape {shifts.shape}: a map (height, width) of a tile is needed")
+    if vol.dtype.kind not in "biuf" or vol.dtype.itemsize > 8 or shifts.dtype.kind not in "iuf":
+        raise TypeError(f"voxels of {vol.dtype}, shifts of {shifts.dtype}: real numbers are needed")
+    native = vol.dtype.newbyteorder("=")
+    if native.kind in "iu" and not (
+        math.isfinite(fill_value) and np.iinfo(native).min <= fill_value <= np.iinfo(native).max
+    ):
+        raise TypeError(f"fill_value={fill_value}: {native} does not hold it")
+    return np.array(fill_value).astype(native)
+
+
+def _by_numpy(
+    vol: np.ndarray,
+    shifts: np.ndarray,
+    depth_axis: int,
+    origin: tuple[int, int],
+    wrap: bool,
+    fill: np.ndarray,
+    planes: int,
+) -> np.ndarray:
+    shape = [planes if k == depth_axis else n for k, n in enumerate(vol.shape)]
+    out = np.empty_like(vol, dtype=fill.dtype, shape=shape)
+    lines, result = np.moveaxis(vol, depth_axis, -1), np.moveaxis(out, depth_axis, -1)
+    rows, columns, depth = lines.shape
+    step = max(1, _BLOCK_VOXELS // (columns * max(depth, planes)))
+    for begin in range(0, rows, step):
+        part = slice(begin, min(begin + step, rows))
+        tile_rows = np.arange(part.start, part.stop) + origin[0]
+        here = shifts[np.ix_(tile_rows % shifts.shape[0], (np.arange(columns) + origin[1]) % shifts.shape[1])]
+        below = np.floor(here)
+        first = np.arange(planes) + below.astype(np.int64)[..., None]
+        weight = (here - below)[..., None]
+        second = first + (weight > 0)
+        outside = (first < 0) | (second >= depth)
+        first, second = first % depth, second % depth
+        values = np.take_along_axis(lines[part], first, axis=-1)
+        if shifts.dtype.kind == "f":
+            values = _between(values, np.take_along_axis(lines[part], second, axis=-1), weight)
+        result[part] = values if wrap else np.where(outside, fill, values)
+    return out
+
+
+def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    kind = np.dtype(_computed_in(first.dtype))
+    a, b = first.astype(kind), second.astype(kind)
+    with np.errstate(invalid="ignore"):
+        values = np.where(weight > 0, a + weight.astype(kind) * (b - a), a)
+    if first.dtype.kind not in "biu":
+        return values.astype(first.dtype)
+    # What does not lie between two voxels stays as it is, also where float64 does not hold it.
+    return np.where(weight > 0, saturated(np.rint(values), first.dtype.newbyteorder("=")), first)
+
+
+def _computed_in(dtype: np.dtype) -> str:
+    return "float32" if dtype.itemsize <= 2 or dtype.str[1:] == "f4" else "float64"
+
+
+def _by_kernel(
+    vol: Any, shifts: Any, depth_axis: int, origin: tuple[int, int], wrap: bool, fill: np.ndarray, planes: int
+) -> Any:
+    xp = array_module(vol)
+    if any(stride % vol.itemsize for stride in vol.strides):
+        vol = xp.ascontiguousarray(vol)
+    order = sorted(range(3), key=lambda axis: (vol.shape[axis] > 1, -abs(vol.strides[axis]) * (vol.shape[axis] > 1)))
+    shape = [planes if axis == depth_axis else vol.shape[axis] for axis in order]
+    out = xp.empty(shape, vol.dtype).transpose(np.argsort(order).tolist())
+    a, b = (axis for axis in order if axis != depth_axis)
+    depth_lane = order[-1] == depth_axis
+    linear = shifts.dtype.kind == "f"
+    strides = [array.strides[axis] // vol.itemsize for array in (vol, out) for axis in (a, b, depth_axis)]
+    vec = 1 if linear or depth_lane or strides[1] != 1 else _lines_of_thread(vol, out, address_of(vol), b)
+    lane_size, march_size = (planes, vol.shape[b]) if depth_lane else (vol.shape[b] // vec, planes)
+    lanes = min(_THREADS, 1 << (lane_size - 1).bit_length())
+    blocks_lane, blocks_march = -(-lane_size // lanes), -(-march_size // (_THREADS // lanes * _MARCH))
+    # The map's axes are the lateral axes as they are numbered.
+    swapped = a > b
+    tile, pitch, first = (one[::-1] if swapped else one for one in (shifts.shape, (shifts.shape[1], 1), origin))
+    spec = kernel_spec(vol.dtype, linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
+    # A place in the mosaic counts by what is left of it in its tile.
+    begin = [place % size for place, size in zip(first, tile, strict=True)]
+    load(spec)(
+        (blocks_lane * blocks_march * vol.shape[a],),
+        (_THREADS,),
+        (
+            *(vol, out, shifts, *int64(*strides), *int32(vol.shape[b], vol.shape[depth_axis], planes)),
+            *(*int32(*tile, *pitch, *begin), *uint32(lanes, blocks_lane, blocks_march), _scalar(fill, linear)),
+        ),
+    )
+    return out
+
+
+def _lines_of_thread(vol: Any, out: Any, address: int, b: int) -> int:
+    """Count the neighbouring A-lines that one access may hold, by where the volume and its rows begin."""
+    rows = [array.strides[axis] for array in (vol, out) for axis in range(3) if axis != b]
+    return math.gcd(max(_ACCESS_BYTES, vol.itemsize), address, vol.shape[b] * vol.itemsize, *rows) // vol.itemsize
+
+
+def _scalar(fill: np.ndarray, linear: bool) -> Any:
+    """The fill value as the kernel takes it: as it is, or its bits."""
+    if linear and fill.dtype.kind in "iuf" and fill.dtype.itemsize != 2:
+        return fill[()]
+    return fill.reshape(1).view(f"u{fill.dtype.itemsize}")[0]
+
+
+def kernel_spec(dtype: np.dtype, *, linear: bool, wrap: bool, depth_lane: bool, vec: int = 1) -> KernelSpec:
+    """Choose a kernel of gather.cu."""
+    defines = {
+        "SOURCE": CUDA_TYPES[dtype.str[1:]] if linear else _UNITS[dtype.itemsize],
+        "ACC": "float" if _computed_in(dtype) == "float32" else "double",
+        "LINEAR": str(int(linear)),
+        "WRAP": str(int(wrap)),
+        "DEPTH_LANE": str(int(depth_lane)),
+        "VEC": str(vec),
+    }
+    return KernelSpec("gather", "shift_along_depth", tuple(defines.items()), "linumpy.gpu.oct.cuda")

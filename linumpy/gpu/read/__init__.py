@@ -1,0 +1,1 @@
+"""Read regions of Zarr arrays into device memory."""

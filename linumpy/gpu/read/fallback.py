@@ -1,0 +1,144 @@
+"""Read by zarr-python: any codec, any store, decoded on the host.
+
+In: a request. Out: a CuPy array. This is the fallback. zarr reads into host memory, from where one copy goes to the
+device; or in its GPU mode, for the few layouts for which :func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no
+reason against it. There zarr is told the kind of its buffers in the call, so its process-wide configuration stays as it
+is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import require_cuda
+from linumpy.gpu.read import request as output
+from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.request import ReadRequest
+from linumpy.io.layout import read_layout
+from linumpy.io.source import Source, open_source
+from linumpy.io.zarr_mode import gpu_mode, read_on_host, wait_for_zarr
+from linumpy.plan.read.fallback import why_not_gpu_mode
+from linumpy.plan.read.plan import plan_read
+
+
+@contextmanager
+def gpu_zarr_context() -> Iterator[None]:
+    """Make zarr arrays that are opened and sliced inside give CuPy arrays.
+
+    zarr's configuration belongs to the whole process: arrays sliced by other threads meanwhile give CuPy arrays too.
+    linumpy's own reads and writes are not touched by it: those of other threads that need zarr's configuration (shards
+    and zarr format 2, where zarr reads or writes them in host memory) wait for the end, and those of this thread, and
+    of the threads that linumpy's functions start for it, switch back for their time.
+
+    Raises
+    ------
+    GpuUnavailableError
+        No CUDA device.
+    """
+    require_cuda()
+    with gpu_mode():
+        yield
+
+
+def read_zarr_via_zarr_gpu(
+    source: Source,
+    *,
+    region: Any = None,
+    level: int = 0,
+    dtype: Any = None,
+    out: Any = None,
+    return_report: bool = False,
+) -> Any:
+    """Read by zarr-python; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters."""
+    begin = time.perf_counter()
+    array = open_source(source, level)
+    request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
+    result, report = read_request(array, request, begin, fallback="")
+    return (result, report) if return_report else result
+
+
+def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallback: str) -> tuple[Any, ReadReport]:
+    """Carry out a request on an open array.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        The array that the request's plan was made for.
+    request : ReadRequest
+        What to read.
+    begin : float
+        ``time.perf_counter()`` at the start of the call, for the report.
+    fallback : str
+        Why the kvikio reader was not taken; empty where it was not asked.
+    """
+    plan, reason = request.plan, why_by_host(request)
+    with output.device_of(request):
+        output.check_memory(request, 0)
+        planned = time.perf_counter()
+        result = output.allocate(request)
+        if reason is None:
+            _read_in_gpu_mode(array, plan.region.selection, result)
+        else:
+            _read_by_host(array, request, result)
+        done = time.perf_counter()
+    return result, ReadReport(
+        source=plan.layout.name,
+        backend="zarr-gpu" if reason is None else "zarr-host",
+        gds="not used",
+        engine="zarr-python in its GPU mode"
+        if reason is None
+        else f"zarr-python into host memory and one copy to the device: {reason}",
+        fallback=fallback,
+        shape=plan.shape,
+        dtype=str(request.dtype),
+        bytes_read=None,
+        bytes_decoded=plan.region.size * request.dtype.itemsize,
+        chunks_read=None,
+        chunks_filled=None,
+        files_opened=None,
+        scratch_bytes=None,
+        plan_seconds=planned - begin,
+        read_seconds=done - planned,
+        scatter_seconds=None,
+    )
+
+
+def why_by_host(request: ReadRequest) -> str | None:
+    """Say why zarr reads a request into host memory; None where it reads in its GPU mode."""
+    plan, device = request.plan, output.device_of(request)
+    return why_not_gpu_mode(plan.layout, plan.region, request.dtype, device.id)
+
+
+def _read_in_gpu_mode(array: zarr.Array, selection: tuple[slice | int, ...], result: Any) -> None:
+    """Have zarr write into the result, which has the dtype of the array and lies on device 0."""
+    from zarr.buffer import gpu
+
+    cuda = require_cuda().cuda
+    # zarr's threads use default streams, which do not wait for what is queued on this one.
+    cuda.get_current_stream().synchronize()
+    try:
+        array.get_basic_selection(selection, out=gpu.NDBuffer(result), prototype=gpu.buffer_prototype)
+    except BaseException:
+        wait_for_zarr()  # its other chunks would go on to change the result after the error
+        raise
+    cuda.Device().synchronize()
+
+
+def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
+    """Read into host memory, cast there, and copy to the result on the current stream, which is waited for.
+
+    The host memory is not pinned: that costs about 0.7 ms/MiB, as much as zarr takes to read it.
+    """
+    data = read_on_host(array, request.plan.region.selection)
+    with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
+        data = np.asarray(data.astype(request.dtype, copy=False), order="C")
+    if data.size:
+        stream = require_cuda().cuda.get_current_stream()
+        result.set(data.reshape(request.plan.shape), stream=stream)
+        stream.synchronize()  # until then the copy may read the host memory

@@ -1,0 +1,158 @@
+"""What a read did: the record that ``return_report=True`` gives."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.plan.read.plan import ReadPlan
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """What one read did.
+
+    Attributes
+    ----------
+    source : str
+        The array.
+    backend : str
+        ``"kvikio"``; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python into host memory, and
+        one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays in host memory.
+    gds : str
+        ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
+    engine : str
+        What read the bytes, and into which memory; for ``"zarr-host"`` why not in zarr's GPU mode.
+    fallback : str
+        Why ``backend="auto"`` did not take kvikio, or a read went into host memory; empty where neither is so.
+    shape : tuple of int
+        Of the result.
+    dtype : str
+        Of the result.
+    bytes_read : int or None
+        Bytes read from files, shard indexes counted in; None where zarr read them.
+    bytes_decoded : int
+        Bytes of the result.
+    chunks_read, chunks_filled : int or None
+        (Inner) chunks that were stored, and that were not and became fill values; None where zarr read them.
+    files_opened : int or None
+        Files opened, one that was opened again counted again; None where zarr read them.
+    scratch_bytes : int or None
+        Device memory used beyond the result; None where zarr read.
+    plan_seconds, read_seconds : float
+        Time on the host for metadata and plan, and from the first to the last byte.
+    scatter_seconds : float or None
+        Time of the scatter kernels on the device. They overlap the reading.
+    decoder : str
+        How chunks were decoded; empty for raw ones, and where zarr decoded them.
+    decode_seconds : float or None
+        Time of the decoding kernels on the device, slab by slab. They overlap the reading and each other.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded, because that is faster or because the device could not.
+    """
+
+    source: str
+    backend: str
+    gds: str
+    engine: str
+    fallback: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_read: int | None
+    bytes_decoded: int
+    chunks_read: int | None
+    chunks_filled: int | None
+    files_opened: int | None
+    scratch_bytes: int | None
+    plan_seconds: float
+    read_seconds: float
+    scatter_seconds: float | None
+    decoder: str = ""
+    decode_seconds: float | None = None
+    chunks_decoded_by_host: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Time of the whole call on the host."""
+        return self.plan_seconds + self.read_seconds
+
+    @property
+    def gib_per_second(self) -> float:
+        """GiB of result a second, over the whole call."""
+        return self.bytes_decoded / 2**30 / self.seconds if self.seconds > 0 else 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and text of each line, for people."""
+        read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
+        rows = [
+            ("source", self.source),
+            ("backend", self.backend),
+            ("GDS", self.gds),
+            ("engine", self.engine),
+            ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
+            ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
+            ("chunks", f"{_count(self.chunks_read)} read, {_count(self.chunks_filled)} filled"),
+            ("files", f"{_count(self.files_opened)} opened"),
+            ("scratch", f"{_count(self.scratch_bytes)} bytes of device memory"),
+            ("time", self._times()),
+            ("speed", self._speed()),
+        ]
+        # What zarr reads is not counted, and a line that says so thrice says nothing.
+        counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
+        rows = [row for row in rows if counts.get(row[0], 0) is not None]
+        if self.decoder:
+            by_host = self.chunks_decoded_by_host
+            rows.insert(
+                4, ("decoder", self.decoder + (f"; chunks decoded by the host: {by_host:,}" if by_host else ""))
+            )
+        if self.fallback:
+            rows.insert(2, ("fallback", self.fallback))
+        return rows
+
+    def _speed(self) -> str:
+        rate = self.gib_per_second
+        return f"{rate:.2f} GiB/s" if rate >= 1 else f"{rate * 1024:.3g} MiB/s"
+
+    def _times(self) -> str:
+        decode = "" if not self.decode_seconds else f", decode {self.decode_seconds * 1e3:.2f} ms on the device"
+        scatter = "" if self.scatter_seconds is None else f", scatter {self.scatter_seconds * 1e3:.2f} ms on the device"
+        return f"plan {self.plan_seconds * 1e3:.2f} ms, read {self.read_seconds * 1e3:.2f} ms{decode}{scatter}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<10}{text}" for label, text in self.rows())
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for label, text in self.rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:
+    """Report a read by zarr-python into host memory; `why` says why not into GPU memory."""
+    return ReadReport(
+        source=plan.layout.name,
+        backend="zarr-python",
+        gds="not used",
+        engine="zarr-python into host memory",
+        fallback=f"host memory: {why}",
+        shape=result.shape,
+        dtype=str(result.dtype),
+        bytes_read=None,
+        bytes_decoded=result.nbytes,
+        chunks_read=None,
+        chunks_filled=None,
+        files_opened=None,
+        scratch_bytes=None,
+        plan_seconds=plan_seconds,
+        read_seconds=read_seconds,
+        scatter_seconds=None,
+    )
+
+
+def _count(number: int | None) -> str:
+    return "not counted" if number is None else f"{number:,}"

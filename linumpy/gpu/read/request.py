@@ -1,0 +1,127 @@
+"""The result of a read: its dtype, its memory, and whether it fits, all settled before the first byte is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array, require_cuda
+from linumpy.errors import DeviceMemoryError
+from linumpy.plan.read.plan import ReadPlan
+
+#: Memory of the device that a read may use beyond its result.
+DEFAULT_SCRATCH_BYTES = 512 * 2**20
+#: Less cannot hold a useful slab.
+MIN_SCRATCH_BYTES = 2**20
+
+_KINDS = "biufc"
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """A plan with what the caller wants of the result.
+
+    Attributes
+    ----------
+    plan : ReadPlan
+        What is read.
+    dtype : numpy.dtype
+        Of the result.
+    out : cupy.ndarray or None
+        Where to put it; None for a new array.
+    scratch_bytes : int
+        Device memory beyond the result.
+    """
+
+    plan: ReadPlan
+    dtype: np.dtype
+    out: Any
+    scratch_bytes: int
+
+
+def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> ReadRequest:
+    """Check what the caller wants of the result against the plan.
+
+    Raises
+    ------
+    TypeError
+        A dtype that has no CUDA type, a cast from complex to real, or an `out` that is no CuPy array or of another
+        dtype.
+    ValueError
+        An `out` of another shape or not C-contiguous; too little scratch.
+    GpuUnavailableError
+        No CUDA device.
+    """
+    target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
+    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else int(scratch_bytes)
+    if scratch < MIN_SCRATCH_BYTES:
+        raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+    require_cuda()
+    if out is not None:
+        _check_out(out, plan.shape, target)
+    return ReadRequest(plan, target, out, scratch)
+
+
+def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
+    """Settle the dtype of the result, always in this machine's byte order."""
+    stored = plan.layout.dtype
+    target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
+    for role, one in (("stored", stored), ("requested", target)):
+        if one.kind not in _KINDS or one.str[1:] in ("f16", "c32"):
+            raise TypeError(f"{role} dtype {one}: only bool, integers, floats and complex numbers go to the GPU")
+    if stored.kind == "c" and target.kind not in "cb":
+        raise TypeError(f"dtype={target} would drop the imaginary parts of {stored}: read it and take .real or .imag")
+    return target
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if not is_device_array(out):
+        raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a CuPy array")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
+    if not out.flags.c_contiguous:
+        raise ValueError(f"out has strides {out.strides}: pass a C-contiguous array")
+
+
+def device_of(request: ReadRequest) -> Any:
+    """Return the CUDA device that the result lies on: that of `out`, else the current one."""
+    cupy = require_cuda()
+    return cupy.cuda.Device() if request.out is None else request.out.device
+
+
+def check_memory(request: ReadRequest, scratch: int) -> None:
+    """Refuse a read that cannot fit, on the current device.
+
+    Raises
+    ------
+    DeviceMemoryError
+        With the bytes needed, the bytes free, and what to do.
+    """
+    result = 0 if request.out is not None else request.plan.region.size * request.dtype.itemsize
+    needed, free = result + scratch, free_memory()
+    if needed > free:
+        raise DeviceMemoryError(
+            f"{request.plan.layout.name}: the result of {result} bytes and {scratch} bytes of scratch are "
+            f"{needed} bytes, but {free} bytes of device memory are free. Read a part of it (region=...), a coarser "
+            f"resolution (level=...), or block by block with dask"
+        )
+
+
+def free_memory() -> int:
+    """Bytes that an allocation can still get on the current device: the driver's and CuPy's own unused ones."""
+    cupy = require_cuda()
+    pool = cupy.get_default_memory_pool()
+    free = cupy.cuda.runtime.memGetInfo()[0] + pool.free_bytes()
+    limit = pool.get_limit()
+    return min(free, limit - pool.used_bytes()) if limit else free
+
+
+def allocate(request: ReadRequest) -> Any:
+    """Return the array to fill, `out` or a new one, on the current device."""
+    if request.out is not None:
+        return request.out
+    return require_cuda().empty(request.plan.shape, request.dtype)

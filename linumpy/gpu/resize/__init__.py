@@ -1,0 +1,1 @@
+"""Resize images by tables of weights, axis after axis."""

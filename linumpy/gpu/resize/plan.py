@@ -1,0 +1,293 @@
+"""Plan how an image is resized: which axes at once and in which order, by which kernels, in tiles of what size.
+
+In: shapes, dtypes and an :class:`~linumpy.gpu.resize.tables.AxisPlan` for each axis. Out: :class:`Step` records. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.gpu.resize.tables import AxisPlan, Windows, join, unchanged, windows_of
+
+_THREADS = 256
+_MAX_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What decides speed alone.
+
+    Attributes
+    ----------
+    outputs : int
+        Neighbours along an axis that a thread computes; a power of 2.
+    pack_bytes, pack_most : int
+        A thread loads so many bytes at once, of so many elements at most.
+    unroll : int
+        Loads under way in a thread.
+    blocks : int
+        That share a multiprocessor; the compiler limits registers for it. Doubles get half.
+    shared : int
+        Bytes of shared memory that a tile takes at most.
+    """
+
+    outputs: int = 4
+    pack_bytes: int = 16
+    pack_most: int = 4
+    unroll: int = 4
+    blocks: int = 4
+    shared: int = 36 * 1024
+
+    def pack(self, itemsize: int) -> int:
+        """Count the elements of one load."""
+        return max(1, min(self.pack_most, self.pack_bytes // itemsize))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a plane is cut for the kernel ``planes``.
+
+    Attributes
+    ----------
+    width, groups : int
+        Of the result: columns, and groups of rows.
+    pitch : int
+        From a row of the tile in shared memory to the next, in elements.
+    spans : tuple of (int, int)
+        For each tile along X the first of the image's columns that it needs, and how many.
+    """
+
+    width: int
+    groups: int
+    pitch: int
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch.
+
+    Attributes
+    ----------
+    kernel : str
+        ``"planes"``, ``"along"`` or ``"along_x"``.
+    source, compute, target : numpy.dtype
+        What it reads, adds up in, and writes.
+    shape : tuple of int
+        Of what it writes.
+    axes : tuple of AxisPlan
+        Y and X for ``"planes"``, else one.
+    outer, inner : int
+        Elements before and behind those axes.
+    packed : bool
+        Whether rows begin where a thread may load several elements at once.
+    tile : Tile or None
+        For ``"planes"``.
+    blocks, shared : int
+        Of the launch; bytes.
+    """
+
+    kernel: str
+    source: np.dtype
+    compute: np.dtype
+    target: np.dtype
+    shape: tuple[int, ...]
+    axes: tuple[AxisPlan, ...]
+    outer: int
+    inner: int
+    packed: bool
+    tile: Tile | None
+    blocks: int
+    shared: int
+
+
+def in_tile(column: int) -> int:
+    """Find a column's place in a row of the tile, as ``in_tile`` of resize.cu."""
+    return column + (column >> 5)
+
+
+def order_axes(
+    shape: Sequence[int], output_shape: Sequence[int], changed: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Choose which axes are resampled together, and in which order, so that the fewest bytes are moved.
+
+    What shrinks most goes first. The last axis goes together with the one before it where that saves a volume between
+    the two.
+
+    Parameters
+    ----------
+    shape, output_shape : sequence of int
+        Of the image and of the result.
+    changed : sequence of int
+        The axes to resample.
+    sizes : sequence of int
+        Bytes of an element: of the image, between passes, of the result.
+
+    Returns
+    -------
+    list of tuple of int
+        The axes of each pass.
+    """
+    rank = len(shape)
+    last = (rank - 2, rank - 1)
+    candidates: list[list[tuple[int, ...]]] = [[(axis,) for axis in changed]]
+    if set(last) <= set(changed):
+        candidates.insert(0, [last, *((axis,) for axis in changed if axis not in last)])
+    ordered = [sorted(one, key=lambda axes: (_ratio(shape, output_shape, axes), axes)) for one in candidates]
+    return min(ordered, key=lambda one: bytes_moved(shape, output_shape, one, sizes))
+
+
+def _ratio(shape: Sequence[int], output_shape: Sequence[int], axes: Sequence[int]) -> float:
+    return math.prod(output_shape[axis] / shape[axis] for axis in axes)
+
+
+def bytes_moved(
+    shape: Sequence[int], output_shape: Sequence[int], passes: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> int:
+    """Count the bytes that passes read and write."""
+    now = list(shape)
+    total = 0
+    for number, axes in enumerate(passes):
+        total += math.prod(now) * (sizes[0] if number == 0 else sizes[1])
+        for axis in axes:
+            now[axis] = output_shape[axis]
+        total += math.prod(now) * (sizes[2] if number == len(passes) - 1 else sizes[1])
+    return total
+
+
+def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
+    """List the launches that resize a C-contiguous image.
+
+    Parameters
+    ----------
+    axes : sequence of AxisPlan
+        One for each axis; those that change nothing are left out.
+    dtypes : sequence of numpy.dtype
+        Of the image, between passes, of the result. Sums have that between passes.
+    aligned : bool
+        Whether the image begins at a multiple of 16 bytes.
+    tuning : Tuning
+        What decides speed alone.
+
+    Returns
+    -------
+    tuple of Step
+        Empty where no axis changes.
+    """
+    shape = [plan.size for plan in axes]
+    wanted = [plan.length for plan in axes]
+    changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
+    whole = [plan.whole[0] for plan in axes], [plan.whole[1] for plan in axes]
+    passes = order_axes(*whole, changed, [dtype.itemsize for dtype in dtypes])
+    steps: list[Step] = []
+    while passes:
+        now, passes = passes[0], passes[1:]
+        source = dtypes[1] if steps else dtypes[0]
+        target = dtypes[1] if passes else dtypes[2]
+        step = _step(axes, shape, now, (source, dtypes[1], target), aligned or bool(steps), tuning)
+        if step is None:  # no tile of both axes fits: one after the other
+            passes = [(now[0],), (now[1],), *passes]
+            continue
+        steps.append(step)
+        for axis in now:
+            shape[axis] = wanted[axis]
+    return tuple(steps)
+
+
+def _step(
+    axes: Sequence[AxisPlan],
+    shape: Sequence[int],
+    now: Sequence[int],
+    dtypes: tuple[np.dtype, np.dtype, np.dtype],
+    aligned: bool,
+    tuning: Tuning,
+) -> Step | None:
+    source, compute, _ = dtypes
+    rank, axis = len(shape), now[-1]
+    result = tuple(axes[a].length if a in now else n for a, n in enumerate(shape))
+    pack = tuning.pack(source.itemsize)
+    if axis < rank - 1:
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        packed = aligned and inner % pack == 0
+        threads = outer * -(-axes[axis].length // tuning.outputs) * (inner // pack if packed else inner)
+        blocks = -(-threads // _THREADS)
+        return Step("along", *dtypes, result, (axes[axis],), outer, inner, packed, None, blocks, 0)
+    x = axes[axis]
+    rows = shape[-2] if rank > 1 else 1
+    y = axes[now[0]] if len(now) == 2 else unchanged(rows)
+    packed = aligned and x.size % pack == 0
+    tile = plan_tile(y, x, pack if packed else 1, compute.itemsize, tuning)
+    outer = math.prod(shape[:-2])
+    if tile is not None:
+        blocks = outer * len(tile.spans) * -(-y.length // (tile.groups * tuning.outputs))
+        if blocks <= _MAX_BLOCKS:
+            shared = tile.groups * tuning.outputs * tile.pitch * compute.itemsize
+            return Step("planes", *dtypes, result, (y, x), outer, 1, packed, tile, blocks, shared)
+    if len(now) == 2:
+        return None
+    outer *= rows
+    return Step("along_x", *dtypes, result, (x,), outer, 1, False, None, -(-outer * x.length // _THREADS), 0)
+
+
+def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Tuning) -> Tile | None:
+    """Choose the tiles of a plane.
+
+    What counts are loads: those of all threads, idle ones as if they loaded too, and those that a tile cannot share
+    with another.
+
+    Parameters
+    ----------
+    y, x : AxisPlan
+        Of the two axes.
+    pack : int
+        Elements of one load.
+    itemsize : int
+        Bytes of an element of the tile.
+    tuning : Tuning
+        Limits.
+
+    Returns
+    -------
+    Tile or None
+        None where no tile fits shared memory.
+    """
+    groups = join(windows_of(y), tuning.outputs)
+    best, least = None, math.inf
+    for width in _widths(x.length):
+        spans = column_spans(windows_of(x), width, pack)
+        columns = max(count for _, count in spans)
+        pitch = in_tile(columns - 1) + 1
+        for height in _heights(len(groups.first)):
+            if height * tuning.outputs * pitch * itemsize > tuning.shared:
+                break
+            packs = columns // pack
+            slots = -(-packs * height // _THREADS) * _THREADS
+            tops = np.arange(0, len(groups.first), height)
+            rows = np.maximum.reduceat(groups.first + groups.count, tops) - np.minimum.reduceat(groups.first, tops)
+            loads = len(spans) * len(tops) * (slots * float(groups.count.mean()) + packs * float(rows.mean()))
+            if loads < least:
+                best, least = Tile(width, height, pitch, spans), loads
+    return best
+
+
+def _widths(length: int) -> list[int]:
+    """List widths of tiles: even shares of a row, whole sectors of memory."""
+    widths = {min(length, -(-length // (8 * tiles)) * 8) for tiles in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)}
+    return sorted(widths | {min(length, width) for width in (16, 32, 64, 128, 256, 512)}, reverse=True)
+
+
+def _heights(groups: int) -> list[int]:
+    return sorted({min(groups, height) for height in (1, 2, 3, 4, 6, 8, 12, 16)})
+
+
+def column_spans(windows: Windows, width: int, pack: int) -> tuple[tuple[int, int], ...]:
+    """Find the columns that tiles of `width` need: (first, count), in whole packs."""
+    starts = np.arange(0, len(windows.first), width)
+    first = np.minimum.reduceat(windows.first, starts) // pack * pack
+    last = np.maximum.reduceat(windows.first + windows.count, starts)
+    count = -(-(last - first) // pack) * pack
+    return tuple((int(a), int(n)) for a, n in zip(first, count, strict=True))

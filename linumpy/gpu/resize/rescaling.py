@@ -1,0 +1,221 @@
+"""Resize images and resample volumes to another voxel spacing: CuPy in, CuPy out; NumPy in, NumPy out.
+
+In: an image of any rank and a shape, or voxel spacings (in µm, or in any one unit). Out: the image on its new grid,
+smoothed where it gets coarser. Orders 0 and 1 go axis by axis, by kernels of their own
+(:mod:`~linumpy.gpu.resize.resizing`); higher ones by the splines of :mod:`~linumpy.gpu.ndimage.dispatch`. Both
+functions are those of :mod:`linumpy.gpu.interpolation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_resizing
+from linumpy.gpu.ndimage.dispatch import Grid, sample_grid
+from linumpy.gpu.ndimage.target import Spline, Target
+from linumpy.gpu.resize import resizing
+from linumpy.plan.grid.blocks import anti_aliasing_sigmas
+from linumpy.plan.grid.regrid import centred
+
+
+def resize(
+    image: Any,
+    output_shape: Sequence[int],
+    *,
+    order: int = 1,
+    mode: str = "reflect",
+    anti_aliasing: bool | None = None,
+    anti_aliasing_sigma: float | Sequence[float] | None = None,
+    preserve_range: bool = True,
+    clip: bool = True,
+) -> Any:
+    """Resize an image, as scikit-image's ``resize`` does.
+
+    The corners of the image stay where they are: voxel i of the result has its centre at (i + 1/2) n / m - 1/2, for an
+    axis of n voxels that gets m. scikit-image computes integers in float64, this function in float32; integers that
+    are smoothed although the order is 0 are rounded once, not after every axis.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Of any rank; integers and floats, and booleans at order 0 without smoothing.
+    output_shape : sequence of int
+        One size for each axis. Without the last, that axis (of channels) keeps its size; further sizes are those of
+        axes that the image does not have yet.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5.
+    mode : str
+        What lies outside, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
+        ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
+    anti_aliasing : bool, optional
+        Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
+    anti_aliasing_sigma : float or sequence of float, optional
+        Of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
+    preserve_range : bool
+        False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
+    clip : bool
+        Whether the result stays within the range of the image, where splines overshoot or zeros lie outside.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Of `output_shape`, where the image is: float64 for float64, else float32; at order 0 integers and booleans stay
+        what they are.
+
+    Raises
+    ------
+    ValueError
+        An order, mode, shape or sigma that does not fit; an empty image; booleans that would be smoothed or
+        interpolated.
+    TypeError
+        An image that is complex or not made of numbers.
+    """
+    asked = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
+    image = image.reshape(asked.image_shape)
+    if not preserve_range and order > 0 and image.dtype.kind in "iu":
+        image = _unit_range(image)
+    dtype = image.dtype.newbyteorder("=") if order == 0 and image.dtype.kind in "biu" else None
+    if order <= 1:
+        result = resizing.resample_axes(
+            image,
+            asked.shape,
+            order=order,
+            mode=asked.mode,
+            sigmas=asked.sigmas,
+            dtype=dtype,
+            clamp=clip and mode != "constant",
+        )
+    else:
+        result = _resize_by_splines(image, asked, order)
+    # Weighted means are held within the range where they are made, unless zeros from outside are among their voxels.
+    if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
+        _clip(array_module(image), image, result, mode == "constant")
+    return result
+
+
+def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
+    result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
+    result = _smoothed(result, asked.mode, asked.sigmas)
+    return _scaled(result, asked.shape, order, asked.mode)
+
+
+def _smoothed(image: Any, mode: str, sigmas: Sequence[float]) -> Any:
+    """Smooth by a Gaussian, as SciPy's ``gaussian_filter`` does."""
+    if not any(sigmas):
+        return image
+    return resizing.resample_axes(image, image.shape, order=0, mode=mode, sigmas=sigmas)
+
+
+def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
+    """Sample at the centres of new voxels: that of voxel i lies at voxel (i + 1/2) factor - 1/2 of the image."""
+    factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
+    return sample_grid(image, Grid(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
+
+
+def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
+    """Limit a result to the range of the image, and to zero where it reaches it; as scikit-image, without a wait."""
+    low, high = _range(xp, image)
+    if zeros_outside:
+        lowest, highest = _range(xp, result)
+        reached = (lowest <= 0) & (highest >= 0)
+        low = xp.where(reached, xp.minimum(low, 0), low)
+        high = xp.where(reached, xp.maximum(high, 0), high)
+    xp.maximum(result, low.astype(result.dtype), out=result)
+    xp.minimum(result, high.astype(result.dtype), out=result)
+
+
+def _range(xp: ModuleType, image: Any) -> tuple[Any, Any]:
+    """Find the least and the largest number, as arrays; what is NaN does not count."""
+    if image.dtype.kind != "f":
+        return xp.asarray(image.min()), xp.asarray(image.max())
+    unknown = xp.isnan(image)
+    low = xp.where(unknown, image.dtype.type(np.inf), image).min()
+    high = xp.where(unknown, image.dtype.type(-np.inf), image).max()
+    return xp.asarray(low), xp.asarray(high)
+
+
+def _unit_range(image: Any) -> Any:
+    """Scale integers into [0, 1], or [-1, 1] where they have a sign, as scikit-image does."""
+    scaled = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
+    return scaled if image.dtype.kind == "u" else array_module(image).maximum(scaled, np.float32(-1))
+
+
+def resample_volume(
+    volume: Any,
+    current_spacing: Sequence[float],
+    target_spacing: Sequence[float] | float,
+    *,
+    order: int = 1,
+    anti_aliasing: bool = True,
+) -> tuple[Any, tuple[float, ...]]:
+    """Resample a volume to another voxel spacing.
+
+    The extent of the volume, voxels times spacing, stays as it is; it is cut into the nearest whole number of voxels.
+    A voxel of the result takes its value at the place of its centre.
+
+    Parameters
+    ----------
+    volume : numpy.ndarray or cupy.ndarray
+        Of any rank; integers and floats.
+    current_spacing : sequence of float
+        Voxel spacing of the volume, one number for each axis.
+    target_spacing : sequence of float or float
+        Wanted voxel spacing; one number for all axes alike.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5.
+    anti_aliasing : bool
+        Whether to smooth along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels as scikit-image's
+        ``resize`` does. Order 0, whose voxels may be labels, is never smoothed.
+
+    Returns
+    -------
+    volume : numpy.ndarray or cupy.ndarray
+        float64 for float64, else float32, where the input is.
+    spacing : tuple of float
+        Voxel spacing of the result.
+
+    Raises
+    ------
+    ValueError
+        Spacings that are not positive numbers, one for each axis; another `order`; an empty volume.
+    TypeError
+        Complex or boolean voxels.
+    """
+    check_image(volume)
+    current = _spacing("current_spacing", current_spacing, volume.ndim)
+    target = _spacing("target_spacing", target_spacing, volume.ndim)
+    check_spline(order, "nearest")
+    if volume.dtype.kind not in "iuf":
+        raise TypeError(f"a volume of {volume.dtype} cannot be resampled: integers and floats can")
+    if not all(volume.shape):
+        raise ValueError(f"a volume of shape {volume.shape} has nothing to resample")
+    sizes = [n * c / t for n, c, t in zip(volume.shape, current, target, strict=True)]
+    if not max(sizes) < 2**63:
+        raise ValueError(f"target_spacing={target_spacing!r}: voxels so small are too many to count")
+    shape = tuple(max(1, round(size)) for size in sizes)
+    factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
+    reached = tuple(c * f for c, f in zip(current, factors, strict=True))
+    sigmas = anti_aliasing_sigmas(np.diag(factors).tolist()) if anti_aliasing and order > 0 else (0.0,) * volume.ndim
+    dtype = np.dtype(np.float64 if volume.dtype == np.float64 else np.float32)
+    if order <= 1:
+        return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas, dtype=dtype), reached
+    result = volume.astype(dtype)
+    if shape == volume.shape:
+        return result, reached
+    return _scaled(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), reached
+
+
+def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:
+    try:
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+    except (TypeError, ValueError, OverflowError):
+        values = ()
+    if len(values) != rank or not all(math.isfinite(one) and one > 0 for one in values):
+        raise ValueError(f"{name}={value!r}: a volume of {rank} axes needs a positive number for each")
+    return values

@@ -1,0 +1,193 @@
+"""Plan the decoding of a slab on the device: which kernels run, on what.
+
+In: a :class:`~linumpy.plan.codecs.DecodeChain` and the :class:`~linumpy.plan.decode.workspace.Workspace` of a slot.
+Out: the list of :class:`Launch`. Pure: addresses are numbers, no kernel runs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.decode.workspace import CODES, COUNTERS, STREAM, Workspace
+
+_SMALLEST_RING = 2**13
+#: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
+_LZ4_RING = 2**14
+#: Shared memory that a kernel with a ring declares besides: at most this much, with what a device keeps for itself.
+_DECLARED = 13 * 2**10
+#: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
+_TEAM, _READ_TEAM = 8, 2
+
+#: What is wrong with a chunk, by the number that the kernels give it.
+STATUS = {
+    1: "its bytes end too early",
+    2: "its header cannot be right",
+    3: "it decodes to another size than a chunk has",
+    4: "its bytes cannot be decoded",
+    5: "its checksum is wrong",
+    6: "it has features that the device does not decode",
+    7: "it needs more room than a slot has",
+}
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What a device has.
+
+    Attributes
+    ----------
+    processors : int
+        Multiprocessors.
+    shared_nbytes : int
+        Shared memory that a block may ask for: 64 KiB on Turing, 99 KiB on consumer cards, 227 KiB on Hopper.
+    """
+
+    processors: int
+    shared_nbytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel to run.
+
+    Attributes
+    ----------
+    source, kernel : str
+        File and name.
+    grid : tuple of int
+        Blocks.
+    block : int
+        Threads.
+    shared : int
+        Bytes of shared memory beyond what the kernel declares.
+    team : int
+        Warps that copy, which the kernel is compiled for; 0 where none do.
+    args : tuple of int
+        Addresses and counts, 64 bits each.
+    """
+
+    source: str
+    kernel: str
+    grid: tuple[int, ...]
+    block: int
+    args: tuple[int, ...]
+    shared: int = 0
+    team: int = 0
+
+
+#: Every kernel that decodes, with its team, for tests that compile them all.
+KERNELS = (
+    ("blosc", "blosc_frames", 0),
+    ("blosc", "stored", 0),
+    ("blosc", "unshuffle", 0),
+    ("checksum", "check_crc32c", 0),
+    ("checksum", "check_streams", 0),
+    ("inflate", "inflate", _READ_TEAM),
+    ("lz4", "lz4", _READ_TEAM),
+    ("lz4", "lz4_heads", 0),
+    ("zstd", "zstd_entropy", 0),
+    ("zstd", "zstd_execute", _TEAM),
+    ("zstd", "zstd_frames", 0),
+)
+
+
+def plan_launches(
+    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+) -> list[Launch]:
+    """List the kernels that decode a slab, in their order.
+
+    Parameters
+    ----------
+    chain : DecodeChain
+        What is decoded.
+    space : Workspace
+        Memory of the slot.
+    base : int
+        Its address.
+    status : int
+        Address of the int32 status of each chunk of this slab, which the kernels leave alone where all is well.
+    chunks : int
+        Chunks of this slab.
+    chunk_nbytes : int
+        Decoded bytes of a chunk.
+    device : DeviceLimits
+        The device that they run on.
+    """
+    stored = base + space.stored
+    counters = base + space.words
+    records = counters + 8 * COUNTERS
+    places = records + STREAM.itemsize * chunks
+    host_orders = places + 8 * chunks
+    streams, unordered = base + space.streams, base + space.unordered
+    room = space.streams_room if chain.compressor == "blosc" else chunks
+    most = min(room, 64 * device.processors)
+    launches: list[Launch] = []
+    args: tuple[int, ...]
+    if chain.stored_checksum:
+        launches.append(Launch("checksum", "check_crc32c", (chunks,), 128, (stored, records, chunks, 1, status)))
+    orders = base + space.orders
+    if chain.compressor == "blosc":
+        args = (stored, records, chunks, places, CODES[chain.inner], streams, room, counters, orders, status)
+        launches.append(Launch("blosc", "blosc_frames", (chunks,), 32, args))
+    if chain.compressor in ("", "blosc"):
+        args = (stored, unordered, streams, counters, room, status)
+        launches.append(Launch("blosc", "stored", (most,), 256, args))
+    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device)
+    blosc = chain.compressor == "blosc"
+    checked = base + space.decoded if blosc else unordered  # Blosc's own order is undone first, a filter's last
+    check = [Launch("checksum", "check_crc32c", (chunks,), 128, (checked, records, chunks, 0, status))]
+    tiles = max(1, min(256, chunk_nbytes // 4096))
+    args = (unordered, base + space.decoded, orders if blosc else host_orders, status)
+    order = [Launch("blosc", "unshuffle", (tiles, chunks), 256, args)] if chain.is_reordered else []
+    check = check if chain.decoded_checksum else []
+    return launches + (order + check if blosc else check + order)
+
+
+def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
+    """Choose how many decoded bytes a stream keeps in shared memory: as many as leave room for all streams at a time.
+
+    Chosen for multiprocessors of about 224 KiB, and halved until a block of the device can have it; three slabs are
+    decoded at the same time. A ring longer than a chunk is of no use.
+    """
+    streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
+    each = -(-streams // device.processors)
+    ring = 2**17 if each <= 1 else 2**16 if each <= 3 else 2**15
+    if chain.streams_by == "lz4" and chain.compressor == "blosc":
+        ring = min(ring, _LZ4_RING)
+    while ring > _SMALLEST_RING and (ring >= 2 * chunk_nbytes or ring > device.shared_nbytes - _DECLARED):
+        ring //= 2
+    return ring
+
+
+def _stream_launches(
+    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+) -> list[Launch]:
+    """List the kernels that decode streams."""
+    room = space.streams_room if chain.compressor == "blosc" else chunks
+    most = min(room, 64 * device.processors)
+    stored, counters = base + space.stored, base + space.words
+    streams, unordered, checks = base + space.streams, base + space.unordered, base + space.checks
+    common = (stored, unordered, streams, counters, room)
+    ring = ring_nbytes(chain, chunks, chunk_nbytes, device)
+    verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, room, checks, status))
+    if chain.streams_by == "lz4":
+        heads = Launch("lz4", "lz4_heads", (-(-chunks // 128),), 128, (stored, streams, chunks, status))
+        lz4 = Launch("lz4", "lz4", (most,), 32 * (1 + _READ_TEAM), (*common, ring, status), ring, _READ_TEAM)
+        return [lz4] if chain.compressor == "blosc" else [heads, lz4]
+    if chain.streams_by == "inflate":
+        args = (*common, ring, checks, status)
+        return [Launch("inflate", "inflate", (most,), 32 * (1 + _READ_TEAM), args, ring, _READ_TEAM), verify]
+    if chain.streams_by == "zstd":
+        frames, blocks = base + space.frames, base + space.blocks
+        pool = (counters, base + space.pool, space.pool_nbytes)
+        split = (stored, streams, room, frames, blocks, space.blocks_room, counters, space.pool_nbytes, checks, status)
+        entropy = (stored, blocks, space.blocks_room, *pool, status)
+        execute = (stored, unordered, streams, room, frames, blocks, *pool, ring, status)
+        return [
+            Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
+            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, entropy),
+            Launch("zstd", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
+            verify,
+        ]
+    return []

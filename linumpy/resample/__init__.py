@@ -1,0 +1,1 @@
+"""Resample images that are larger than memory, from Zarr to Zarr."""

@@ -1,0 +1,331 @@
+"""Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
+
+In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
+in the arrays of the target, each written whole: raw chunks straight to their files, many at a time
+(``linumpy.write.raw_chunks``), all others by zarr. Here the next block's read and the last block's write go on in a
+thread each, on a device also on a stream each, while a block is made; there are two buffers of each kind and no more.
+:func:`make_block` makes a single one, on a worker of dask.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from linumpy.device import kvikio_mode, require_cuda, resolve
+from linumpy.gpu.read.kvikio_settings import transfer_settings
+from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.io.source import Source, local_store, open_source
+from linumpy.io.volume import Volume, as_volume
+from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
+from linumpy.plan.grid.blocks import Block, ResamplePlan
+from linumpy.resample.block import make_box
+from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """What every block of a volume is made from.
+
+    Attributes
+    ----------
+    source : Source
+        The array to read; a path or a URL where other processes are to open it.
+    target : str
+        Path of the array to write.
+    plan : ResamplePlan
+        The blocks.
+    cval : float
+        Value outside of the source.
+    device : {"cuda", "cpu"}
+        Where blocks are made.
+    scratch_bytes : int or None
+        Device memory that a read may use beyond its result.
+    index : tuple of int or None, optional
+        Which volume of the source is read, as :class:`linumpy.io.volume.Volume` has it; by default all axes are of
+        space.
+    entries : tuple of int
+        Where the volume lies in the target: the entry of each of its axes of time and channel.
+    """
+
+    source: Source
+    target: str
+    plan: ResamplePlan
+    cval: float
+    device: str
+    scratch_bytes: int | None
+    index: tuple[int | None, ...] | None = None
+    entries: tuple[int, ...] = ()
+
+    def open(self) -> tuple[Volume, zarr.Array]:
+        """Open source and target."""
+        # Without it a block of zeros would not be written, and a resumed run leave what was there before.
+        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
+        target = target.with_config({"write_empty_chunks": True})
+        source = open_source(self.source)
+        return as_volume(source) if self.index is None else Volume(source, self.index), target
+
+
+def make_block(job: BlockJob, number: int) -> int:
+    """Make one block from beginning to end; returns its number.
+
+    To make it twice does no harm: the same bytes are written to the same chunks.
+    """
+    block = job.plan.block(number)
+    with closing(open_stage(job, slots=1)) as stage:
+        stage.write(block, stage.transform(block, stage.read(block)))
+    return number
+
+
+def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    """Make blocks one after another; reading, making and writing overlap.
+
+    Parameters
+    ----------
+    job : BlockJob
+        What to make.
+    blocks : iterable of Block
+        Those of its plan that are wanted.
+    done : callable
+        Called with each block when it is written, in this thread.
+    """
+    queue = deque(blocks)
+    if not queue:
+        return
+    writes: deque[tuple[Block, Future]] = deque()
+
+    def settle(at_most: int) -> None:
+        while len(writes) > at_most:
+            block, write = writes.popleft()
+            write.result()
+            done(block)
+
+    with (
+        closing(open_stage(job, slots=2)) as stage,
+        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
+        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
+    ):
+        read: Future = reader.submit(stage.read, queue[0])
+        while queue:
+            block, source = queue.popleft(), read.result()
+            if queue:
+                read = reader.submit(stage.read, queue[0])
+            settle(at_most=1)  # the buffer that this block goes to must have been written out
+            writes.append((block, writer.submit(stage.write, block, stage.transform(block, source))))
+        settle(at_most=0)
+
+
+class Stage(Protocol):
+    """Where blocks are made. Each method takes its turn with the buffers, block after block."""
+
+    def read(self, block: Block) -> Any:
+        """Read the box of the source that a block needs."""
+
+    def transform(self, block: Block, source: Any) -> Any:
+        """Make the block; on a device, start to."""
+
+    def write(self, block: Block, result: Any) -> None:
+        """Write the block, and return when all of it is written."""
+
+    def close(self) -> None:
+        """Wait until no buffer is in use any more."""
+
+
+def open_stage(job: BlockJob, *, slots: int) -> Stage:
+    """Choose by the job's device."""
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
+
+
+class HostStage:
+    """Blocks are made in host memory."""
+
+    def __init__(self, job: BlockJob, *, alone: bool) -> None:
+        self._job = job
+        self._source, target = job.open()
+        self._dtype = target.dtype
+        self._scope = ExitStack()
+        self._chunks = _open_chunks(target, self._scope, alone=alone)
+
+    def read(self, block: Block) -> np.ndarray:
+        """Read by zarr, into this machine's byte order."""
+        native = self._source.dtype.newbyteorder("=")
+        if not math.prod(block.source_shape):
+            return np.empty(block.source_shape, native)
+        region = self._source.region(block.source_box)
+        return np.asarray(read_chunks_on_host(self._source.array, region), native, order="C")
+
+    def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
+        """Make the block."""
+        out = np.empty(block.shape, self._dtype)
+        return make_box(source, self._job.plan.grid, block, self._job.cval, out)
+
+    def write(self, block: Block, result: np.ndarray) -> None:
+        """Write it."""
+        write_block(self._chunks, block, result, self._job.entries)
+
+    def close(self) -> None:
+        """Wait for the threads that write."""
+        self._scope.close()
+
+
+class CudaStage:
+    """Blocks are made on a device. Buffers are made once, for the largest block."""
+
+    def __init__(self, job: BlockJob, *, slots: int) -> None:
+        cupy = require_cuda()
+        self._job, self._slots = job, slots
+        self._source, target = job.open()
+        self._dtype = target.dtype
+        self._index = cupy.cuda.Device().id  # new threads start on device 0
+        if slots > 1:
+            self._reading, self._working, self._writing = _streams(self._index)
+        else:  # nothing overlaps
+            self._reading = self._working = self._writing = cupy.cuda.get_current_stream()
+        source, output = job.plan.largest
+        itemsize = self._dtype.itemsize
+        self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
+        self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
+        cupy.cuda.get_current_stream().synchronize()  # what the memory was before is over and done with
+        self._free: list[Any] = [None] * slots
+        self._turns = {"read": 0, "transform": 0, "write": 0}
+        self._scope = ExitStack()
+        self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
+        if kvikio_mode()[0] != "none":
+            # For all reads and writes at once: each by itself would set kvikio's threads up anew.
+            self._scope.enter_context(transfer_settings())
+
+    def _device(self) -> Any:
+        return require_cuda().cuda.Device(self._index)
+
+    def _turn(self, kind: str) -> int:
+        slot = self._turns[kind] % self._slots
+        self._turns[kind] += 1
+        return slot
+
+    def read(self, block: Block) -> Any:
+        """Read into the next buffer, once the block made from it before is done."""
+        slot = self._turn("read")
+        with self._device(), self._reading:
+            if self._free[slot] is not None:
+                self._reading.wait_event(self._free[slot])
+            box = _view(self._boxes[slot], block.source_shape, self._dtype)
+            if box.size:
+                region = self._source.region(block.source_box)
+                read_zarr_to_gpu(self._source.array, region=region, out=box, scratch_bytes=self._job.scratch_bytes)
+            return box, self._reading.record()
+
+    def transform(self, block: Block, source: Any) -> Any:
+        """Start to make the block."""
+        slot, (box, ready) = self._turn("transform"), source
+        with self._device(), self._working:
+            self._working.wait_event(ready)
+            out = _view(self._blocks[slot], block.shape, self._dtype)
+            make_box(box, self._job.plan.grid, block, self._job.cval, out)
+            self._free[slot] = self._working.record()
+            return out, self._free[slot]
+
+    def write(self, block: Block, result: Any) -> None:
+        """Write from where it is, once it is made."""
+        out, made = result
+        with self._device(), self._writing:
+            self._writing.wait_event(made)
+            write_block(self._chunks, block, out, self._job.entries)
+
+    def close(self) -> None:
+        """Wait for all streams: after an error the last kernel may still be at work."""
+        self._scope.close()
+        for stream in (self._reading, self._working, self._writing):
+            stream.synchronize()
+
+
+@functools.cache
+def _streams(device: int) -> tuple[Any, Any, Any]:
+    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
+    cupy = require_cuda()
+    with cupy.cuda.Device(device):
+        reading, working, writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        return reading, working, writing
+
+
+def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
+    """Open what writes whole chunks, by threads that live as long as the scope."""
+    threads = writing_threads()
+    pool = ThreadPoolExecutor(threads, "linumpy-chunks")
+    scope.callback(pool.shutdown, cancel_futures=True)
+    # A worker that was given up for lost may still be at work on a block that another one makes again.
+    return chunks_of(target, pool, threads, renamed=not alone)
+
+
+def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """Look at the beginning of a buffer as an array."""
+    return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def write_block(chunks: Chunks, block: Block, data: Any, entries: tuple[int, ...] = ()) -> None:
+    """Write a block of a volume, whole chunks or shards, to the last byte."""
+    leading = tuple(slice(one, one + 1) for one in entries)
+    chunks.write((*leading, *block.box), data[(None,) * len(entries)])
+
+
+def device_of_workers(client: Any, device: str) -> str:
+    """Settle one device for all workers of a dask cluster: the GPU only where each of them has one.
+
+    Raises
+    ------
+    GpuUnavailableError
+        ``"cuda"`` was asked for and a worker has none.
+    """
+    client.wait_for_workers(1)
+    kinds = set(client.run(_kind, device).values())
+    return kinds.pop() if len(kinds) == 1 else "cpu"
+
+
+def _kind(device: str) -> str:
+    return resolve(device).kind
+
+
+def make_blocks_on(client: Any, job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    """Make blocks on the workers of a dask cluster; a block whose worker is lost is made again by another.
+
+    A few blocks for each thread of each worker are under way, so that the graph stays small however large the volume.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of a cluster whose workers see the paths of source and target.
+    job, blocks, done
+        As for :func:`make_blocks`.
+    """
+    from distributed import as_completed
+
+    queue = deque(blocks)
+    threads = sum(client.nthreads().values())
+    under_way = as_completed()
+    pending: dict[Any, Block] = {}
+
+    def submit() -> None:
+        block = queue.popleft()
+        # Not pure: its worth is what it writes, so a result kept from another run must not stand in for it.
+        future = client.submit(make_block, job, block.number, pure=False)
+        pending[future] = block
+        under_way.add(future)
+
+    try:
+        while queue and len(pending) < max(4, 4 * threads):
+            submit()
+        for future in under_way:
+            future.result()
+            done(pending.pop(future))
+            if queue:
+                submit()
+    finally:
+        client.cancel(list(pending))

@@ -1,0 +1,445 @@
+"""Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
+
+In: an image, and a spacing or an affine map. Out: an image, complete or not there at all. A run that is stopped leaves
+its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in ``linumpy.plan.grid.blocks``,
+the transform of a block in ``linumpy.resample.block``, the way of the blocks in ``linumpy.resample.pipeline``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy import __version__
+from linumpy.device import resolve
+from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
+from linumpy.io.ome import open_image
+from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url, unfinished_beside
+from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
+from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
+from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
+from linumpy.plan.grid.regrid import plan_regrid
+from linumpy.plan.pyramid import Pyramid, split
+from linumpy.progress import bytes_progress
+from linumpy.resample.block import box_work_bytes
+from linumpy.resample.pipeline import BlockJob, device_of_workers, make_blocks, make_blocks_on
+from linumpy.resample.resumable import Request, Resumable, resumable_folder
+from linumpy.write.new_image import NewImage, plan_image
+from linumpy.write.pyramid import halve, halve_by_threads
+from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.writer import STEP_BYTES, Progress
+
+#: Without a limit of the caller's: this part of the free memory, and in host memory no more than so many bytes.
+_SHARE, _HOST_MOST = 0.8, 8 * 2**30
+
+
+def resample_zarr(
+    source: Source,
+    target: str | Path,
+    transform_or_spacing: Any,
+    *,
+    output_shape: Sequence[int] | None = None,
+    order: int = 1,
+    anti_aliasing: bool | None = None,
+    mode: str | None = None,
+    cval: float = 0.0,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    levels: int = 1,
+    downsampling: str | None = None,
+    level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    source_spacing: Sequence[float] | None = None,
+    device: str = "auto",
+    device_memory: int | None = None,
+    overwrite: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+    distributed: Any = None,
+) -> Path:
+    """Resample an OME-Zarr volume of any size into another.
+
+    Each block of the output, of whole chunks or shards, reads only the box of the source that it needs. The next
+    block's read and the last block's write overlap it. With orders 0 and 1 the result does not depend on the blocks: it
+    is the same, bit for bit, as that of a call on the whole array in memory. For a coarser spacing, which is smoothed,
+    with order 1 that is ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8 bytes are computed
+    in float64); without smoothing it is ``affine_transform``. Higher orders differ by rounding.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, each of whose times and channels is
+        resampled by itself; or an array of two or three axes, with `source_spacing`.
+    target : str or Path
+        Folder of the OME-Zarr image (NGFF 0.5) to make.
+    transform_or_spacing : float, sequence of float, or matrix
+        The wanted spacing in µm, one number or one for each axis: centres of voxels keep their place in µm. Or an
+        affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that takes voxels of the output
+        to places in the source, both counted in voxels, in the order of the axes (Z, Y, X).
+    output_shape : sequence of int, optional
+        Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
+        and the spacing is adapted to fill it; for a matrix, the shape of the source.
+    order : int
+        Of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 take the modes ``"constant"`` and ``"nearest"``.
+    anti_aliasing : bool, optional
+        Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
+        scikit-image's ``resize`` does; else what is finer than the new spacing turns up as false patterns. By default
+        True for a spacing and False for a matrix: rotations and other general maps are not smoothed unless this is
+        True, and then factor is the length of the matrix's row for each axis of the source. Beyond its edges the source
+        is continued by its outermost voxels for the smoothing, whatever the `mode`. Order 0, whose voxels may be
+        labels, is never smoothed.
+    mode : str, optional
+        How the source is continued beyond its edges, as SciPy names it. By default ``"nearest"`` for a spacing, whose
+        grid covers the source's extent up to half a voxel beyond the outermost centres, and ``"constant"`` for a
+        matrix.
+    cval : float
+        Value outside, for the constant modes.
+    chunks, shards, compressors, levels
+        Of the target, as for :func:`linumpy.write.writer.write_omezarr`; `chunks` and `shards` along the axes of space,
+        of one time and one channel each.
+    downsampling : {"mean", "label", "nearest"}, optional
+        How coarser levels are made, as for :func:`linumpy.write.writer.write_omezarr`. By default ``"label"`` with
+        order 0, whose voxels may be labels, and else ``"mean"``.
+    level : int
+        Resolution level of the source; 0 is the finest.
+    channel, time : int, optional
+        The one to take, counted from 0; by default all of them. The target has those with more than one entry.
+    source_spacing : sequence of float, optional
+        Voxel spacing of the source in µm (of its level 0), where it is not in its metadata or wrong there.
+    device : {"auto", "cuda", "cpu"}
+        Where blocks are made. With `distributed` this is asked of the workers.
+    device_memory : int, optional
+        Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
+        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
+        is taken beyond it: about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to
+        100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
+    overwrite : bool
+        Whether to replace a Zarr folder that is there.
+    durable : bool
+        Whether the target is on the disk before it takes its place, and blocks every 30 s, so that they count after a
+        power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
+    progress : callable, optional
+        Called with the number of bytes done since the last call; by default a bar, on a terminal.
+    distributed : distributed.Client, optional
+        Makes the blocks on its workers, which must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or
+        CPUs. Blocks of a lost worker are made again by the others.
+
+    Returns
+    -------
+    Path
+        `target`.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        There is no such source; it is no image, or was written to meanwhile; its spacing is not known; it has axes that
+        are neither space, time nor channel.
+    ValueError, TypeError
+        A channel or time that is not there; a transform, shape, order, mode, chunks, shards or dtype that does not fit.
+    FileExistsError, ResumeError
+        The target is there; another run is writing it, or one with another request has begun to.
+    ChunkError
+        Broken data in the source.
+    DeviceMemoryError
+        Not even a block of one chunk (or shard) fits `device_memory`.
+    GpuUnavailableError
+        ``device="cuda"`` and there is none.
+
+    Notes
+    -----
+    What NGFF 0.5 cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
+    the offset, the sigmas of the smoothing (voxels of the source) and the name of the source.
+
+    Examples
+    --------
+    >>> from linumpy.resample.resample_zarr import resample_zarr
+    >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
+    """
+    refuse_url(Path(target))
+    place_of_target = absolute(target)
+    if not isinstance(cval, (int, float, np.integer, np.floating)):
+        raise TypeError(f"cval={cval!r}: a real number is needed")
+    if downsampling is None:
+        downsampling = "label" if order == 0 else "mean"
+    if mode is None:
+        mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
+    volumes = _open_volumes(source, level, channel, time, source_spacing)
+    volume, leading = volumes.first, len(volumes.leading)
+    places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
+    check_apart([place_of_target], [one for one in places if one is not None])
+    _check_dtype(volume, order)
+    regrid = plan_regrid(transform_or_spacing, volume.shape, volumes.spacing, volumes.origin, output_shape)
+    if anti_aliasing is None:
+        anti_aliasing = np.ndim(transform_or_spacing) < 2
+    sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
+    grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
+    image = plan_image(
+        volumes.leading_shape + regrid.shape,
+        volume.dtype.newbyteorder("="),
+        regrid.spacing,
+        name=place_of_target.name,
+        axes=volumes.leading + volumes.axes,
+        chunks=_with_leading("chunks", chunks, volume.ndim, leading),
+        shards=_with_leading("shards", shards, volume.ndim, leading),
+        compressors=compressors,
+        origin=regrid.origin,
+        levels=levels,
+        downsampling=downsampling,
+    )
+    # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
+    if not unfinished_beside(place_of_target).exists():
+        image.check_fits(place_of_target)
+    place = local_path(volume.array) if distributed is not None else volume.array
+    kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
+    stored = image.stored[0][leading:]
+    plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
+    request = _request(volumes, grid, image, stored, kind, cval)
+    create = _creator(image, grid, volume.array)
+    with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
+        job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
+        with _shown(progress, image) as report:
+            for entries, one in volumes.volumes.items():
+                _fill(replace(job, index=one.index, entries=entries), state, stored, report, distributed)
+        _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
+        _check_unchanged(volume.array, request)
+    return Path(target)
+
+
+def _open_volumes(
+    source: Source, level: int, channel: int | None, time: int | None, spacing: Sequence[float] | None
+) -> Volumes:
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        name = describe_source(node)
+        if level != 0:
+            raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
+        if channel is not None or time is not None:
+            raise ValueError(
+                f"channel={channel}, time={time}: {name} is a single array, whose axes nobody names; pass the OME-Zarr "
+                "image that it is in"
+            )
+        if spacing is None:
+            raise MetadataError(
+                f"{name} is a single array, whose voxel spacing nobody knows: pass source_spacing= in µm"
+            )
+        if node.ndim not in (2, 3):
+            raise ValueError(f"{name} has shape {node.shape}: volumes of two or three axes are resampled")
+        if len(spacing) != node.ndim:
+            raise ValueError(f"source_spacing={tuple(spacing)}: {name} has {node.ndim} axes")
+        every: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
+        return Volumes(name, "zyx"[-node.ndim :], tuple(map(float, spacing)), (0.0,) * node.ndim, "", every, {})
+    try:
+        image = open_image(node, spacing=spacing)
+    except (MetadataError, ValueError) as error:  # the parameter has another name here
+        raise type(error)(re.sub(r"\bspacing=", "source_spacing=", str(error))) from error
+    volumes = select_volumes(image, level, channel=channel, time=time)
+    if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):
+        raise MetadataError(
+            f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
+        )
+    return volumes
+
+
+def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
+    """Put ones before the sizes of the axes of space: a chunk is of one time and one channel."""
+    if sizes is None or not leading:
+        return sizes
+    if len(sizes) != rank:
+        raise ValueError(f"{label}={tuple(sizes)}: {rank} sizes are needed, along the axes of space")
+    return (*(1,) * leading, *sizes)
+
+
+def _check_dtype(array: Volume, order: int) -> None:
+    kinds = "biuf" if order == 0 else "iuf"
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+        raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: integers and floats can")
+
+
+def plan_blocks(
+    grid: AffineGrid,
+    source: zarr.Array | Volume,
+    stored: tuple[int, ...],
+    kind: str,
+    limit: int | None = None,
+    *,
+    shared: bool = False,
+) -> tuple[ResamplePlan, int | None]:
+    """Choose the blocks of :func:`resample_zarr`, and what a read may use besides them.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        What is made.
+    source : zarr.Array or Volume
+        The volume.
+    stored : tuple of int
+        What is whole in storage of the target, along the axes of space.
+    kind : {"cuda", "cpu"}
+        Where blocks are made.
+    limit : int, optional
+        As `device_memory`.
+    shared : bool
+        Whether it is made by workers, whose free memory is not known here.
+
+    Returns
+    -------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    """
+    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
+        raise ValueError(f"device_memory={limit!r}: a number of bytes is needed")
+    work, output_work = box_work_bytes(source.dtype, grid, kind)
+    itemsize = source.dtype.itemsize
+    if kind == "cpu":
+        cost = BlockBytes(itemsize, itemsize, work, output_work)
+        budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
+        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
+    # On its way out a block is copied into the order of its chunks.
+    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
+    budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
+    scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _request(
+    volumes: Volumes, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
+) -> Request:
+    """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
+    array = volumes.first.array
+    settings = {
+        "source": describe_source(array),
+        "source metadata": _digest(array.metadata.to_dict()),
+        "linumpy": __version__,
+        "source shape": grid.source_shape,
+        "source volumes": [one.index for one in volumes.volumes.values()],
+        "dtype": image.dtype.str,
+        "transform": (grid.matrix, grid.offset),
+        "order": grid.order,
+        "mode": grid.mode,
+        "cval": float(cval),
+        "anti_aliasing": grid.sigmas if grid.smooths else None,
+        "device": kind,
+        "output shapes": image.shapes,
+        "chunks": image.chunks,
+        "shards": image.shards,
+        "compressors": image.compressors,
+        "metadata": _digest(image.metadata),
+    }
+    counts = tuple(-(-n // s) for n, s in zip(grid.output_shape, stored, strict=True))
+    named = tuple((key, str(value)) for key, value in settings.items())
+    # Of data that nothing is known of, what a stopped run left is never gone on with.
+    data = identify_data(array) or f"not known {secrets.token_hex(8)}"
+    return Request("resample_zarr", volumes.leading_shape + counts, named, (("source data", data),))
+
+
+def _check_unchanged(array: zarr.Array, request: Request) -> None:
+    """Refuse a result that may hold two versions of the source."""
+    data = identify_data(array)
+    if data is not None and request.origin != (("source data", data),):
+        raise SourceError(
+            f"{describe_source(array)} was written to while it was resampled, so that the result may hold two versions "
+            "of it; nothing is left: run again once it is complete"
+        )
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array) -> Callable[[Path], object]:
+    """Return what makes the empty target."""
+
+    def create(folder: Path) -> None:
+        image.create(folder)
+        origin: Any = {
+            "source": describe_source(source),
+            "matrix": [list(row) for row in grid.matrix],
+            "offset": list(grid.offset),
+            "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
+        }
+        zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
+
+    return create
+
+
+def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager[Progress]:
+    if progress is not None:
+        return nullcontext(progress)
+    return bytes_progress("resample", image.dtype.itemsize * math.prod(image.shapes[0]))
+
+
+def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any) -> None:
+    """Make the blocks of a volume that are not there."""
+
+    def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
+        stop = tuple(-(-b // s) for b, s in zip(block.stop, stored, strict=True))
+        return job.entries + start, (*(one + 1 for one in job.entries), *stop)
+
+    def nbytes(block: Block) -> int:
+        return math.prod(block.shape) * itemsize
+
+    def done(block: Block) -> None:
+        state.add(*corners(block))
+        report(nbytes(block))
+
+    itemsize = job.open()[1].dtype.itemsize
+    wanted = []
+    for block in job.plan:
+        if state.holds(*corners(block)):
+            report(nbytes(block))
+        else:
+            wanted.append(block)
+    if client is None:
+        make_blocks(job, wanted, done)
+    else:
+        make_blocks_on(client, job, wanted, done)
+
+
+def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None) -> None:
+    """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
+    pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
+    # A finer box, the buffers that it is read through, and sums of its pairs.
+    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
+    threads = writing_threads()
+    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
+        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
+            every = tuple(slice(0, n) for n in image.shapes[level])
+            for box in split(every, pyramid.step(level, nbytes >> len(every))):
+                block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
+                factors = pyramid.factors(level)
+                if kind == "cuda":
+                    coarser.write(box, halve(block, downsampling, factors))
+                else:
+                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
+    drop_partial_files(folder)
+
+
+def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)

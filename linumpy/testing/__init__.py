@@ -1,0 +1,1 @@
+"""Synthetic images with known truth."""

@@ -1,0 +1,317 @@
+"""OCT mosaics whose truth is known.
+
+A mosaic is a volume (Z, Y, X) of several tiles, depth first: water above, then tissue whose surface is tilted and
+curved. Intensity falls with depth by Beer and Lambert, there and back, and speckle multiplies it: the mean of `looks`
+exponentially distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). The focal curvature of the
+objective bends each tile by itself. Every voxel follows from the seed and its place alone, so any box can be made
+without the rest.
+
+In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr image written chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.errors import RegionError
+from linumpy.io.zarr_mode import in_mode_of_caller
+from linumpy.write.writer import OmeZarrWriter, Progress
+
+#: Speckle is drawn in cells of this shape, each from a generator of its own.
+_CELL = (32, 64, 64)
+#: Plane waves that make up the structure of the tissue, and the standard deviation of its logarithm.
+_WAVES = 6
+_STRUCTURE = 0.5
+
+
+@dataclass(frozen=True)
+class MosaicSpec:
+    """What a mosaic looks like.
+
+    Attributes
+    ----------
+    tiles : (int, int)
+        Tiles along Y and X.
+    tile_shape : (int, int, int)
+        Voxels of a tile (Z, Y, X).
+    spacing_um : (float, float, float)
+        Voxel spacing (Z, Y, X) in µm.
+    seed : int
+        Of structure and speckle.
+    dtype : str
+        ``"float32"`` or ``"uint16"``.
+    water_um : float
+        Depth of the surface in the middle of the mosaic; negative for tissue from the first voxel on.
+    tilt : (float, float)
+        Slope of the surface along Y and X (µm of depth per µm).
+    curvature_um : float
+        How much deeper the surface lies at the middle of the edges than in the middle of the mosaic.
+    focal_um : float
+        How much deeper focal curvature puts the corner of a tile than its centre.
+    attenuation_per_mm : float
+        Attenuation coefficient of the tissue, 1/mm.
+    looks : int
+        Intensities that are averaged; fewer make stronger speckle.
+    peak : float
+        Mean intensity at the surface.
+    noise : float
+        Mean intensity of the water.
+    slice_number : int
+        Which slice of the tissue this is: speckle differs from slice to slice, structure does not.
+    first_plane : int
+        Plane of the tissue that the first plane of the volume shows.
+    """
+
+    tiles: tuple[int, int] = (2, 2)
+    tile_shape: tuple[int, int, int] = (112, 96, 96)
+    spacing_um: tuple[float, float, float] = (5.0, 10.0, 10.0)
+    seed: int = 0
+    dtype: str = "float32"
+    water_um: float = 120.0
+    tilt: tuple[float, float] = (0.01, -0.015)
+    curvature_um: float = 30.0
+    focal_um: float = 10.0
+    attenuation_per_mm: float = 4.0
+    looks: int = 4
+    peak: float = 4000.0
+    noise: float = 40.0
+    slice_number: int = 0
+    first_plane: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (*self.tiles, *self.tile_shape, self.looks)
+        if len(self.tiles) != 2 or len(self.tile_shape) != 3 or min(sizes) < 1:
+            raise ValueError(f"{self}: two numbers of tiles, three of voxels, and the looks, each from 1 on")
+        if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in self.spacing_um):
+            raise ValueError(f"spacing_um={self.spacing_um}: three positive steps in µm")
+        if self.dtype not in ("float32", "uint16"):
+            raise ValueError(f"dtype={self.dtype!r}: a mosaic is float32 or uint16")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: a seed is a whole number from 0 on")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Voxels of the mosaic (Z, Y, X)."""
+        depth, height, width = self.tile_shape
+        return depth, self.tiles[0] * height, self.tiles[1] * width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the mosaic."""
+        depth, height, width = self.shape
+        return depth * height * width * np.dtype(self.dtype).itemsize
+
+
+#: Mosaics of 16 MiB, 1 GiB and 8 GiB.
+SIZES = {
+    "small": MosaicSpec(),
+    "medium": MosaicSpec(tiles=(4, 4), tile_shape=(256, 256, 256), water_um=300.0, attenuation_per_mm=2.0),
+    "large": MosaicSpec(tiles=(8, 8), tile_shape=(512, 256, 256), spacing_um=(3.0, 10.0, 10.0), water_um=300.0),
+}
+
+_Bounds = tuple[int, int]
+
+
+def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds | None = None) -> np.ndarray:
+    """Depth of the tissue's surface without focal curvature.
+
+    Parameters
+    ----------
+    spec : MosaicSpec
+        The mosaic.
+    rows, columns : (int, int), optional
+        Voxels along Y and X; by default all.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (Y, X)
+        In voxels along Z: a voxel whose index is at least this is tissue.
+    """
+    y, x = (_centred(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
+    half = [n * s / 2 for n, s in zip(spec.shape[1:], spec.spacing_um[1:], strict=True)]
+    bowl = spec.curvature_um * ((y / half[0]) ** 2 + (x / half[1]) ** 2)
+    return (spec.water_um + spec.tilt[0] * y + spec.tilt[1] * x + bowl) / spec.spacing_um[0]
+
+
+def surface_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds | None = None) -> np.ndarray:
+    """Depth of the surface as it is seen in the volume: bent by focal curvature, tile by tile.
+
+    Parameters and result are those of :func:`tissue_depth`.
+    """
+    v, u = (_within_tile(spec, axis, bounds) for axis, bounds in ((1, rows), (2, columns)))
+    return tissue_depth(spec, rows, columns) + spec.focal_um * (v**2 + u**2) / 2 / spec.spacing_um[0]
+
+
+def _indices(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
+    index = np.arange(*(bounds or (0, spec.shape[axis])), dtype=np.float64)
+    return index[:, None] if axis == 1 else index[None, :]
+
+
+def _centred(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
+    """Place along an axis in µm from the middle of the mosaic."""
+    return (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
+
+
+def _within_tile(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
+    """Place within the tile, from -1 at its first voxel to 1 at its last."""
+    size = spec.tile_shape[axis]
+    return (_indices(spec, axis, bounds) % size) / max(1, size - 1) * 2 - 1
+
+
+def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
+    """Make a box of the mosaic.
+
+    Parameters
+    ----------
+    spec : MosaicSpec
+        The mosaic.
+    start, stop : (int, int, int)
+        Bounds (Z, Y, X) in voxels.
+
+    Returns
+    -------
+    numpy.ndarray, (Z, Y, X)
+        In the dtype of the mosaic. The same voxels come out whichever way the mosaic is cut.
+
+    Raises
+    ------
+    RegionError
+        The box does not lie in the mosaic.
+    """
+    if not all(0 <= a <= b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
+        raise RegionError(f"the box from {tuple(start)} to {tuple(stop)} does not lie in a mosaic of {spec.shape}")
+    surface = surface_depth(spec, (start[1], stop[1]), (start[2], stop[2])).astype(np.float32)
+    index = np.arange(start[0], stop[0], dtype=np.float32)[:, None, None]
+    below = (index - surface[None]) * np.float32(spec.spacing_um[0] / 1e3)
+    mean = np.exp(np.float32(-2 * spec.attenuation_per_mm) * np.maximum(below, 0))
+    mean *= np.where(below >= 0, np.float32(spec.peak), np.float32(0))
+    mean *= _structure(spec, start, stop)
+    mean += np.float32(spec.noise)
+    mean *= _speckle(spec, start, stop)
+    if spec.dtype == "uint16":
+        return np.clip(np.rint(mean), 0, 65535).astype(np.uint16)
+    return mean.astype(spec.dtype, copy=False)
+
+
+def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
+    """Reflectivity of the tissue, log-normal with mean 1: a few plane waves, the same in every slice that shows it."""
+    rng = np.random.default_rng([spec.seed, 1])
+    total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
+    offset = (spec.first_plane, 0, 0)
+    for _ in range(_WAVES):
+        periods_um = rng.uniform(40, 300, 3) * rng.choice([-1, 1], 3)
+        phase = rng.uniform(0, 2 * np.pi)
+        waves = []
+        for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
+            place = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
+            wave = np.exp(2j * np.pi * place / periods_um[axis]).astype(np.complex64)
+            waves.append(wave.reshape([-1 if k == axis else 1 for k in range(3)]))
+        lateral = waves[1] * waves[2] * np.complex64(np.exp(1j * phase))
+        total += (waves[0] * lateral).real
+    # Each wave has a variance of 1/2.
+    return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
+
+
+def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
+    """Speckle of mean 1, drawn cell by cell."""
+    out = np.empty([b - a for a, b in zip(start, stop, strict=True)], np.float32)
+    cells = (range(a // c, -(-b // c)) for a, b, c in zip(start, stop, _CELL, strict=True))
+    for cell in itertools.product(*cells):
+        low = [max(a, k * c) for a, k, c in zip(start, cell, _CELL, strict=True)]
+        high = [min(b, (k + 1) * c) for b, k, c in zip(stop, cell, _CELL, strict=True)]
+        inside = tuple(slice(a - k * c, b - k * c) for a, b, k, c in zip(low, high, cell, _CELL, strict=True))
+        target = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+        out[target] = _cell(spec, cell)[inside]
+    return out
+
+
+def _cell(spec: MosaicSpec, cell: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.Generator(np.random.SFC64([spec.seed, 2, spec.slice_number, *cell]))
+    total = rng.standard_exponential(_CELL, dtype=np.float32)
+    for _ in range(spec.looks - 1):
+        total += rng.standard_exponential(_CELL, dtype=np.float32)
+    return total / np.float32(spec.looks)
+
+
+def write_mosaic(
+    path: str | Path,
+    spec: MosaicSpec,
+    *,
+    chunks: tuple[int, int, int] | None = None,
+    shards: tuple[int, int, int] | None = None,
+    compressors: Any = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a mosaic as an OME-Zarr image, chunk by chunk.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder to make.
+    spec : MosaicSpec
+        The mosaic.
+    chunks, shards, compressors, overwrite, progress
+        As for :func:`linumpy.write.writer.write_omezarr`.
+
+    Returns
+    -------
+    Path
+        `path`. Its truth is :func:`surface_depth` and :func:`tissue_depth` of `spec`; its metadata keeps the size of a
+        tile.
+
+    Raises
+    ------
+    FileExistsError, ValueError, OSError
+        As for :func:`linumpy.write.writer.write_omezarr`.
+    """
+    options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
+    options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
+    with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:
+
+        def write(box: tuple[slice, ...]) -> int:
+            depth, rows, columns = ((b.start, b.stop) for b in box)
+            voxels = block(spec, *zip(depth, rows, columns, strict=True))  # type: ignore[arg-type]
+            writer[box] = voxels
+            return voxels.nbytes
+
+        threads = min(8, len(os.sched_getaffinity(0)))
+        pool = ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller())
+        try:
+            for nbytes in pool.map(write, writer.regions(nbytes=0)):  # one chunk or shard each
+                if progress is not None:
+                    progress(nbytes)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return Path(path)
+
+
+def consecutive_slices(spec: MosaicSpec, overlap: int) -> tuple[MosaicSpec, MosaicSpec]:
+    """Make two slices of the same tissue, all of it below the surface.
+
+    Parameters
+    ----------
+    spec : MosaicSpec
+        What both have in common.
+    overlap : int
+        The last so many planes of the first show the same tissue as the first so many of the second, with speckle
+        of their own.
+
+    Raises
+    ------
+    ValueError
+        More planes than a slice has, or none.
+    """
+    depth = spec.tile_shape[0]
+    if not 0 < overlap <= depth:
+        raise ValueError(f"overlap={overlap}: slices of {depth} planes overlap in 1 to {depth} of them")
+    highest = max(float(surface_depth(spec).max()), 0.0) * spec.spacing_um[0]
+    first = replace(spec, water_um=spec.water_um - highest - spec.spacing_um[0])
+    return first, replace(first, slice_number=spec.slice_number + 1, first_plane=spec.first_plane + depth - overlap)

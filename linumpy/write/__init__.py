@@ -1,0 +1,1 @@
+"""Write OME-Zarr images from host or device memory: complete, or not there at all."""

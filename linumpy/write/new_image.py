@@ -1,0 +1,335 @@
+"""Plan an OME-Zarr image, and make it, empty.
+
+In: shape, dtype, voxel spacing in µm, and what is wanted of storage. Out: :class:`NewImage`, all of it checked before
+anything is written, which makes the folder with its metadata (NGFF 0.5 in zarr v3, or NGFF 0.4 in zarr v2) and gives
+its arrays. Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for what is not made of numbers.
+
+Formats: https://ngff.openmicroscopy.org/0.5/ and https://ngff.openmicroscopy.org/0.4/, section "multiscales".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.io.place import check_free_space
+from linumpy.io.source import local_store
+from linumpy.io.zarr_mode import host_zarr_context
+
+#: Versions of NGFF that are written, and the zarr format of each.
+ZARR_FORMATS = {"0.5": 3, "0.4": 2}
+#: Axes that come before those of space, in their order, and NGFF's type of each.
+LEADING_AXES = {"t": "time", "c": "channel"}
+#: How a coarser resolution comes from a finer one.
+DOWNSAMPLING = ("mean", "label", "nearest")
+
+#: A chunk of about this many bytes, where the caller names none.
+_CHUNK_NBYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class NewImage:
+    """An OME-Zarr image that is yet to be made, all of it checked.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+        Of each resolution, finest first.
+    dtype : numpy.dtype
+        Of all resolutions.
+    chunks : tuple of int
+        Of the finest resolution.
+    shards : tuple of int or None
+        Of all resolutions.
+    compressors
+        As zarr takes it.
+    names : tuple of str
+        Of the axes.
+    metadata : dict
+        Attributes of the group: those of NGFF (in 0.5 below ``"ome"``), and what the caller adds.
+    fill_value : numpy.generic
+        Of voxels that are never written.
+    ngff_version : str
+        ``"0.5"`` or ``"0.4"``.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    compressors: Any
+    names: tuple[str, ...]
+    metadata: dict[str, Any]
+    fill_value: Any
+    ngff_version: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the voxels of all resolutions, decoded."""
+        return sum(math.prod(shape) for shape in self.shapes) * self.dtype.itemsize
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], ...]:
+        """What is whole in storage, for each resolution: shards, or else chunks."""
+        if self.shards is not None:
+            return (self.shards,) * len(self.shapes)
+        return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
+
+    def check_fits(self, path: Path) -> None:
+        """Refuse an image that the file system of its place cannot hold; see :func:`check_free_space`."""
+        check_free_space(path, self.nbytes, encoded=self.compressors is not None)
+
+    def create(self, folder: Path) -> list[zarr.Array]:
+        """Make the image, empty, in a folder; returns its arrays, finest first, for use from host memory."""
+        with host_zarr_context():
+            return self._create(folder)
+
+    def _create_array(self, group: zarr.Group, name: str, **options: Any) -> zarr.Array:
+        try:
+            return group.create_array(name, **options)
+        except (TypeError, ValueError, KeyError) as error:
+            if self.compressors is None:
+                raise
+            kind = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError would quote the message
+            taken = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
+            raise kind(
+                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error})"
+            ) from error
+
+    def _create(self, folder: Path) -> list[zarr.Array]:
+        version: Any = ZARR_FORMATS[self.ngff_version]
+        group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
+        options: dict[str, Any] = (
+            {"dimension_names": self.names, "shards": self.shards}
+            if version == 3
+            else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+        )
+        arrays = [
+            self._create_array(
+                group,
+                str(level),
+                shape=one,
+                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
+                dtype=self.dtype,
+                compressors=self.compressors,
+                fill_value=self.fill_value,
+                # So that a chunk that happens to be all fill value is there like the others.
+                config={"write_empty_chunks": True},
+                **options,
+            )
+            for level, one in enumerate(self.shapes)
+        ]
+        group.update_attributes(self.metadata)
+        return arrays
+
+
+def plan_image(
+    shape: Sequence[int],
+    dtype: Any,
+    spacing: Sequence[float],
+    *,
+    name: str,
+    axes: str | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    origin: Sequence[float] | None = None,
+    levels: int = 1,
+    downsampling: str = "mean",
+    ngff_version: str = "0.5",
+    fill_value: Any = 0,
+    attributes: Mapping[str, Any] | None = None,
+) -> NewImage:
+    """Check what is asked of an image, and choose what is not, before anything is written.
+
+    Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`.
+    """
+    shape, dtype = _integers("shape", shape), np.dtype(dtype)
+    if not hasattr(levels, "__index__"):
+        raise TypeError(f"levels={levels!r}: a whole number is needed")
+    chunks = None if chunks is None else _integers("chunks", chunks)
+    shards = None if shards is None else _integers("shards", shards)
+    _check_numbers("spacing", spacing)
+    if origin is not None:
+        _check_numbers("origin", origin)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
+    if not isinstance(ngff_version, str) or ngff_version not in ZARR_FORMATS:
+        raise ValueError(f"ngff_version={ngff_version!r}: one of {', '.join(ZARR_FORMATS)} is written")
+    if downsampling not in DOWNSAMPLING:
+        raise ValueError(f"downsampling={downsampling!r}: one of {', '.join(DOWNSAMPLING)} is wanted")
+    if shards is not None and ZARR_FORMATS[ngff_version] == 2:
+        raise ValueError(f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out")
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r}: a text is needed")
+    names = _names(shape, spacing, axes, origin)
+    leading = sum(one in LEADING_AXES for one in names)
+    factors = _level_factors(shape, levels, leading)
+    metadata = _metadata(name, names, spacing, origin, [one[leading:] for one in factors], downsampling, ngff_version)
+    if not isinstance(attributes, Mapping | None):
+        raise TypeError(f"attributes={attributes!r}: a mapping is needed")
+    if taken := sorted(metadata.keys() & (attributes or {}).keys()):
+        raise ValueError(f"attributes={attributes!r}: NGFF has {', '.join(taken)} for itself")
+    return NewImage(
+        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
+        dtype=dtype,
+        chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
+        shards=shards,
+        compressors=compressors,
+        names=tuple(names),
+        metadata={**metadata, **(attributes or {})},
+        fill_value=_fill_value(fill_value, dtype),
+        ngff_version=ngff_version,
+    )
+
+
+def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
+    chunk = [1] * len(shape)
+    while growing := [axis for axis, n in enumerate(shape) if chunk[axis] < n]:
+        # The shortest side doubles; of equal ones the last, along which voxels are contiguous.
+        axis = min(growing, key=lambda axis: (chunk[axis], -axis))
+        longer = [*chunk[:axis], min(2 * chunk[axis], shape[axis]), *chunk[axis + 1 :]]
+        if math.prod(longer) * itemsize > _CHUNK_NBYTES:
+            break
+        chunk = longer
+    return tuple(chunk)
+
+
+def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
+    """Walk an array in boxes that are whole in storage: shards where it has them, else chunks."""
+    step = array.shards or array.chunks
+    starts = (range(0, n, s) for n, s in zip(array.shape, step, strict=True))
+    for corner in itertools.product(*starts):
+        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, array.shape, strict=True))
+
+
+def _chunk(
+    shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None, leading: int
+) -> tuple[int, ...]:
+    """Check chunks and shards, and choose chunks where there are none."""
+    for label, sizes in (("chunks", chunks), ("shards", shards)):
+        if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
+            raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
+    if chunks is None and shards is not None:
+        raise ValueError(f"shards={tuple(shards)} need chunks= that divide them")
+    if chunks is None:
+        return (1,) * leading + default_chunks(shape[leading:], itemsize)
+    if shards is not None and any(s % c for s, c in zip(shards, chunks, strict=True)):
+        raise ValueError(f"shards={tuple(shards)} are no whole numbers of chunks={tuple(chunks)}")
+    return tuple(chunks)
+
+
+def _integers(label: str, sizes: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in sizes)
+    except TypeError as error:
+        raise TypeError(f"{label}={sizes!r}: whole numbers are needed, one for each axis") from error
+
+
+def _check_numbers(label: str, values: Any) -> None:
+    if not np.iterable(values) or not all(isinstance(one, (Real, np.number)) for one in values):
+        raise TypeError(f"{label}={values!r}: numbers in µm are needed, one for each axis of space")
+
+
+def _fill_value(value: Any, dtype: np.dtype) -> Any:
+    """Take a fill value as a number of the dtype."""
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value)
+            fill = given.astype(dtype)[()]
+        fits = given.ndim == 0 and given.dtype.kind in "biuf" and (given == fill or (given != given and fill != fill))
+        if given.ndim == 0 and given.dtype.kind == dtype.kind == "f":  # rounded it may be, but not to infinity
+            fits = fits or bool(np.isfinite(given) & np.isfinite(fill))
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ValueError(f"fill_value={value!r} is no value of {dtype}")
+    return fill
+
+
+def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
+    """By how much each level is coarser than the finest, along each axis.
+
+    An axis of one voxel is halved no more, and the leading ones, of time and channel, never are.
+    """
+    most = (max(shape[leading:], default=1) - 1).bit_length() + 1
+    if not 1 <= levels <= most:
+        raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
+    ones = (1,) * leading
+    return [ones + tuple(2 ** min(level, (n - 1).bit_length()) for n in shape[leading:]) for level in range(levels)]
+
+
+def _names(
+    shape: tuple[int, ...], spacing: Sequence[float], axes: str | None, origin: Sequence[float] | None
+) -> list[str]:
+    if axes is None and len(shape) > 3:
+        raise ValueError(f"an array of shape {shape} has {len(shape)} axes: name them by axes=, such as 'tczyx'")
+    if axes is not None and not (np.iterable(axes) and all(isinstance(one, str) for one in axes)):
+        raise TypeError(f"axes={axes!r}: a text with the name of each axis is needed, such as 'zyx'")
+    names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
+    leading = [one for one in names if one in LEADING_AXES]
+    space = names[len(leading) :]
+    if len(names) != len(shape) or not 2 <= len(space) <= 3:
+        raise ValueError(
+            f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three of space are written"
+        )
+    if len(set(names)) != len(names) or not set(space) <= set("zyx") or leading != sorted(leading, reverse=True):
+        raise ValueError(
+            f"axes {''.join(names)!r}: t, then c, then axes of space are written, each of t, c, z, y and x once at most"
+        )
+    if min(shape) < 1:
+        raise ValueError(f"an array of shape {shape} has no voxels to write")
+    many = f"needs {len(space)}" if not leading else f"with axes {''.join(names)!r} needs {len(space)}"
+    if len(spacing) != len(space) or not all(np.isfinite(s) and s > 0 for s in spacing):
+        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} {many} positive µm")
+    if origin is not None and (len(origin) != len(space) or not all(map(np.isfinite, origin))):
+        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} {many} numbers in µm")
+    return names
+
+
+def _metadata(
+    name: str,
+    names: list[str],
+    spacing: Sequence[float],
+    origin: Sequence[float] | None,
+    factors: list[tuple[int, ...]],
+    downsampling: str,
+    version: str,
+) -> dict[str, Any]:
+    """Spell the attributes of NGFF: of each level the spacing, and where the centre of its first voxel lies.
+
+    `spacing`, `origin` and `factors` are those of the axes of space.
+    """
+    start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
+    ones, zeros = ([value] * (len(names) - len(spacing)) for value in (1.0, 0.0))
+    datasets = []
+    for level, factor in enumerate(factors):
+        steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
+        first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
+        transformations = [
+            {"type": "scale", "scale": ones + steps},
+            {"type": "translation", "translation": zeros + first},
+        ]
+        datasets.append({"path": str(level), "coordinateTransformations": transformations})
+    axes = [
+        {"name": one, "type": LEADING_AXES[one]}
+        if one in LEADING_AXES
+        else {"name": one, "type": "space", "unit": "micrometer"}
+        for one in names
+    ]
+    image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
+    if len(factors) > 1:
+        image["type"] = downsampling
+    if version == "0.4":
+        return {"multiscales": [{"version": "0.4", **image}]}
+    return {"ome": {"version": version, "multiscales": [image]}}

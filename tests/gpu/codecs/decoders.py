@@ -1,0 +1,102 @@
+"""The decoders of the device on the CPU: their own launches and CUDA source, in the emulator with all its checks."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import numpy as np
+import pytest
+from emulator import COMPILER, Kernel, library
+
+from linumpy.gpu.codecs import decode
+from linumpy.gpu.kernels import source_text
+from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.decode import launches, workspace
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the decoders run on a GPU only")
+
+#: A device of few processors and much shared memory.
+BIG = launches.DeviceLimits(processors=4, shared_nbytes=227 * 1024)
+_START = decode.start  # as it is where a test has put something in its place
+_BLOCKS = 3  # odd: warps take the tasks of zstd_entropy in turn
+
+
+@functools.cache
+def kernel(spec, architecture=900, text=None):
+    """Compile a decoder for the CPU, together with the others of its source; or of another text in its place."""
+    names, teams = zip(*(one[1:] for one in launches.KERNELS if one[0] == spec.source), strict=True)
+    defines = (("TEAM_WARPS", str(max(*teams, 1))), ("__CUDA_ARCH__", str(architecture)))
+    assert not spec.defines or spec.defines == defines[:1]
+    compiled = library(text or source_text(spec.source, spec.package), defines, names, checked=True)
+    return Kernel(getattr(compiled, f"emulate_{spec.name}"))
+
+
+def start(planned, load=kernel):
+    """Run launches as :func:`linumpy.gpu.codecs.decode.start` does, but by so few blocks that each has many streams."""
+    few = [dataclasses.replace(one, grid=(min(one.grid[0], _BLOCKS), *one.grid[1:])) for one in planned]
+    with mock.patch.object(decode, "load", load):
+        _START(few)
+
+
+class Decoder:
+    """Decodes chunks as a slot does. Memory is poisoned, and what lies around each chunk must stay as it was."""
+
+    pool = 3  # bytes of literals and sequences, a decoded byte: more than any frame needs
+
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, *, limits=BIG, load=kernel):
+        self.chain, self.chunk_nbytes, self.limits, self._load = chain, chunk_nbytes, limits, load
+
+    def run(self, memory, plan):
+        """Run the launches that `plan` lists for an address on `memory`, aligned to 256 bytes; returns the memory."""
+        aligned = np.empty(len(memory) + 256, np.uint8)
+        aligned = aligned[-aligned.ctypes.data % 256 :][: len(memory)]
+        aligned[:] = memory
+        start(plan(aligned.ctypes.data), self._load)
+        return aligned
+
+    def decode(self, stored: list[bytes], *, skew: int = 0):
+        """Decode chunks; returns the bytes of each and its status."""
+        n, room = len(stored), workspace.decoded_room(self.chain, self.chunk_nbytes) + 256
+        nbytes = np.array([len(one) for one in stored], np.int64)
+        source = np.concatenate([[0], np.cumsum(nbytes + skew)[:-1]]).astype(np.int64) + skew
+        total = int(source[-1] + nbytes[-1])
+        space = workspace.plan_workspace(
+            self.chain,
+            chunks=n,
+            stored_nbytes=total,
+            decoded_nbytes=n * room,
+            words_nbytes=0,
+            pool_nbytes=self.pool * n * room + 2**16,
+        )
+        behind = -(-space.nbytes // 256) * 256
+        memory = np.full(behind + 4 * n + 256, 0xA5, np.uint8)
+        for at, one in zip(source.tolist(), stored, strict=True):
+            memory[space.stored + at : space.stored + at + len(one)] = np.frombuffer(one, np.uint8)
+        place = np.arange(n, dtype=np.int64) * room
+        words = workspace.decode_words(self.chain, source, nbytes, place, self.chunk_nbytes)
+        memory[space.words : space.words + len(words)] = words
+        memory[behind : behind + 4 * n] = 0
+        plan = functools.partial(launches.plan_launches, self.chain, space)
+        memory = self.run(memory, lambda base: plan(base, base + behind, n, self.chunk_nbytes, self.limits))
+        assert (memory[behind + 4 * n :] == 0xA5).all(), "a kernel wrote behind its slot"
+        decoded = memory[space.decoded : space.decoded + n * room].reshape(n, room)
+        if not self.chain.is_reordered:
+            assert (decoded[:, self.chunk_nbytes + self.chain.tail :] == 0xA5).all(), "a kernel wrote beside its chunk"
+        status = memory[behind : behind + 4 * n].view(np.int32).copy()
+        return [row[: self.chunk_nbytes].tobytes() for row in decoded], status
+
+
+class DeviceDecoder(Decoder):
+    """The same on the current CUDA device."""
+
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, limits=None):
+        import cupy
+
+        super().__init__(chain, chunk_nbytes, limits=limits or decode.limits_of(cupy.cuda.Device()))
+
+    def run(self, memory, plan):
+        import cupy
+
+        device = cupy.asarray(memory)
+        decode.start(plan(device.data.ptr))
+        return device.get()

@@ -1,0 +1,391 @@
+"""The reader of encoded chunks on the CPU, against zarr-python: its loop, its plans, and the device's own decoders."""
+
+import itertools
+import re
+import tempfile
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import reference
+import zarr
+from decoders import BIG, Decoder, kernel, needs_compiler, start
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutants import CHAINS, corpus, disagreements
+from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
+from reference import PreadEngine
+from stores import encoded_cases, plain_values, random_values, same, write
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as numcodecs_v3
+
+from linumpy.errors import ChunkError
+from linumpy.gpu.kernels import source_text
+from linumpy.gpu.read import locate as stored
+from linumpy.gpu.read import slab_loop as reader
+from linumpy.gpu.read.engines import PosixEngine
+from linumpy.io.layout import read_layout
+from linumpy.plan.codecs import read_array_filter
+from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
+
+inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+values_of = {"random": random_values, "plain": plain_values}
+
+
+def check(case, kind, *, kernels=None, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        array = write(case, Path(folder) / "a", values_of[kind](case.dtype, case.shape, case.seed))
+        job = reference.make_job(array, case.region, **options)
+        engine = PreadEngine() if job.direct else PosixEngine(3)
+        assert same(reference.execute(job, engine, kernels), array[case.region])
+        return job
+
+
+@inside_a_test
+@given(
+    case=encoded_cases(),
+    kind=st.sampled_from(sorted(values_of)),
+    slot=st.sampled_from([None, 2**18, 2**20]),
+    direct=st.booleans(),
+    decode_on=st.sampled_from(["device", "host", None]),
+)
+def test_same_bytes_as_zarr(case, kind, slot, direct, decode_on):
+    """With numcodecs in place of the kernels: locating, joining, packing, placing."""
+    check(case, kind, slab_nbytes=slot, direct=direct, decode_on=decode_on)
+
+
+@needs_compiler
+@inside_a_test
+@given(case=encoded_cases(), kind=st.sampled_from(sorted(values_of)), slot=st.sampled_from([None, 2**18]))
+def test_the_kernels_decode_what_zarr_encoded(case, kind, slot):
+    job = check(case, kind, kernels=start, slab_nbytes=slot, decode_on="device")
+    # Blosc blocks of 64 bytes are more streams than a slot has room for.
+    tiny_blocks = any(one[0] == "blosc" and one[1][3] == 64 for one in case.codecs)
+    if job.way is not None and job.way.slot is not None and kind == "plain" and not tiny_blocks:
+        assert job.counts.by_host == 0, "chunks were left to the host"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", sorted(CHAINS))
+@pytest.mark.parametrize("nbytes", [64, 5000, 70000])
+def test_broken_bytes_are_refused_or_decoded_as_numcodecs_does(name, nbytes):
+    """The kernels run with undefined behaviour trapped and with a guard around every chunk."""
+    refused, wrong = disagreements(Decoder, np.random.default_rng(len(name) * nbytes), name, nbytes, 60)
+    assert not wrong, [one[:40].hex() for one in wrong[:3]]
+    assert refused > 10
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("name", sorted(CHAINS))
+@pytest.mark.parametrize("seed", range(10))
+def test_more_broken_bytes(name, seed):
+    rng = np.random.default_rng([seed, len(name)])
+    for nbytes in (64, 3000, 20000, 140000):
+        _, wrong = disagreements(Decoder, rng, name, nbytes, 200 if nbytes < 10000 else 60)
+        assert not wrong, [one[:40].hex() for one in wrong[:3]]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["zstd", "lz4", "gzip"])
+@pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
+def test_devices_with_less_shared_memory(name, kib, ring):
+    architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
+    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024)
+
+    def load(spec):
+        one = kernel(spec, architecture)
+        one.seed = kib  # another order of threads for each
+        return one
+
+    for chain, encoded, chunks in corpus(name):
+        nbytes = len(chunks[0])
+        assert ring_nbytes(chain, len(chunks), nbytes, limits) == ring * 1024
+        decoder = Decoder(chain, nbytes, limits=limits, load=load)
+        decoded, status = decoder.decode(encoded)
+        assert not status.any()
+        assert decoded == chunks
+
+
+#: Rings so short that long matches, and many batches, are copied one sequence after another.
+SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
+#: Barriers, by the line that begins the function around them and their number in it.
+BARRIERS = {
+    "team": ("zstd", "inline void flush(", 0),
+    "links": ("inflate", "inline void follow_links(", 0),
+    "literals": ("inflate", "bool put_literals(", 0),
+    "match": ("zstd", "inline bool put_match(", 0),
+    "weights": ("zstd", "inline int entropy_literals(", 0),
+    "codes": ("zstd", "inline bool build_huffman(", 1),
+    "tables": ("zstd", "zstd_entropy(", 0),
+    "symbols": ("zstd", "zstd_entropy(", 1),
+    "batch": ("lz4", "inline void read_batch(", 0),
+    "next stream": ("lz4", "    lz4(", 0),
+    "inflated batch": ("inflate", "    inflate(", 0),
+    "next inflated stream": ("inflate", "    inflate(", 2),
+    "row": ("blosc", "    unshuffle(", 0),
+    "next row": ("blosc", "    unshuffle(", 1),
+    "crc table": ("checksum", "inline u32 crc_of(", 0),
+    "crc rows": ("checksum", "inline u32 crc_of(", 1),
+    "crc": ("checksum", "inline u32 crc_of(", 2),
+    "next crc": ("checksum", "    check_crc32c(", 0),
+    "adler": ("checksum", "inline u32 adler_of(", 0),
+    "adler sums": ("checksum", "inline u32 adler_of(", 1),
+    "xxh": ("checksum", "inline u32 xxh_of(", 0),
+}
+SHOWN_BY = {
+    "zstd": ["zstd"],
+    "lz4": ["lz4"],
+    "inflate": ["gzip"],
+    "blosc": ["blosc-lz4-1-0"],
+    "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
+}
+IN_SHORT = {"team", "match", "symbols", "next stream", "crc"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in BARRIERS])
+def test_a_barrier_that_is_missing_is_noticed(name):
+    source, function, number = BARRIERS[name]
+    text = source_text(source, "linumpy.gpu.codecs.cuda")
+    begin = text.index(function)
+    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block)\(\);", text[begin:]), number, None))
+    changed = text[: begin + found.start()] + ";" + text[begin + found.end() :]
+
+    def load(spec):
+        return kernel(spec, text=changed if spec.source == source else None)
+
+    def decode_all():
+        for limits, one in itertools.product((SMALLEST, BIG), SHOWN_BY[source]):
+            for chain, encoded, chunks in corpus(one):
+                Decoder(chain, len(chunks[0]), limits=limits, load=load).decode(encoded * 2)
+
+    with pytest.raises(AssertionError, match=r"race|nobody wrote"):
+        decode_all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
+    seen = 0
+    for name, folder, expected in old_stores(tmp_path):
+        assert np.array_equal(zarr.open_array(folder, mode="r")[...], expected)
+        if name in LEFT_TO_ZARR:
+            assert LEFT_TO_ZARR[name] in read_layout(zarr.open_array(folder, mode="r")).unsupported
+            continue
+        job = reference.make_job(folder, decode_on=decode_on)
+        assert same(reference.execute(job, kernels=start), expected), name
+        assert (job.counts.by_host > 0) == (decode_on == "host" or name in HOST_ONLY)
+        seen += 1
+    assert seen == 13
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", sorted(TENSORSTORE))
+def test_stores_that_tensorstore_wrote(tmp_path, name):
+    expected = tensorstore_store(name, tmp_path / "a")
+    for region in ((), (slice(3, 18), -4, slice(7, 40))):
+        job = reference.make_job(tmp_path / "a", region, decode_on="device")
+        assert same(reference.execute(job, kernels=start), expected[region])
+        assert job.counts.by_host == 0
+
+
+def written(folder, **options):
+    options = {"shape": (40, 48), "chunks": (8, 16), "dtype": "u2", "compressors": zarr.codecs.ZstdCodec()} | options
+    array = zarr.create_array(folder, **options)
+    array[...] = plain_values("u2", options["shape"], 0)
+    return array
+
+
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_broken_chunk_is_named(tmp_path, decode_on, direct):
+    array = written(tmp_path / "a")
+    file = tmp_path / "a/c/3/1"
+    whole = file.read_bytes()
+    expected = array[...]
+    for broken in (b"", whole[:7], whole[:-3], b"\0" * len(whole), numcodecs.Zstd().encode(b"too short")):
+        file.write_bytes(broken)
+        with pytest.raises(ChunkError, match=r"chunk \(3, 1\) of .*c/3/1.*zstd"):
+            reference.execute(reference.make_job(array, decode_on=decode_on, direct=direct))
+    file.write_bytes(whole)
+    assert same(reference.execute(reference.make_job(array, decode_on=decode_on, direct=direct)), expected)
+
+
+def test_a_broken_inner_chunk_is_named_with_its_bytes(tmp_path):
+    array = written(tmp_path / "a", shards=(16, 32))
+    file = tmp_path / "a/c/1/0"
+    data = bytearray(file.read_bytes())
+    data[:4] = b"nope"
+    file.write_bytes(data)
+    with pytest.raises(ChunkError, match=r"chunk \(\d, \d\) of .*c/1/0, bytes 0 to \d+ cannot be decoded \(zstd\)"):
+        reference.execute(reference.make_job(array, decode_on="device"))
+
+
+def test_what_a_slot_cannot_hold_goes_to_the_host(tmp_path):
+    """A frame may be longer than its chunk: empty blocks, or skippable ones, of any number."""
+    array = written(tmp_path / "a", shape=(64, 64), chunks=(16, 64))
+    file = tmp_path / "a/c/2/0"
+    data = numcodecs.Zstd().decode(file.read_bytes())
+    file.write_bytes(b"".join(numcodecs.Zstd().encode(data[k : k + 1]) for k in range(len(data))))
+    job = reference.make_job(array, decode_on="device")
+    assert same(reference.execute(job), array[...])
+    assert job.counts.by_host == 1
+    assert len(job.counts.too_long) == 1
+
+
+def test_ranges_with_small_gaps_are_read_together(tmp_path):
+    array = written(tmp_path / "a", shape=(64, 64, 64), chunks=(8, 8, 8), shards=(64, 64, 64))
+    job = reference.make_job(array, (slice(None), slice(0, 8), slice(0, 8)), decode_on="device")
+    assert same(reference.execute(job), array[:, :8, :8])
+    assert job.counts.reads < 8
+    assert job.counts.files_opened == 1 + job.counts.reads  # once for the index, and once a slab
+    assert job.counts.bytes_read < (tmp_path / "a/c/0/0/0").stat().st_size + 2**14
+
+
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+def test_a_chunk_that_grows_while_it_is_read_is_an_error(tmp_path, monkeypatch, decode_on):
+    array = written(tmp_path / "a")
+
+    def locate(job):
+        yield from stored.locate(job)
+        with open(tmp_path / "a/c/0/0", "ab") as file:
+            file.write(b"more")
+
+    def found_first(job):
+        yield from list(locate(job))
+
+    monkeypatch.setattr(reader, "locate", found_first)
+    with pytest.raises(ChunkError, match=r"chunk \(0, 0\) of .* had \d+ bytes, and has (another size|\d+) now"):
+        reference.execute(reference.make_job(array, decode_on=decode_on))
+
+
+FILTERS = {
+    "delta": (numcodecs.Delta("<i4"), "<i4"),
+    "delta-narrower": (numcodecs.Delta("<i4", astype="<i2"), "<i4"),
+    "delta-big-endian": (numcodecs.Delta(">i2"), ">i2"),
+    "fixedscaleoffset": (numcodecs.FixedScaleOffset(offset=500, scale=10, dtype="<f8", astype="<i4"), "<f8"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+@pytest.mark.parametrize("compressor", [numcodecs.Zstd(3), numcodecs.Blosc("lz4")], ids=["zstd", "blosc"])
+def test_filters_that_the_host_undoes(tmp_path, name, compressor):
+    made, dtype = FILTERS[name]
+    options = {"zarr_format": 2, "filters": [made], "compressors": [compressor], "fill_value": 0}
+    array = zarr.create_array(tmp_path / "a", shape=(23, 40), chunks=(8, 16), dtype=dtype, **options)
+    array[...] = np.random.default_rng(1).integers(0, 900, array.shape)
+    job = reference.make_job(tmp_path / "a", (slice(3, 20), slice(5, None)))
+    assert same(reference.execute(job), array[3:20, 5:])
+    assert job.counts.by_host == 9
+    file = tmp_path / "a/1.1"
+    file.write_bytes(compressor.encode(numcodecs.Zstd().encode(b"odd")[:7]))
+    with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1\.1 cannot be decoded"):
+        reference.execute(reference.make_job(tmp_path / "a"))
+
+
+def with_filter(folder, dtype, chain, *, sharded=False):
+    """An array of zarr v3 whose first codecs are filters of numcodecs."""
+    chain = [ShardingCodec(chunk_shape=(8, 16), codecs=chain)] if sharded else chain
+    options = {"codecs": chain, "chunks": (16, 32) if sharded else (8, 16), "zarr_format": 3, "fill_value": 3}
+    array = zarr.create(store=folder, shape=(23, 40), dtype=dtype, **options)
+    array[:, :30] = np.random.default_rng(1).integers(0, 100, (23, 30)).astype(dtype)  # the last chunks are missing
+    return zarr.open_array(folder, mode="r")
+
+
+def delta(**settings):
+    return numcodecs_v3.Delta(**settings)
+
+
+def scale(offset=20, scale=0.5, **settings):
+    return numcodecs_v3.FixedScaleOffset(offset=offset, scale=scale, **settings)
+
+
+NUMBERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
+BEHIND = {
+    "zstd": [BytesCodec(), ZstdCodec()],
+    "blosc": [BytesCodec(), numcodecs_v3.Blosc(cname="lz4")],
+    "zlib": [BytesCodec(), numcodecs_v3.Zlib()],
+    "checksums": [BytesCodec(), Crc32cCodec(), ZstdCodec(), Crc32cCodec()],
+}
+
+
+def check_filter(array):
+    for region in ((), (slice(3, 20), slice(5, None)), (-1, slice(2, 9))):
+        job = reference.make_job(array, region)
+        assert same(reference.execute(job), array[region])
+        assert job.counts.by_host > 0
+
+
+slow = [one for one in NUMBERS if one not in ("i2", "f4")]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("stored", [None, "i2", "f4", *(pytest.param(one, marks=pytest.mark.slow) for one in slow)])
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
+    """Also where differences do not fit their dtype: what comes of that is numcodecs' own."""
+    settings = {"dtype": f"<{dtype}"} | ({} if stored is None else {"astype": f"<{stored}"})
+    for number, made in enumerate((delta(**settings), scale(**settings))):
+        array = with_filter(tmp_path / str(number), dtype, [made, *BEHIND["zstd"]])
+        if stored and np.dtype(stored).itemsize > 1 and array.metadata.codecs[1].endian is None:
+            # zarr 3.1 forgets the byte order of arrays of bytes, though a filter makes something else of them.
+            assert "does not name the byte order" in read_layout(array).unsupported
+            with pytest.raises(ValueError, match="endian"):
+                array[...]
+        else:
+            check_filter(array)
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("behind", sorted(BEHIND))
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("made", [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()])
+def test_filters_of_zarr_v3_before_codecs(tmp_path, made, sharded, behind):
+    check_filter(with_filter(tmp_path / "a", "i4", [made, *BEHIND[behind]], sharded=sharded))
+    chain = [TransposeCodec(order=(1, 0)), made, *BEHIND[behind]]
+    check_filter(with_filter(tmp_path / "b", "i4", chain, sharded=sharded))
+
+
+# zarr reads these otherwise than numcodecs would read their bytes, or they have no compressor, or two filters.
+LEFT = {
+    "big-endian": ("i4", [delta(dtype="<i4"), BytesCodec(endian="big"), ZstdCodec()], "big-endian"),
+    "stored-big-endian": ("i4", [delta(dtype="<i4", astype=">i2"), *BEHIND["zstd"]], "big-endian"),
+    "other-dtype": ("f4", [delta(dtype="<i4"), *BEHIND["zstd"]], "from int32 to int32, in an array of float32"),
+    "raw": ("i4", [delta(dtype="<i4"), BytesCodec()], "without a compressor"),
+    "two": ("i4", [delta(dtype="<i4"), scale(), *BEHIND["zstd"]], "not decoded"),
+    "shuffle": ("i4", [scale(), BytesCodec(), numcodecs_v3.Shuffle(elementsize=4), ZstdCodec()], "'numcodecs.shuffle'"),
+    "quantize": ("f4", [numcodecs_v3.Quantize(digits=2, dtype="<f4"), *BEHIND["zstd"]], "'numcodecs.quantize'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("name", sorted(LEFT))
+def test_filters_of_zarr_v3_that_are_left_to_zarr(tmp_path, name):
+    dtype, chain, reason = LEFT[name]
+    assert reason in read_layout(with_filter(tmp_path / "a", dtype, chain)).unsupported
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        ({"name": "numcodecs.delta"}, "filter 'delta' from None to None"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": None}}, "filter 'delta' from None to None"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "nonsense"}}, "from 'nonsense' to 'nonsense'"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4", "astype": "<M8[s]"}}, "datetime64"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, "does not name the byte order"),
+    ],
+)
+def test_settings_that_make_no_filter(made, reason):
+    settings, why = read_array_filter(made, np.dtype("i4"), None if "order" in reason else "little")
+    assert settings is None
+    assert reason in why
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+def test_a_broken_chunk_behind_a_filter_of_zarr_v3_is_named(tmp_path):
+    array = with_filter(tmp_path / "a", "i4", [delta(dtype="<i4", astype="<i2"), *BEHIND["zstd"]])
+    (tmp_path / "a/c/1/1").write_bytes(numcodecs.Zstd().encode(b"odd"))
+    with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1/1 cannot be decoded \(zstd → delta\)"):
+        reference.execute(reference.make_job(array))

@@ -1,0 +1,289 @@
+"""The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from budget import matrix, some
+from emulator import COMPILER, emulated
+from nvrtc import ARCHITECTURES, compile_kernel
+from scipy import ndimage
+
+from linumpy.gpu.kernels import CUDA_TYPES, source_text
+from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct import surface_march as interface_march
+from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
+
+DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+def volume(shape, dtype, rng):
+    """Make gamma-distributed voxels, some zero, in a random memory order and sometimes with steps backwards."""
+    values = rng.gamma(2.0, 40.0, shape)
+    values[rng.random(shape) < 0.05] = 0
+    values = (values > 80) if dtype == "b1" else values.astype(dtype)
+    order = rng.permutation(3)
+    values = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
+    return values[::-1, :, ::-1] if rng.random() < 0.3 else values
+
+
+def draw_options(rng, shape):
+    s_xy, s_z = int(rng.choice([1, 2, 3, 7, 8, 9, 15, 16, 31])), float(rng.choice([0.5, 1, 2, 2.5, 6]))
+    use_log, order, cutting = bool(rng.random() < 0.7), int(rng.integers(0, 3)), bool(rng.random() < 0.5)
+    axis = int(rng.integers(-3, 3))
+    # Of an A-line that the Gaussian has made flat, rounding chooses the brightest voxel.
+    return SurfaceOptions(s_xy, s_z, use_log, order, cutting and shape[axis] >= 6 * s_z, axis)
+
+
+@needs_compiler
+# The short run takes a volume of each dtype with marches, and one without.
+@pytest.mark.parametrize(
+    ("seed", "march"),
+    some(itertools.product(range(24), [False, True]), lambda seed, march: seed // len(DTYPES) == march),
+)
+def test_same_as_the_filters(monkeypatch, seed, march):
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(interface, "load", emulated)
+    monkeypatch.setattr(interface, "MARCH", march)
+    monkeypatch.setattr(interface_march, "_ROWS", int(rng.choice([1, 20, 128])))
+    monkeypatch.setattr(interface, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
+    monkeypatch.setattr(interface, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
+    vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
+    options = draw_options(rng, vol.shape)
+    (got, _), (expected, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= 1
+    assert (got != expected).sum() <= max(1, 0.001 * got.size)
+    check_edges(vol, replace(options, edge=True, min_contrast=float(rng.choice([0, 2, 4]))))
+
+
+def check_edges(vol, options, load=interface.interface_by_kernels):
+    """Edges and their contrast are those of the filters, but where rounding decides between two rises."""
+    if vol.shape[options.depth_axis] < 6 * options.s_z:
+        return  # the Gaussian makes such A-lines flat, and all that is left in them is rounding
+    (edge, contrast), (expected, how) = load(vol, options), interface_by_filters(vol, options)
+    assert edge.dtype == contrast.dtype == np.float32
+    assert edge.shape == contrast.shape == expected.shape
+    close = np.isclose(edge, expected, atol=0.02, equal_nan=True) & np.isclose(contrast, how, rtol=0.01, atol=0.01)
+    near = np.isclose(how, options.min_contrast, rtol=0.01)  # of these either is right
+    assert (~close & ~near).sum() <= max(1, 0.002 * edge.size)
+    assert np.array_equal(np.isnan(edge), ~((contrast >= options.min_contrast) & (contrast > 0)))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shape", "depth_axis", "s_xy", "s_z", "order"),
+    [
+        ((40, 30, 530), 0, 15, 2, 1),  # more columns than a strip, and the last one narrow
+        ((17, 20, 512), 0, 32, 4, 2),  # exactly two; the widest window, the longest reach
+        ((5, 300, 257), 0, 4, 2, 1),  # more rows than a segment, a strip of one column, shallower than the reach
+        ((9, 150, 200), 2, 15, 2, 1),  # more lines than a segment
+        ((2, 40, 257), 2, 9, 2.5, 1),  # deeper than a small block, by one voxel
+        ((150, 4, 300), 2, 7, 3.9, 0),  # deeper than a warp's lanes take at once
+        ((2, 3, 512), 2, 31, 2, 1),
+        ((6, 40, 16), 2, 1, 2, 1),  # as shallow as lines may be, and no mean
+        ((6, 20, 15), 2, 15, 2, 1),  # shallower
+    ],
+)
+@pytest.mark.parametrize("cutting", [False, True])
+def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order, cutting):
+    started = []
+    monkeypatch.setattr(interface, "load", lambda spec: started.append(spec.name) or emulated(spec))
+    rng = np.random.default_rng(sum(shape))
+    vol = rng.gamma(2.0, 40.0, shape).astype("u2")
+    options = SurfaceOptions(s_xy, s_z, True, order, cutting, depth_axis)
+    (got, _), (expected, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert any(name.startswith("march") for name in started) == (shape[2] != 15)
+    assert (np.abs(got - expected) > 1).sum() <= 1
+    assert (got != expected).sum() <= max(1, 0.001 * got.size)
+    check_edges(vol, replace(options, edge=True, min_contrast=2.5))
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 1, 2])
+def test_a_line_without_any_change_has_its_surface_at_the_top(monkeypatch, depth_axis):
+    """Sums of equal values must cancel to nothing, or rounding would choose the surface."""
+    monkeypatch.setattr(interface, "load", emulated)
+    plane = np.random.default_rng(0).gamma(2.0, 40.0, (30, 41)).astype("f4")
+    vol = np.repeat(np.expand_dims(plane, depth_axis), 50, depth_axis)
+    options = SurfaceOptions(15, 2, True, 1, False, depth_axis)
+    assert (interface.interface_by_kernels(vol, options)[0] == 1).all()
+    edge, contrast = interface.interface_by_kernels(vol, replace(options, edge=True, min_contrast=0))
+    assert np.isnan(edge).all()
+    assert (contrast == 0).all()
+
+
+@needs_compiler
+def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
+    monkeypatch.setattr(interface, "load", emulated)
+    vol = np.random.default_rng(0).gamma(2.0, 40.0, (60, 40, 200)).astype("f4")
+    clean = interface.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    vol[30, 20, 10] = 1e30
+    dirty = interface.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    far = np.ones(clean.shape, bool)
+    far[18:23, 8:13] = False
+    assert np.array_equal(clean[far], dirty[far])
+    assert (dirty[~far] != clean[~far]).any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+@pytest.mark.parametrize("use_log", [False, True])
+def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_log):
+    monkeypatch.setattr(interface, "load", emulated)
+    rng = np.random.default_rng(0)
+    vol = rng.gamma(2.0, 40.0, (40, 36, 44)).astype("f4")
+    vol[rng.random(vol.shape) < 0.0005] = np.inf
+    vol[rng.random(vol.shape) < 0.0005] = np.nan
+    options = SurfaceOptions(5, 2, use_log, 1, False, depth_axis)
+    (got, _), (expected, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert (got == expected).mean() > 0.99
+    assert len(np.unique(got)) > 10
+    options = replace(options, edge=True, min_contrast=0)
+    (edge, _), (known, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert np.isclose(edge, known, atol=0.02, equal_nan=True).mean() > 0.99
+
+
+@needs_compiler
+@pytest.mark.parametrize("depth_axis", [0, 2])
+def test_the_widest_derivative(monkeypatch, depth_axis):
+    """Its weights, and those of the Gaussian, fit the shared memory that a block has without asking for more."""
+    monkeypatch.setattr(interface, "load", emulated)
+    vol = np.random.default_rng(0).gamma(2.0, 40.0, (9, 6, 7)).astype("f4")
+    options = SurfaceOptions(1, interface._WIDEST_ON_DEVICE, False, 1, True, depth_axis)
+    (got, _), (expected, _) = interface.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    assert got.shape == expected.shape
+    options = replace(options, cutting_errors=False)
+    got, expected = (one(vol, options)[0] for one in (interface.interface_by_kernels, interface_by_filters))
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
+def test_weights(s_z, order):
+    half = interface.gaussian_weights(s_z, order)
+    radius = len(half) - 1
+    impulse = np.zeros(2 * radius + 1)
+    impulse[radius] = 1
+    kernel = ndimage.gaussian_filter1d(np.pad(impulse, radius), s_z, order=order)[radius : -radius or None]
+    assert np.allclose(half, kernel[: radius + 1][::-1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "depth_axis", "expected"),
+    [
+        ((200, 64, 32), (8192, 128, 4), 0, (1, 2, 0, False, "tiles")),
+        ((64, 32, 200), (25600, 800, 4), -1, (0, 1, 2, True, "lines")),
+        ((64, 32, 200), (128, 4, 8192), 2, (0, 1, 2, False, "tiles")),  # a view of the first
+        ((64, 200, 32), (25600, 128, 4), 1, (0, 2, 1, False, "tiles")),
+        ((64, 32, 5000), (640000, 20000, 4), 2, (0, 1, 2, True, "any")),
+        ((1, 1, 9), (36, 36, 4), 0, (1, 2, 0, False, "tiles")),
+    ],
+)
+def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
+    assert interface.choose_layout(shape, strides, depth_axis, 15, 8) == interface.InterfaceLayout(*expected)
+
+
+def test_the_rule_is_the_structure_of_the_kernels():
+    found = re.search(r"struct Rule \{(.*?)\};", source_text("interface", "linumpy.gpu.oct.cuda"), re.DOTALL)
+    fields = re.findall(r"^\s*(double|float) ([^;]+);", found[1], re.MULTILINE)
+    names = [(name.strip(), kind) for kind, row in fields for name in row.split(",")]
+    assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == interface.RULE.descr
+    assert interface.RULE.itemsize == 16
+
+
+def test_headers_stand_in_place_of_their_names():
+    text = source_text("interface", "linumpy.gpu.oct.cuda")
+    assert "#include" not in text
+    assert "inline int reflected(" in text
+
+
+KERNELS = [
+    ("mean_tile", "1", ("0", "0")),
+    ("mean_along", "0", ("0", "0")),
+    ("steepest_columns", "0", ("0", "1")),
+    ("steepest_lines", "0", ("1", "1")),
+]
+
+
+@pytest.mark.parametrize(("dtype", "s"), matrix(CUDA_TYPES, (1, 15, 32)))
+def test_marches_compile(dtype, s):
+    for name in ("march_rows", "march_strip"):
+        spec = interface_march.kernel_spec(name, np.dtype(dtype), log="1", s=s)
+        assert name.encode() in compile_kernel(spec, "sm_90")
+
+
+KINDS = [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")]
+
+
+@pytest.mark.parametrize(("size", "architecture", "kind"), matrix([(1, 1), (15, 8), (32, 16)], ARCHITECTURES, KINDS))
+def test_marches_along_depth_compile(size, architecture, kind):
+    s, radius = size
+    for name in ("march_columns", "march_lines"):
+        options = {"kind": kind, "s": s, "radius": radius, "threads": 512 if s == 32 else 256}
+        spec = interface_march.kernel_spec(name, np.dtype("f4"), **options)
+        assert name.encode() in compile_kernel(spec, architecture)
+
+
+@pytest.mark.parametrize(("dtype", "kernel", "architecture"), matrix(CUDA_TYPES, KERNELS, ARCHITECTURES))
+def test_interface_compiles(dtype, kernel, architecture):
+    name, log, cutting = kernel
+    spec = interface.kernel_spec(name, np.dtype(dtype), log, cutting)
+    assert name.encode() in compile_kernel(spec, architecture)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(60))
+def test_same_on_a_device(cupy, monkeypatch, seed):
+    rng = np.random.default_rng(1000 + seed)
+    monkeypatch.setattr(interface, "SCRATCH_BYTES", int(rng.choice([2**29, 400_000])))
+    host = volume(rng.integers(1, [90, 200, 150] if seed % 4 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
+    vol = cupy.asarray(host)
+    if rng.random() < 0.5:
+        vol = cupy.ascontiguousarray(vol.transpose(2, 0, 1)).transpose(1, 2, 0)
+    options = draw_options(rng, vol.shape)
+    got, expected = interface.interface_by_kernels(vol, options)[0], interface_by_filters(host, options)[0]
+    difference = np.abs(cupy.asnumpy(got) - expected)
+    assert got.dtype == np.int32
+    assert (difference > 0).sum() <= max(1, 0.001 * difference.size)
+    # Where speckle alone decides, two distant voxels may be next to equal: once in thousands of A-lines.
+    assert (difference > 1).sum() <= max(1, 0.0002 * difference.size)
+    edges = replace(options, edge=True, min_contrast=float(rng.choice([0, 3])))
+    check_edges(host, edges, lambda _, how: tuple(map(cupy.asnumpy, interface.interface_by_kernels(vol, how))))
+
+
+@pytest.mark.gpu
+def test_slabs_and_deep_lines_on_a_device(cupy, monkeypatch):
+    rng = np.random.default_rng(5)
+    vol = rng.gamma(2.0, 40.0, (70, 90, 120)).astype("f4")
+    for s_xy, depth_axis, march in [
+        (15, 0, True),
+        (15, 2, True),
+        (15, 0, False),
+        (15, 2, False),
+        (61, 0, True),
+        (61, 1, True),
+        (61, 2, True),
+    ]:
+        expected = interface_by_filters(vol, SurfaceOptions(s_xy, depth_axis=depth_axis))[0]
+        monkeypatch.setattr(interface, "MARCH", march)
+        for scratch, shared in [(2**29, 48 * 1024), (2**18, 48 * 1024), (2**18, 100)]:
+            monkeypatch.setattr(interface, "SCRATCH_BYTES", scratch)
+            monkeypatch.setattr(interface, "_SHARED_BYTES", shared)
+            got = interface.find_tissue_interface(cupy.asarray(vol), s_xy, depth_axis=depth_axis)
+            assert (cupy.asnumpy(got) != expected).mean() <= 0.001
+
+
+@pytest.mark.gpu
+def test_weights_are_uploaded_once_a_stream(cupy):
+    first = interface._weights_on_device(cupy, 2.0, 1)
+    assert interface._weights_on_device(cupy, 2.0, 1) is first
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        other = interface._weights_on_device(cupy, 2.0, 1)
+        stream.synchronize()
+    assert other is not first
+    assert np.array_equal(cupy.asnumpy(other), interface.gaussian_weights(2.0, 1))

@@ -1,0 +1,168 @@
+"""The dispatcher without a GPU: what it refuses before it needs one."""
+
+import numpy as np
+import pytest
+import zarr
+
+import linumpy
+from linumpy.device import DEVICE_VARIABLE, why_no_cuda
+from linumpy.errors import GpuUnavailableError, RegionError, SourceError
+from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu
+from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.request import result_dtype
+
+
+@pytest.fixture
+def folder(tmp_path):
+    array = zarr.create_array(tmp_path / "g/a", shape=(4, 5), chunks=(2, 5), dtype="u2", compressors=None)
+    array[...] = np.arange(20).reshape(4, 5)
+    zarr.open_group(tmp_path / "g", mode="a")
+    return tmp_path
+
+
+@pytest.mark.parametrize("read", [read_zarr_to_gpu, plan_zarr_read])
+def test_sources_that_are_none(folder, read):
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*nowhere"):
+        read(folder / "nowhere")
+    (folder / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty.* is neither a Zarr array nor a Zarr group"):
+        read(folder / "empty")
+    with pytest.raises(SourceError, match=r"g"):
+        read(folder / "g")
+    with pytest.raises(TypeError, match=r"source is a int"):
+        read(5)
+    with pytest.raises(SourceError, match=r"nothing"):
+        read((zarr.storage.LocalStore(folder), "nothing"))
+
+
+@pytest.mark.parametrize("read", [read_zarr_to_gpu, plan_zarr_read])
+def test_levels_and_regions_that_do_not_fit(folder, read):
+    with pytest.raises(ValueError, match=r"level=1, but .* is a single array"):
+        read(folder / "g/a", level=1)
+    with pytest.raises(TypeError, match=r"level='0'"):
+        read(folder / "g/a", level="0")
+    with pytest.raises(RegionError, match=r"index 4 is out of bounds"):
+        read(folder / "g/a", region=4)
+
+
+def test_every_way_to_name_an_array(folder):
+    store = zarr.storage.LocalStore(folder)
+    array = zarr.open_array(folder / "g/a", mode="r")
+    sources = [folder / "g/a", str(folder / "g/a"), array, (store, "g/a"), array.store_path]
+    sources += [zarr.storage.LocalStore(folder / "g/a"), f"file://{folder}/g/a"]
+    for source in sources:
+        plan = plan_zarr_read(source, region=(slice(1, 3), -1))
+        assert plan.shape == (2,)
+        assert plan.backend == "kvikio"
+        assert plan.layout.root == str(folder / "g/a")
+
+
+def test_an_unknown_backend(folder):
+    with pytest.raises(ValueError, match=r"backend 'gds' is unknown: choose one of auto, kvikio, zarr-gpu"):
+        read_zarr_to_gpu(folder / "g/a", backend="gds")
+
+
+def test_too_little_scratch(folder):
+    with pytest.raises(ValueError, match=r"scratch_bytes=5: at least 1048576"):
+        read_zarr_to_gpu(folder / "g/a", scratch_bytes=5)
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")
+@pytest.mark.parametrize("backend", ["auto", "kvikio", "zarr-gpu"])
+def test_without_a_gpu_it_says_what_is_missing(folder, backend):
+    with pytest.raises(GpuUnavailableError) as caught:
+        read_zarr_to_gpu(folder / "g/a", backend=backend)
+    assert any(advice in str(caught.value) for advice in ("pip install", "nvidia-smi", "no NVIDIA driver"))
+
+
+def test_dtypes_of_the_result(folder, tmp_path):
+    plan = plan_zarr_read(folder / "g/a")
+    assert result_dtype(plan, None) == np.dtype("=u2")
+    assert result_dtype(plan, ">f4") == np.dtype("=f4")
+    with pytest.raises(TypeError, match=r"requested dtype datetime64"):
+        result_dtype(plan, "datetime64[s]")
+    zarr.create_array(tmp_path / "c", shape=(4,), chunks=(2,), dtype="c8", compressors=None)
+    with pytest.raises(TypeError, match=r"dtype=float32 would drop the imaginary parts of complex64"):
+        result_dtype(plan_zarr_read(tmp_path / "c"), "f4")
+
+
+def test_a_report_reads_well():
+    report = ReadReport(
+        source="file:///data/<a>.zarr",
+        backend="zarr-gpu",
+        gds="not used",
+        engine="zarr-python into device memory",
+        fallback="codec 'zstd': chunks are not raw",
+        shape=(2, 3),
+        dtype="uint16",
+        bytes_read=None,
+        bytes_decoded=2**30,
+        chunks_read=None,
+        chunks_filled=None,
+        files_opened=None,
+        scratch_bytes=None,
+        plan_seconds=0.25,
+        read_seconds=0.25,
+        scatter_seconds=None,
+    )
+    text = str(report)
+    assert "2.00 GiB/s" in text
+    assert "codec 'zstd'" in text
+    assert "2 × 3 uint16" in text
+    assert "&lt;a&gt;" in report._repr_html_()
+    with pytest.raises(AttributeError):
+        report.backend = "kvikio"
+
+
+def test_broken_metadata_names_the_array(folder):
+    (folder / "g/a/zarr.json").write_text("{")
+    with pytest.raises(SourceError, match=r"the Zarr metadata of .*g/a' cannot be read"):
+        plan_zarr_read(folder / "g/a")
+
+
+def test_strings_are_left_to_zarr(tmp_path):
+    zarr.create_array(tmp_path / "s", shape=(4,), chunks=(2,), dtype=str, compressors=None)
+    assert plan_zarr_read(tmp_path / "s").backend == "zarr-host"
+    assert plan_zarr_read(tmp_path / "s", level=np.int64(0)).layout.unsupported.startswith("dtype")
+
+
+@pytest.mark.parametrize("region", [None, (slice(1, 3), -1), (2, 4), (slice(2, 2), ...), (..., slice(1, 4))])
+def test_read_zarr_reads_into_host_memory_without_a_gpu(folder, region, monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    array = zarr.open_array(folder / "g/a", mode="r")
+    expected = np.asarray(array[...] if region is None else array[region])
+    found, report = linumpy.read_zarr(folder / "g/a", region=region, dtype=">f4", return_report=True)
+    assert isinstance(found, np.ndarray)
+    assert found.flags.c_contiguous
+    assert (found.dtype, found.shape) == (np.dtype("=f4"), expected.shape)
+    np.testing.assert_array_equal(found, expected)
+    assert (report.backend, report.shape, report.bytes_decoded) == ("zarr-python", expected.shape, found.nbytes)
+    assert "not counted" not in str(report)
+    assert "host memory: asked for" in str(report)
+
+
+def test_read_zarr_keeps_the_bits_of_foreign_byte_order(tmp_path):
+    stored = np.array([[-0.0, np.nan], [1.5, -np.inf]], ">f8")
+    array = zarr.create_array(tmp_path / "a", shape=(2, 2), chunks=(1, 2), dtype=">f8")
+    array[...] = stored
+    found = linumpy.read_zarr(array, device="cpu")
+    assert found.dtype == np.dtype("=f8")
+    assert found.tobytes() == stored.astype("=f8").tobytes()
+
+
+@pytest.mark.gpu
+def test_read_zarr_reads_to_the_gpu_where_there_is_one(folder, cupy):
+    found, report = linumpy.read_zarr(folder / "g/a", region=(slice(1, 3), -1), return_report=True)
+    assert isinstance(found, cupy.ndarray)
+    assert found.get().tolist() == [9, 14]
+    assert report.backend == "kvikio"
+    assert isinstance(linumpy.read_zarr(folder / "g/a", device="cpu"), np.ndarray)
+
+
+@pytest.mark.skipif(why_no_cuda() is None, reason="there is a GPU here")
+def test_read_zarr_to_gpu_names_the_call_that_needs_none(folder):
+    with pytest.raises(GpuUnavailableError, match=r"read_zarr_to_gpu needs a CUDA device: .*linumpy\.read_zarr"):
+        read_zarr_to_gpu(folder / "g/a")
+    with pytest.raises(GpuUnavailableError):
+        linumpy.read_zarr(folder / "g/a", device="cuda")
+    assert linumpy.read_zarr(folder / "g/a", device="auto").shape == (4, 5)

@@ -1,0 +1,183 @@
+"""The order of streams and buffers of CudaStage, without a device.
+
+In place of CuPy there are NumPy arrays and streams that put off all work until somebody waits for it, but for one that
+does it at once: the worst that a device may do. A wait that is missing shows as a wrong block.
+"""
+
+import functools
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+import zarr
+
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample import pipeline as resample_blocks
+from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
+
+lock = threading.RLock()
+here = threading.local()
+
+
+class Event:
+    def __init__(self, stream):
+        self.stream, self.place = stream, stream.first + len(stream.work)
+
+
+class Stream:
+    """Work in order, done when it is waited for, or at once if it is the eager one."""
+
+    made, eager = 0, None
+
+    def __init__(self, non_blocking=False):
+        self.work, self.first, self.at_once = [], 0, Stream.made == Stream.eager
+        Stream.made += 1
+
+    def __enter__(self):
+        self.before = getattr(here, "stream", None)
+        here.stream = self
+        return self
+
+    def __exit__(self, *_):
+        here.stream = self.before
+
+    def put(self, call):
+        with lock:
+            self.work.append(call)
+            if self.at_once:
+                self.synchronize()
+
+    def run(self, until):
+        with lock:
+            while self.first < until:
+                call = self.work.pop(0)
+                self.first += 1
+                call()
+
+    def record(self):
+        with lock:
+            return Event(self)
+
+    def wait_event(self, event):
+        self.put(lambda: event.stream.run(event.place))
+
+    def synchronize(self):
+        self.run(self.first + len(self.work))
+
+
+class DeviceArray(np.ndarray):
+    pass
+
+
+class Device:
+    id = 0
+
+    def __init__(self, _=0):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def empty(shape, dtype):
+    array = np.empty(shape, dtype).view(DeviceArray)
+    array.view(np.uint8).fill(0xA5)
+    return array
+
+
+NULL = Stream()
+
+FAKE = types.SimpleNamespace(
+    empty=empty,
+    cuda=types.SimpleNamespace(
+        Device=Device,
+        Stream=Stream,
+        get_current_stream=lambda: getattr(here, "stream", None) or NULL,
+    ),
+)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Reads and transforms that are put on the current stream, as those of a device are."""
+    real = resample_blocks.make_box
+
+    def read(array, *, region, out, scratch_bytes):
+        assert type(out) is DeviceArray
+        assert scratch_bytes == 12345
+        here.stream.put(lambda: np.copyto(out, array[region]))
+
+    def transform(source, grid, block, cval, out):
+        here.stream.put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
+
+    write_block = resample_blocks.write_block
+
+    def write(chunks, block, data, entries):
+        """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
+        host = np.empty(data.shape, data.dtype)
+        time.sleep(0.002)  # so that the others run ahead
+        here.stream.put(lambda: np.copyto(host, data.view(np.ndarray)))
+        here.stream.synchronize()
+        write_block(chunks, block, host, entries)
+
+    streams = functools.lru_cache(resample_blocks._streams.__wrapped__)  # its own for each test
+    monkeypatch.setattr(resample_blocks, "_streams", streams)
+    monkeypatch.setattr(resample_blocks, "write_block", write)
+    monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
+    monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
+    monkeypatch.setattr(resample_blocks, "make_box", transform)
+
+
+@pytest.fixture
+def job(tmp_path):
+    image = np.random.default_rng(0).normal(size=(40, 35)).astype("f4")
+    source = zarr.create_array(tmp_path / "a", data=image, chunks=(8, 8))
+    zarr.create_array(tmp_path / "b", shape=(40, 45), chunks=(10, 10), dtype="f4", compressors=None)
+    grid = AffineGrid((40, 35), (40, 45), ((0.9, 0.2), (-0.1, 1.1)), (-3.0, 1.0), 1, "constant")
+    return BlockJob(source, str(tmp_path / "b"), ResamplePlan(grid, (10, 10)), 7.0, "cuda", 12345)
+
+
+def by_hand(job):
+    host = BlockJob(job.source, job.target, job.plan, job.cval, "cpu", None)
+    make_blocks(host, job.plan, int_of)
+    expected = zarr.open_array(job.target)[...]
+    zarr.open_array(job.target, mode="r+")[...] = 0
+    return expected
+
+
+def int_of(block):
+    return block.number
+
+
+@pytest.mark.parametrize("eager", [None, 0, 1, 2])
+def test_blocks_through_two_buffers(job, request, monkeypatch, eager):
+    expected = by_hand(job)
+    request.getfixturevalue("device")
+    monkeypatch.setattr(Stream, "made", 0)
+    monkeypatch.setattr(Stream, "eager", eager)
+    done = []
+    make_blocks(job, job.plan, done.append)
+    assert [block.number for block in done] == list(range(20))
+    assert np.array_equal(zarr.open_array(job.target)[...], expected)
+
+
+def test_one_block_through_one_buffer(job, request):
+    expected = by_hand(job)
+    request.getfixturevalue("device")
+    for number in (7, 3, 7):
+        assert make_block(job, number) == number
+        box = job.plan.block(number).box
+        assert np.array_equal(zarr.open_array(job.target)[box], expected[box])
+
+
+def test_a_missing_wait_would_show(job, request, monkeypatch):
+    expected = by_hand(job)
+    request.getfixturevalue("device")
+    monkeypatch.setattr(Stream, "wait_event", lambda *_: None)
+    make_blocks(job, job.plan, int_of)
+    assert not np.array_equal(zarr.open_array(job.target)[...], expected)

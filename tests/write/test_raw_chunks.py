@@ -1,0 +1,56 @@
+"""Chunks that get their names when they are complete."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zarr
+
+from linumpy.write import raw_chunks
+from linumpy.write.raw_chunks import RawChunks, chunks_of
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def array_of(folder, **options):
+    return zarr.create_array(folder, shape=(20, 30), chunks=(8, 16), dtype="u2", compressors=None, **options)
+
+
+@pytest.mark.parametrize("box", [(slice(0, 8), slice(16, 30)), (slice(0, 20), slice(0, 30))])
+def test_another_process_sees_whole_chunks_only(tmp_path, pool, monkeypatch, box):
+    array, seen = array_of(tmp_path), []
+    array[...] = old = np.arange(600, dtype="u2").reshape(20, 30)
+    new = old + 1000
+    real = raw_chunks.write_file
+
+    def write(path, parts):
+        real(path, parts)
+        seen.append((path, np.array_equal(zarr.open_array(tmp_path)[...], old)))
+
+    monkeypatch.setattr(raw_chunks, "write_file", write)
+    chunks = chunks_of(array, pool, 4, renamed=True)
+    assert isinstance(chunks, RawChunks)
+    chunks.write(box, new[box])
+    assert all(path.endswith(".partial") and intact for path, intact in seen)
+    assert len(seen) == (1 if box[0].stop == 8 else 6)
+    assert np.array_equal(array[box], new[box])
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, pool, monkeypatch):
+    array = array_of(tmp_path)
+    array[...] = 7
+
+    def write(path, parts):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr(raw_chunks, "write_file", write)
+    with pytest.raises(OSError, match="No space left"):
+        chunks_of(array, pool, 4, renamed=True).write((slice(0, 20), slice(0, 30)), np.zeros((20, 30), "u2"))
+    assert (array[...] == 7).all()

@@ -1,0 +1,254 @@
+"""The writer: complete or not at all, and readable by others."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import ome_zarr.io
+import ome_zarr.reader
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from skimage.transform import downscale_local_mean
+
+from linumpy.io.ome import open_image
+from linumpy.write import raw_chunks
+from linumpy.write.new_image import default_chunks
+from linumpy.write.pyramid import halved
+from linumpy.write.writer import write_omezarr
+
+
+def volume(shape=(20, 30, 40), dtype="f4"):
+    return np.random.default_rng(1).uniform(0, 100, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (8, 8, 8)}, {"chunks": (4, 8, 8), "shards": (8, 16, 16)}])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_what_is_written_is_read(tmp_path, options, compressors):
+    seen, data = [], volume()
+    write_omezarr(
+        tmp_path / "i", data, (5, 2, 1), origin=(7, 0, 0), compressors=compressors, progress=seen.append, **options
+    )
+    image = open_image(tmp_path / "i")
+    assert np.array_equal(image.levels[0][...], data)
+    assert image.spacing == ((5.0, 2.0, 1.0),)
+    assert image.origin == ((7.0, 0.0, 0.0),)
+    assert sum(seen) == data.nbytes
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+def test_others_can_read_it(tmp_path):
+    from ome_zarr_models import open_ome_zarr
+
+    data = volume()
+    write_omezarr(tmp_path / "i", data, (5, 2, 1), levels=3)
+    model = open_ome_zarr(zarr.open_group(tmp_path / "i", mode="r"))
+    assert "v05.image" in type(model).__module__
+    (node,) = ome_zarr.reader.Reader(ome_zarr.io.parse_url(tmp_path / "i"))()
+    assert np.array_equal(np.asarray(node.data[0]), data)
+    assert len(node.data) == 3
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from(["f4", "f8", "u1", "i2", "u4"]))
+def test_a_coarser_level_is_the_mean(shape, dtype):
+    data = volume(tuple(shape), dtype)
+    got = halved(data, tuple(slice(0, -(-n // 2)) for n in shape))
+    padded = np.pad(data.astype(float), [(0, n % 2) for n in shape], mode="edge")
+    expected = downscale_local_mean(padded, (2,) * len(shape))
+    assert got.dtype == dtype
+    assert np.allclose(got, np.rint(expected) if data.dtype.kind in "iu" else expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", "u8"])
+@pytest.mark.parametrize("end", ["min", "max"])
+def test_the_mean_of_extreme_integers_stays_in_range(dtype, end):
+    value = getattr(np.iinfo(dtype), end)
+    assert (halved(np.full((3, 2, 2), value, dtype), (slice(0, 2), slice(0, 1), slice(0, 1))) == value).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8])
+def test_levels_keep_their_place(tmp_path, depth):
+    """A ramp in µm stays the same ramp: value at a place does not depend on the level.
+
+    Two or three planes are one after one or two levels; from there on their spacing and place must stay.
+    """
+    planes = np.arange(depth)[:, None, None] * 5.0
+    ramp, along_z = np.broadcast_arrays(np.arange(32) * 3.0, np.broadcast_to(planes, (depth, 8, 32)))
+    write_omezarr(tmp_path / "z", along_z.astype("f4"), (5, 1, 3), levels=5)
+    image = open_image(tmp_path / "z")
+    for array, spacing, origin in zip(image.levels, image.spacing, image.origin, strict=True):
+        if depth % 2 == 0 or depth == 1:  # an odd last plane stands alone
+            assert np.allclose(array[:, 0, 0], origin[0] + np.arange(array.shape[0]) * spacing[0])
+    assert [array.shape[2] for array in image.levels] == [32, 16, 8, 4, 2]
+    assert image.levels[-1].shape[:2] == (1, 1)
+    assert image.spacing[-1] == (5.0 * 2 ** (depth - 1).bit_length(), 8.0, 48.0)
+    write_omezarr(tmp_path / "i", ramp.astype("f4"), (1, 1, 3), levels=3)
+    image = open_image(tmp_path / "i")
+    for array, spacing, origin in zip(image.levels, image.spacing, image.origin, strict=True):
+        places = origin[2] + np.arange(array.shape[2]) * spacing[2]
+        assert np.allclose(array[0, 0], places)
+
+
+def test_a_place_that_is_taken(tmp_path):
+    data = volume()
+    write_omezarr(tmp_path / "i", data, (1, 1, 1))
+    with pytest.raises(FileExistsError, match=r"i exists: choose another place, or overwrite it"):
+        write_omezarr(tmp_path / "i", data, (1, 1, 1))
+    write_omezarr(tmp_path / "i", data + 1, (1, 1, 1), overwrite=True)
+    assert np.array_equal(open_image(tmp_path / "i").levels[0][...], data + 1)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="mine is not a Zarr folder, so it is not overwritten"):
+        write_omezarr(tmp_path / "mine", data, (1, 1, 1), overwrite=True)
+    assert (tmp_path / "mine/thesis.txt").read_text() == "years of work"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["i", "mine"]
+
+
+def test_someone_else_comes_first(tmp_path):
+    """A place that is taken while the image is written is not replaced."""
+
+    def take(nbytes):
+        (tmp_path / "i").mkdir(exist_ok=True)
+        (tmp_path / "i/thesis.txt").write_text("years of work")
+
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match="i"):
+            write_omezarr(tmp_path / "i", volume(), (1, 1, 1), overwrite=overwrite, progress=take)
+        assert [path.name for path in tmp_path.rglob("*")] == ["i", "thesis.txt"]
+
+
+def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path):
+    data = volume()
+    write_omezarr(tmp_path / "far", data, (1, 1, 1))
+    (tmp_path / "i").symlink_to(tmp_path / "far")
+    write_omezarr(tmp_path / "i", data + 1, (1, 1, 1), overwrite=True)
+    assert np.array_equal(open_image(tmp_path / "far").levels[0][...], data)
+    assert np.array_equal(open_image(tmp_path / "i").levels[0][...], data + 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "i"]
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (16, 16, 16), "shards": (64, 64, 64)}])
+def test_the_system_refuses_to_write(tmp_path, options):
+    """The real thing: a process that may not write files of more than 64 KiB."""
+    code = (
+        "import resource, sys, numpy as np; from linumpy.write.writer import write_omezarr\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
+        f"write_omezarr(sys.argv[1], np.ones((64, 64, 64), 'f4'), (1, 1, 1), **{options})\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code, tmp_path / "i"], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == f"OSError: [Errno 27] File too large; nothing is left of: '{tmp_path}/i'"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, overwrite):
+    data = volume()
+    if overwrite:
+        write_omezarr(tmp_path / "i", data, (1, 1, 1))
+
+    def full(path, parts):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(raw_chunks, "write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_omezarr(tmp_path / "i", data + 1, (1, 1, 1), overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["i"] * overwrite
+    if overwrite:
+        assert np.array_equal(open_image(tmp_path / "i").levels[0][...], data)
+
+
+@pytest.mark.parametrize("dtype", ["bool", ">u2", "f2", "i8"])
+def test_dtypes(tmp_path, dtype):
+    data = volume(dtype=dtype)
+    write_omezarr(tmp_path / "i", data, (1, 1, 1))
+    array = open_image(tmp_path / "i").levels[0]
+    assert array.dtype == np.dtype(dtype).newbyteorder("=")
+    assert np.array_equal(array[...], data)
+
+
+@pytest.mark.parametrize("dtype", ["c8", "U2", "O", "M8[s]"])
+def test_what_is_not_made_of_numbers(tmp_path, dtype):
+    with pytest.raises(TypeError, match="no real numbers"):
+        write_omezarr(tmp_path / "i", np.zeros((3, 3, 3), dtype), (1, 1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 3), (5,), (2, 2, 2, 2)])
+def test_shapes_that_cannot_be_written(tmp_path, shape):
+    with pytest.raises(ValueError, match=r"array of shape \("):
+        write_omezarr(tmp_path / "i", np.zeros(shape), (1,) * len(shape))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_axes_and_a_name(tmp_path):
+    from ome_zarr_models import open_ome_zarr
+
+    data = volume((9, 11))
+    write_omezarr(tmp_path / "i", data, (2, 3), name="depth of the surface", origin=np.array([1.0, 2.0]), levels=2)
+    image = open_image(tmp_path / "i")
+    assert [axis.name for axis in image.axes] == ["y", "x"]
+    assert np.array_equal(image.levels[0][...], data)
+    assert image.origin == ((1.0, 2.0), (2.0, 3.5))
+    (multiscale,) = open_ome_zarr(zarr.open_group(tmp_path / "i", mode="r")).ome_attributes.multiscales
+    assert multiscale.name == "depth of the surface"
+
+
+@given(st.lists(st.integers(1, 5000), min_size=2, max_size=3), st.sampled_from([1, 2, 4, 8]))
+def test_default_chunks(shape, itemsize):
+    chunk = default_chunks(tuple(shape), itemsize)
+    nbytes = np.prod(chunk, dtype=int) * itemsize
+    assert nbytes <= 8 * 2**20
+    assert all(c == n or c & (c - 1) == 0 for c, n in zip(chunk, shape, strict=True))
+    assert chunk == tuple(shape) or nbytes > 2 * 2**20
+    sides = [c for c, n in zip(chunk, shape, strict=True) if c < n]
+    assert not sides or max(sides) <= 2 * min(sides)
+
+
+def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path):
+    code = (
+        "import sys, time, numpy as np; from linumpy.write.writer import write_omezarr\n"
+        "def wait(nbytes): print('block', flush=True); time.sleep(60)\n"
+        "write_omezarr(sys.argv[1], np.ones((64, 64, 64), 'f4'), (1, 1, 1), chunks=(16, 64, 64), progress=wait)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path / "i"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "block\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "i").exists()
+    assert all(path.name.startswith(".i.part-") for path in tmp_path.iterdir())
+    begin = time.monotonic()
+    write_omezarr(tmp_path / "i", volume(), (1, 1, 1))  # what is left does not stand in the way
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spacing": (1, 1)}, r"spacing=\(1, 1\): an array of shape \(20, 30, 40\) needs 3"),
+        ({"spacing": (1, 1, 0)}, "needs 3 positive"),
+        ({"axes": "zy"}, "axes 'zy' do not fit"),
+        ({"axes": "tyx"}, "with axes 'tyx' needs 2 positive µm"),
+        ({"axes": "cx"}, "axes 'cx' do not fit"),
+        ({"axes": "ycx"}, "axes 'ycx': t, then c, then axes of space"),
+        ({"axes": "zyy"}, "axes 'zyy': t, then c, then axes of space"),
+        ({"levels": 0}, "levels=0"),
+        ({"levels": 8}, r"levels=8: an array of shape \(20, 30, 40\) has 1 to 7 resolutions"),
+        ({"origin": (1,)}, r"origin=\(1,\)"),
+        ({"origin": (1, 1, float("nan"))}, "origin="),
+        ({"chunks": (8, 8)}, r"chunks=\(8, 8\): .* needs 3 sizes"),
+        ({"chunks": (8, 8, 0)}, "chunks="),
+        ({"shards": (8, 8, 8)}, "need chunks= that divide them"),
+        ({"chunks": (8, 8, 8), "shards": (16, 16, 12)}, "no whole numbers of chunks"),
+    ],
+)
+def test_what_does_not_fit(tmp_path, options, message):
+    options = {"spacing": (1, 1, 1)} | options
+    with pytest.raises(ValueError, match=message):
+        write_omezarr(tmp_path / "i", volume(), **options)
+    assert list(tmp_path.iterdir()) == []
