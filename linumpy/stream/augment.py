@@ -9,6 +9,7 @@ displacements.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,7 @@ class Augment:
             raise ValueError(f"flip must name axes of 'zyx' (got {self.flip})")
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
             put(self, "elastic", Elastic(*(float(value) for value in self.elastic)))
-        shift = (self.translation,) * 3 if np.isscalar(self.translation) else tuple(self.translation)
+        shift = (self.translation,) * 3 if isinstance(self.translation, numbers.Real) else tuple(self.translation)
         put(self, "translation", tuple(_range("translation", (-abs(t), abs(t)))[1] for t in shift))
         put(self, "noise", _least_and_most("noise", self.noise))
         put(self, "blur", _least_and_most("blur", self.blur))
@@ -197,23 +198,23 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     flat : int
         Leading axes of the three that the arrays do not have: 1 for images, which then turn about Z alone.
     """
-    numbers = generator(AUGMENT_STREAM, seed, epoch, index)
-    angles = [numbers.uniform(low, high) for low, high in augment.rotation]
+    drawn = generator(AUGMENT_STREAM, seed, epoch, index)
+    angles = [drawn.uniform(low, high) for low, high in augment.rotation]
     if len(augment.scale) == 1:
-        scales = np.full(3, _log_uniform(numbers, augment.scale[0]))
+        scales = np.full(3, _log_uniform(drawn, augment.scale[0]))
     else:
-        scales = np.array([_log_uniform(numbers, one) for one in augment.scale])
-    shears = [numbers.uniform(low, high) for low, high in augment.shear]
-    mirrored = numbers.random(3) < 0.5
+        scales = np.array([_log_uniform(drawn, one) for one in augment.scale])
+    shears = [drawn.uniform(low, high) for low, high in augment.shear]
+    mirrored = drawn.random(3) < 0.5
     flips = np.array([-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")])
-    shift = numbers.uniform(-1, 1, 3) * augment.translation
+    shift = drawn.uniform(-1, 1, 3) * augment.translation
     if flat:
         angles = [angles[0] if flat == 1 else 0.0, 0.0, 0.0]
         shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
         scales[:flat], flips[:flat], shift[:flat] = 1.0, 1.0, 0.0
-    intensity = _draw_intensity(augment, numbers)
+    intensity = _draw_intensity(augment, drawn)
     matrix = _rotation(angles) @ _shear(shears) @ np.diag(scales * flips)
-    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, numbers, flat)
+    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, drawn, flat)
     spacing = 1.0 if augment.elastic is None else augment.elastic.spacing
     return Warp(matrix, shift, nodes, spacing, intensity)
 
@@ -226,24 +227,24 @@ def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int,
     return counts[0], counts[1], counts[2]
 
 
-def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], numbers: np.random.Generator, flat: int) -> np.ndarray:
-    nodes = numbers.standard_normal((3, *node_counts(half_extent, elastic.spacing))) * elastic.sigma
+def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], source: np.random.Generator, flat: int) -> np.ndarray:
+    nodes = source.standard_normal((3, *node_counts(half_extent, elastic.spacing))) * elastic.sigma
     nodes[:flat] = 0.0
     return nodes
 
 
-def _draw_intensity(augment: Augment, numbers: np.random.Generator) -> Intensity:
+def _draw_intensity(augment: Augment, source: np.random.Generator) -> Intensity:
     low, high = augment.intensity_range or (0.0, 1.0)
-    gamma = 1.0 if augment.gamma is None else _log_uniform(numbers, augment.gamma)
-    contrast = 1.0 if augment.contrast is None else numbers.uniform(*augment.contrast)
-    noise, blur = numbers.uniform(*augment.noise), numbers.uniform(*augment.blur)
-    return Intensity(low, high - low, gamma, contrast, noise, blur, int(numbers.integers(0, 2**64, dtype=np.uint64)))
+    gamma = 1.0 if augment.gamma is None else _log_uniform(source, augment.gamma)
+    contrast = 1.0 if augment.contrast is None else source.uniform(*augment.contrast)
+    noise, blur = source.uniform(*augment.noise), source.uniform(*augment.blur)
+    return Intensity(low, high - low, gamma, contrast, noise, blur, int(source.integers(0, 2**64, dtype=np.uint64)))
 
 
-def _log_uniform(numbers: np.random.Generator, limits: Range) -> float:
+def _log_uniform(source: np.random.Generator, limits: Range) -> float:
     low, high = limits
-    drawn = numbers.uniform(math.log(low), math.log(high))
-    return low if low == high else math.exp(drawn)
+    value = source.uniform(math.log(low), math.log(high))
+    return low if low == high else math.exp(value)
 
 
 def _rotation(degrees: Sequence[float]) -> np.ndarray:
@@ -275,7 +276,7 @@ def _range(name: str, value: Any) -> Range:
 
 
 def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
-    pairs = [(-abs(value), abs(value))] * 3 if np.isscalar(value) else list(value)
+    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else list(value)
     if len(pairs) != 3:
         raise ValueError(f"{name} must be a number or three of (low, high) (got {value})")
     first, second, third = (_range(name, pair) for pair in pairs)
@@ -283,7 +284,7 @@ def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
 
 
 def _scales(value: Any) -> tuple[Range, ...]:
-    pairs = [value] if np.isscalar(value[0]) else list(value)
+    pairs = [value] if isinstance(value[0], numbers.Real) else list(value)
     if len(pairs) not in (1, 3):
         raise ValueError(f"scale must be (low, high) or three of them (got {value})")
     ranges = tuple(_range("scale", pair) for pair in pairs)
@@ -293,7 +294,7 @@ def _scales(value: Any) -> tuple[Range, ...]:
 
 
 def _least_and_most(name: str, value: Any) -> Range:
-    low, high = _range(name, (value, value) if np.isscalar(value) else value)
+    low, high = _range(name, (value, value) if isinstance(value, numbers.Real) else value)
     if low < 0:
         raise ValueError(f"{name} must be >= 0 (got {value})")
     return low, high

@@ -91,8 +91,8 @@ class Pipeline:
         self._threads = None if self.device_id is not None else ThreadPoolExecutor(config.n_compute_threads or None)
         self._producer = Producer(config, self._reader, self._memory, self._stream)
         self._popping = threading.Lock()
-        self._popped = 0
-        self._position = 0
+        self._popped = self._position = 0
+        self._wait_io = self._wait_compute = self._flush_wait = Metric()
         self.stats_reset()
 
     def _make_reader(self) -> Any:

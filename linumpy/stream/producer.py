@@ -280,6 +280,7 @@ class Producer:
             raise
 
     def _take_slot(self) -> Lease:
+        collected = False
         while True:
             lease = self._memory.take_slot(timeout=0.05)
             if lease is not None:
@@ -287,9 +288,9 @@ class Producer:
                 return lease
             if self.starved_since is None:
                 self.starved_since = time.perf_counter()
+            elif not collected and time.perf_counter() - self.starved_since > 0.4:
                 gc.collect()  # tensors that only cycles of references hold
-                with self.changed:
-                    self.changed.notify_all()
+                collected = True
 
     def _take_stage(self, nbytes: int) -> int:
         """Wait until staged crops of earlier batches are resampled."""

@@ -41,7 +41,10 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: floa
         return
     voxels = staged.voxels.reshape(-1, *made.box_shape)
     if made.order == 0:
-        _write(target, _nearest(voxels, made, shape, pad, fill), part)
+        taken, inside = _nearest(voxels, made, shape, pad)
+        _write(target, taken, part)
+        if not inside.all():
+            _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
         return
     places, inside = coordinates(made, shape, pad)
     sampled = np.stack([_linear(one, made, places, inside, fill) for one in voxels])
@@ -103,24 +106,40 @@ def _spline_matrix(made: Resampling, axis: int, n: int) -> np.ndarray:
 
 def _linear(box: np.ndarray, made: Resampling, places: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
     local = places - np.array(made.box_start, float)[:, None, None, None]
+    if box.dtype == np.float16:  # which SciPy does not take
+        box = box.astype(np.float32)
     # Beside the box lie only neighbours of weight 0.
+    if box.dtype.kind == "f" and not np.isfinite(box).all():
+        return np.where(inside, _linear_of_finite_weights(box, local), fill)
     values = ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
 
 
-def _nearest(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str, fill: float) -> np.ndarray:
+def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Interpolate where neighbours that do not count may be NaN, which SciPy multiplies by 0."""
+    below = np.floor(local).astype(int)
+    upper = local - below
+    result = np.zeros(local.shape[1:])
+    for corner in np.ndindex(2, 2, 2):
+        weight = np.prod([u if k else 1 - u for k, u in zip(corner, upper, strict=True)], axis=0)
+        at = [np.clip(b + k, 0, n - 1) for b, k, n in zip(below, corner, box.shape, strict=True)]
+        result += np.where(weight == 0, 0.0, weight * np.where(weight == 0, 0.0, box[tuple(at)].astype(float)))
+    return result
+
+
+def _nearest(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nearest voxels, and where they count."""
     if np.array_equal(made.matrix, np.eye(3)) and made.grid is None:
-        return _shifted(voxels, made, shape, pad, fill)
+        return _shifted(voxels, made, shape, pad)
     places, inside = coordinates(made, shape, pad)
     index = tuple(
         np.clip(np.floor(place + 0.5).astype(int) - start, 0, n - 1)
         for place, start, n in zip(places, made.box_start, made.box_shape, strict=True)
     )
-    taken = voxels[(slice(None), *index)]
-    return taken if inside.all() else np.where(inside, taken, _cast_fill(fill, taken.dtype))
+    return voxels[(slice(None), *index)], inside
 
 
-def _shifted(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str, fill: float) -> np.ndarray:
+def _shifted(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
     """Take whole voxels along each axis."""
     inside, index = [], []
     for axis, size in enumerate(shape):
@@ -130,13 +149,7 @@ def _shifted(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: 
         held = np.clip(at, 0, n - 1) if pad == "constant" else fold(at, n, pad)
         index.append(np.clip(held - made.box_start[axis], 0, made.box_shape[axis] - 1))
     taken = voxels[np.ix_(np.arange(len(voxels)), *index)]
-    if all(one.all() for one in inside):
-        return taken
-    return np.where(np.logical_and.reduce(np.ix_(*inside)), taken, _cast_fill(fill, taken.dtype))
-
-
-def _cast_fill(fill: float, dtype: np.dtype) -> np.ndarray:
-    return narrow(np.array(fill), dtype)
+    return taken, inside[0][:, None, None] & inside[1][:, None] & inside[2]
 
 
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -162,8 +175,8 @@ def bfloat16_bits(values: np.ndarray) -> np.ndarray:
     return np.where(nan, (bits >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40), rounded).astype(np.uint16)
 
 
-def _write(target: np.ndarray, values: np.ndarray, part: PartShape) -> None:
-    target[...] = bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, target.dtype)
+def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:
+    target[where] = bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, target.dtype)
 
 
 def _read(held: np.ndarray, part: PartShape) -> np.ndarray:
