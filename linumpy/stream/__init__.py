@@ -22,17 +22,23 @@ from linumpy.stream.errors import (
     TryAgain,
 )
 from linumpy.stream.pipeline import Pipeline, set_log_level
+from linumpy.stream.sampler import CropSampler, Histogram, Volume
 from linumpy.stream.stats import Metric, Stats
+from linumpy.stream.stitch import CropGrid, Stitcher
+from linumpy.stream.torch_dataset import torch_dataset
 
 __all__ = [
     "Augment",
     "Batch",
     "BatchInfo",
     "Config",
+    "CropGrid",
+    "CropSampler",
     "DecodeError",
     "Dtype",
     "DtypeMismatch",
     "Elastic",
+    "Histogram",
     "InvalidArgument",
     "Metric",
     "NativeCudaError",
@@ -45,9 +51,12 @@ __all__ = [
     "ShutdownError",
     "Stats",
     "Status",
+    "Stitcher",
     "StorageError",
     "StreamError",
     "Tensor",
     "TryAgain",
+    "Volume",
     "set_log_level",
+    "torch_dataset",
 ]
