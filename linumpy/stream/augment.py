@@ -1,7 +1,7 @@
 """Which augmentation a sample gets: :class:`Augment` (ranges) and what is drawn from it, :class:`Warp`. Pure.
 
-All is in physical units: offsets from the centre of a crop in µm along (Z, Y, X). What is drawn depends on the seed, the
-epoch and the number of the sample alone. A voxel of the crop at offset ``p`` shows the volume at offset
+All is in physical units: offsets from the centre of a crop in µm along (Z, Y, X). What is drawn depends on the seed,
+the epoch and the number of the sample alone. A voxel of the crop at offset ``p`` shows the volume at offset
 ``M p + t + d(p)``, with ``M = rotation · shear · scale · flip`` and ``d`` a cubic B-spline over a grid of random
 displacements.
 """
@@ -223,7 +223,7 @@ def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int,
     """Control points along each axis: a cubic B-spline needs one before and two behind each cell."""
     counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
     if max(counts) > MAX_NODES:
-        raise ValueError(f"elastic spacing {spacing} µm gives {max(counts)} control points along an axis; {MAX_NODES} fit")
+        raise ValueError(f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit")
     return counts[0], counts[1], counts[2]
 
 

@@ -143,7 +143,7 @@ def _as_bf16(capsule: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _record_of(names: tuple[str, ...]) -> Any:
-    return namedtuple("Parts", names)  # noqa: PYI024 - its fields are known at run time only
+    return namedtuple("Parts", names)
 
 
 class Batch:

@@ -242,7 +242,9 @@ class Config:
         if self.augment is not None and not isinstance(self.augment, Augment):
             raise TypeError(f"augment must be an Augment or None (got {type(self.augment).__name__})")
         if self.augment is not None and self.pad is None:
-            raise ValueError("augment needs pad: 'constant', 'edge' or 'reflect', since warped crops reach out of arrays")
+            raise ValueError(
+                "augment needs pad 'constant', 'edge' or 'reflect', since warped crops reach out of arrays"
+            )
         committed = self.host_buffer_bytes + self.device_buffer_bytes
         if 0 < self.max_gpu_memory_bytes < committed:
             raise ValueError(

@@ -182,8 +182,8 @@ def crop_box(sample: Sample, part: Part, info: ArrayInfo) -> Box:
     for axis, (start, stop) in enumerate(sample.aabb):
         factor = info.factors[axis]
         size = part.shape[axis] if part.shape else max(1, math.floor((stop - start) / factor + 0.5))
-        first = start if factor == 1 and size == stop - start else math.floor(
-            (start + stop) / 2 / factor - size / 2 + 0.5
+        first = (
+            start if factor == 1 and size == stop - start else math.floor((start + stop) / 2 / factor - size / 2 + 0.5)
         )
         box.append((first, first + size))
     return tuple(box)

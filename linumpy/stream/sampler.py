@@ -257,8 +257,8 @@ class CropSampler:
             begin = int(i) * histogram.cell[axis]
             end = min(begin + histogram.cell[axis], histogram.shape[axis])
             scale = full[axis] / histogram.shape[axis]
-            centre = numbers.uniform(begin * scale, end * scale)
-            first = math.floor(centre - self.shape[axis] / 2 + 0.5)
+            centre = int(numbers.integers(math.floor(begin * scale), math.ceil(end * scale)))
+            first = centre - self.shape[axis] // 2
             start.append(min(max(first, 0), full[axis] - self.shape[axis]))
         return volume, start
 

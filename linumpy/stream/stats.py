@@ -98,9 +98,7 @@ class Stats:
             metric = getattr(self, one.name)
             if isinstance(metric, Metric):
                 rate = f"{metric.gb_per_s:.2f}" if metric.nbytes else "-"
-                rows.append(
-                    f"{one.name:<18}{metric.count:>9}{metric.seconds:>10.3f}{metric.mean_ms:>10.3f}{rate:>8}"
-                )
+                rows.append(f"{one.name:<18}{metric.count:>9}{metric.seconds:>10.3f}{metric.mean_ms:>10.3f}{rate:>8}")
         rows += [
             f"batches {self.batches_emitted} ({self.batches_truncated} truncated), submissions {self.waves_emitted}, "
             f"samples skipped {self.samples_skipped}",

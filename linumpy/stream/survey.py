@@ -1,7 +1,7 @@
 """How much more than a crop is read: arrays and crop shapes → estimates, and chunks that would be better. Pure.
 
-A chunk is read whole. Crops begin anywhere, so that along an axis one of ``s`` voxels touches ``1 + (s - 1) / c`` chunks
-of ``c`` voxels on average.
+A chunk is read whole. Crops begin anywhere with the same probability, so that along an axis one of ``s`` voxels touches
+about ``1 + (s - 1) / c`` chunks of ``c`` voxels on average.
 """
 
 from __future__ import annotations
@@ -71,11 +71,14 @@ def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
 
 def _touched(s: int, c: int, n: int) -> float:
     """Chunks along an axis that a crop touches, on average over all its positions."""
-    if s == n:
-        return float(-(-n // c))
-    if n - s >= 4 * c:
-        return 1 + (s - 1) / c
-    return sum((start + s - 1) // c - start // c + 1 for start in range(n - s + 1)) / (n - s + 1)
+    count = n - s + 1
+
+    def begun(k: int) -> int:
+        """Sum of ``i // c`` for i from 0 to k - 1."""
+        whole, rest = divmod(k, c)
+        return c * (whole * (whole - 1) // 2) + whole * rest
+
+    return 1 + (begun(n) - begun(s - 1) - begun(count)) / count
 
 
 def _cost(crop: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tuple[float, float]:
@@ -101,7 +104,8 @@ def table(rows: Sequence[Amplification]) -> str:
         return "×".join(map(str, shape))
 
     width = max(len("array"), *(len(one.name) for one in rows))
-    lines = [f"{'array':<{width}}  {'crop':>15}{'chunk':>15}{'chunks/crop':>13}{'read ×':>9}{'better chunk':>15}{'×':>7}"]
+    head = f"{'crop':>15}{'chunk':>15}{'chunks/crop':>13}{'read ×':>9}{'better chunk':>15}{'×':>7}"
+    lines = [f"{'array':<{width}}  {head}"]
     for one in rows:
         same = one.better_chunk == one.chunk
         better, factor = ("-", "") if same else (spell(one.better_chunk), f"{one.better_factor:.2f}")

@@ -27,4 +27,3 @@ def pipeline():
     yield make
     for one in made:
         one.close()
-
