@@ -26,15 +26,16 @@ For example:
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.benchmark.measure import Request, run, wrong_results
-from linumpy.benchmark.paths import PATH_NAMES
-from linumpy.benchmark.specs import CODECS, SUITES, CaseSpec
+from linumpy.benchmark import command
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.read_paths import PATH_NAMES
+from linumpy.benchmark.suites.reading import ReadRequest, read_cases
+from linumpy.benchmark.suites.specs import CODECS, SUITES, CaseSpec
 
 _MADE = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}
 
@@ -67,7 +68,6 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     made.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
 
     timing = parser.add_argument_group("timing")
-    timing.add_argument("--runs", type=int, default=5, metavar="N", help="Timed runs of each way. [%(default)s]")
     state = timing.add_mutually_exclusive_group()
     state.add_argument(
         "--cold", action="store_true", help="Drop these files from the page cache before every run (needs no root)."
@@ -75,13 +75,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     state.add_argument("--warm", action="store_true", help="Read once, untimed, before the runs. This is the default.")
     timing.add_argument("--only", nargs="+", choices=PATH_NAMES, metavar="WAY", help=f"Of {', '.join(PATH_NAMES)}.")
 
-    out = parser.add_argument_group("results")
-    out.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
-    out.add_argument("--plot", type=Path, metavar="FILE.png", help="Draw the rates.")
+    command.add_options(parser, "5")
     return parser
 
 
-def _request(args: argparse.Namespace, command: str) -> Request:
+def _request(args: argparse.Namespace) -> ReadRequest:
     """Turn the arguments into what the library takes; ``ValueError`` where they do not go together."""
     given = {name: getattr(args, name) for name in _MADE if getattr(args, name) is not None}
     making = args.generate is not None or args.suite is not None
@@ -93,16 +91,12 @@ def _request(args: argparse.Namespace, command: str) -> Request:
         raise ValueError("--scale goes with --suite")
     if args.scale is not None and not 0 < args.scale <= 1:
         raise ValueError(f"--scale {args.scale:g}: more than 0, at most 1")
-    return Request(
+    return ReadRequest(
         array=args.array,
         specs=_specs(args.suite, args.scale or 1.0, given) if making else (),
         folder=args.generate,
         only=tuple(args.only or ()),
-        runs=args.runs,
         cold=args.cold,
-        json=args.json,
-        plot=args.plot,
-        command=command,
     )
 
 
@@ -118,15 +112,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a way read wrong values, 2 where nothing could be run."""
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
-    command = shlex.join([parser.prog, *(sys.argv[1:] if argv is None else argv)])
     try:
-        results = run(_request(args, command))
+        request = _request(args)
+        settings = Settings(5 if args.runs is None else args.runs, args.cold)
+        output = command.output_of(parser, args, argv)
+        with read_cases(request) as (folder, cases):
+            results = command.run(cases, settings, output, folder)
     except cli.EXPECTED as error:
         parser.error(str(error))
-    wrong = wrong_results(results)
-    if wrong:
-        print(f"{parser.prog}: {wrong} results were WRONG", file=sys.stderr)
-    return 1 if wrong else 0
+    return command.exit_code(parser, results)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.benchmark.kernel_run import KernelRequest, run, wrong_results
-from linumpy.benchmark.resampling import MAKERS
-from linumpy.benchmark.zarr_to_zarr import ZarrRequest, run_zarr_to_zarr
+from linumpy.benchmark import command
+from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.resampling import MAKERS
+from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
 from linumpy.device import resolve
 
 
@@ -39,10 +41,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         prog="linum-benchmark-resampling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=tuple(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
-    parser.add_argument("--runs", type=int, metavar="N", help="Timed runs. [20; 5 with --zarr]")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="Draw the times.")
+    command.add_options(parser, "20; 5 with --zarr")
     parser.add_argument("--zarr", type=float, metavar="GIB", help="Time resample_zarr on a volume of this size.")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="Where to make it. [where temporary files go]")
     parser.add_argument(
@@ -55,33 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
-    if args.zarr is not None and (args.only or args.plot or args.scale != 1):
-        parser.error("--only, --scale and --plot do not go with --zarr")
+    if args.zarr is not None and (args.only or args.scale != 1):
+        parser.error("--only and --scale do not go with --zarr")
     try:
-        if args.zarr is not None:
-            wrong = _time_zarr(args)
+        output = command.output_of(parser, args, argv)
+        if args.zarr is None:
+            settings = Settings(20 if args.runs is None else args.runs)
+            results = command.run(kernel_cases(MAKERS, args.scale, args.only or ()), settings, output)
         else:
-            runs = 20 if args.runs is None else args.runs
-            request = KernelRequest(tuple(args.only or ()), runs, args.scale, args.json, args.plot)
-            wrong = wrong_results(run(request, MAKERS))
+            settings = Settings(5 if args.runs is None else args.runs)
+            request = ZarrRequest(args.zarr, args.folder, args.device_memory, use_gpu=resolve("auto").is_cuda)
+            with zarr_cases(request) as (folder, cases):
+                results = command.run(cases, settings, output, folder)
     except cli.EXPECTED as error:
         parser.error(str(error))
-    if wrong:
-        print(f"{parser.prog}: {wrong} results were WRONG", file=sys.stderr)
-    return 1 if wrong else 0
-
-
-def _time_zarr(args: argparse.Namespace) -> int:
-    """Time ``resample_zarr``; returns how many results were wrong."""
-    request = ZarrRequest(
-        args.zarr,
-        args.folder,
-        args.device_memory,
-        5 if args.runs is None else args.runs,
-        use_gpu=resolve("auto").is_cuda,
-        json=args.json,
-    )
-    return int(bool(run_zarr_to_zarr(request).wrong))
+    return command.exit_code(parser, results)
 
 
 if __name__ == "__main__":

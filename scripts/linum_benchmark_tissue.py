@@ -29,9 +29,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.benchmark.end_to_end import CASES, EndToEndRequest, run_end_to_end
-from linumpy.benchmark.kernel_run import KernelRequest, run, wrong_results
-from linumpy.benchmark.tissue import MAKERS
+from linumpy.benchmark import command
+from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.scripts import SCRIPTS, EndToEndRequest, end_to_end_cases
+from linumpy.benchmark.suites.tissue import MAKERS
 from linumpy.device import resolve
 
 
@@ -39,40 +41,33 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="linum-benchmark-tissue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = (*MAKERS, *CASES)
+    names = (*MAKERS, *SCRIPTS)
     parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"Of {', '.join(names)}.")
-    parser.add_argument("--runs", type=int, metavar="N", help="Timed runs. [20; 5 from end to end]")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
     parser.add_argument("--end-to-end", type=float, metavar="GIB", help="Time whole scripts, on a mosaic of this size.")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="Where that is made. [where temporary files go]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
+    command.add_options(parser, "20; 5 from end to end")
     return parser
-
-
-def _run(args: argparse.Namespace) -> int:
-    """Run what is asked for; returns the number of wrong results."""
-    only = tuple(args.only or ())
-    if args.end_to_end is None:
-        runs = 20 if args.runs is None else args.runs
-        return wrong_results(run(KernelRequest(only, runs, args.scale, args.json), MAKERS))
-    request = EndToEndRequest(
-        args.end_to_end, args.folder, only, 5 if args.runs is None else args.runs, use_gpu=resolve().is_cuda,
-        json=args.json,
-    )  # fmt: skip
-    return sum(bool(one.wrong) for one in run_end_to_end(request))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
     parser = _build_arg_parser()
     args = parser.parse_args(argv)
+    only = tuple(args.only or ())
     try:
-        wrong = _run(args)
+        output = command.output_of(parser, args, argv)
+        if args.end_to_end is None:
+            settings = Settings(20 if args.runs is None else args.runs)
+            results = command.run(kernel_cases(MAKERS, args.scale, only), settings, output)
+        else:
+            settings = Settings(5 if args.runs is None else args.runs)
+            request = EndToEndRequest(args.end_to_end, args.folder, only, use_gpu=resolve().is_cuda)
+            with end_to_end_cases(request) as (folder, cases):
+                results = command.run(cases, settings, output, folder)
     except cli.EXPECTED as error:
         parser.error(str(error))
-    if wrong:
-        print(f"{parser.prog}: {wrong} results were WRONG", file=sys.stderr)
-    return 1 if wrong else 0
+    return command.exit_code(parser, results)
 
 
 if __name__ == "__main__":

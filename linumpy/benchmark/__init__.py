@@ -1,6 +1,7 @@
-"""Time every way from a Zarr array on the disk to the GPU, one beside the other.
+"""Time linumpy beside its peers and beside what the hardware allows.
 
-The rooms: ``data`` (voxels whose compressibility is known), ``cases`` (what is read), ``paths`` (the ways of reading
-it), ``truth`` (whether a way reads the right values), ``cache`` (page cache), ``runner`` (check, then time),
-``machine`` (what it ran on), ``table``, ``export`` and ``plot`` (what people see). None needs a GPU to be imported.
+``runner`` checks a result, then times it, and says how a suite is added; ``command`` is what the commands share;
+``report`` makes the table, the JSON document and the plot; ``kernels`` makes cases of functions in memory; ``data``
+and ``volumes`` make voxels and images; ``machine`` and ``cache`` look at what it runs on. The cases are in ``suites``.
+Every module imports without a GPU.
 """

@@ -1,17 +1,22 @@
 """Voxels for generated stores: random where nothing compresses them, OCT-like where a codec does.
 
-In: the shape of a volume and a piece of it. Out: that piece as a NumPy array, the same for the same seed. Never
-zeros: a disk, a file system or a codec may take a short way around them.
+In: the shape of a volume and a piece of it (:func:`blocks` cuts an array into pieces of bounded size along its chunk
+grid). Out: that piece as a NumPy array, the same for the same seed. Never zeros, which a disk, a file system or a codec
+may treat faster than other values.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from linumpy.benchmark.blocks import Block
+#: Bytes of one piece, unless a single chunk is larger.
+BLOCK_BYTES = 256 * 2**20
+
+Block = tuple[slice, ...]
 
 #: The stored size that compressed stores aim at: decoded bytes over stored bytes.
 TARGET_RATIO = 3.0
@@ -129,3 +134,34 @@ def _brightness(dtype: np.dtype) -> tuple[int, int]:
     if dtype.kind == "b":
         return 0, 2  # 1 and more is true: half of the voxels
     return (30, 90) if dtype.itemsize == 1 else (4000, 256)
+
+
+def block_shape(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> tuple[int, ...]:
+    """Return the shape of the largest piece, in whole grains, that stays within the limit.
+
+    Parameters
+    ----------
+    shape, grain : sequence of int
+        Of the array, and of what cannot be read in part (a chunk).
+    itemsize : int
+        Bytes per voxel.
+    limit : int
+        Bytes that a piece may have; a grain that is larger is a piece nevertheless.
+    """
+    sizes = [min(one, extent) for one, extent in zip(grain, shape, strict=True)]
+    for axis in reversed(range(len(sizes))):  # the last axis first: pieces are as contiguous as can be
+        count = max(1, limit // max(1, math.prod(sizes) * itemsize))
+        sizes[axis] = min(shape[axis], sizes[axis] * count)
+    return tuple(sizes)
+
+
+def blocks(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the pieces in C order; of an array without voxels there are none."""
+    if math.prod(shape) == 0:
+        return
+    sizes = block_shape(shape, grain, itemsize, limit)
+    starts = [range(0, extent, size) for extent, size in zip(shape, sizes, strict=True)]
+    for corner in itertools.product(*starts):
+        yield tuple(
+            slice(start, min(start + size, extent)) for start, size, extent in zip(corner, sizes, shape, strict=True)
+        )

@@ -5,6 +5,7 @@ In: the folder that was read. Out: :class:`Machine`, records of hardware, versio
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linumpy import __version__
-from linumpy.benchmark.paths import TASK_BYTES, kvikio_threads
 from linumpy.device import describe, kvikio_mode
+
+#: Size of kvikio's tasks wherever the benchmark sets it.
+TASK_BYTES = 4 * 2**20
 
 _MORE_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
 
@@ -83,7 +86,7 @@ class Machine:
     def lines(self) -> list[str]:
         """Return the lines that stand above a table."""
         host = f"{self.cpu}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; {self.file_system} files"
-        lines = [f"device    {self.gpu or 'none: host paths only (' + self.why_no_gpu + ')'}", f"host      {host}"]
+        lines = [f"device    {self.gpu or 'none: on the host only (' + self.why_no_gpu + ')'}", f"host      {host}"]
         named = [f"{label} {value}" for label, value in self.versions if value != "not installed"]
         lines.append(f"versions  {', '.join(named)}")
         lines.append(f"GDS       {self.gds.mode}: {self.gds.how}")
@@ -111,6 +114,17 @@ def look(folder: Path) -> Machine:
         task_bytes=TASK_BYTES,
         gds=gds(folder),
     )
+
+
+def kvikio_threads() -> int | None:
+    """Return the number of kvikio's threads that linumpy's reader takes; None without kvikio."""
+    try:
+        defaults = importlib.import_module("kvikio.defaults")
+    except ImportError:
+        return None
+    from linumpy.gpu.read.kvikio_settings import read_threads
+
+    return read_threads(defaults.get("num_threads"))
 
 
 def gds(folder: Path) -> Gds:

@@ -1,7 +1,7 @@
-"""Volumes to time whole calls on: raw OME-Zarr images made of one tile, and the clock on the wall.
+"""Volumes to time whole calls on: raw OME-Zarr images made of one tile.
 
 In: a tile and how many there are. Out: an image, each of whose tiles is that one and a number, so that it is known what
-must come out. Errors: ``ValueError`` for a folder without room.
+must come out. Errors: ``ValueError`` for a folder on a disk that is too small.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from linumpy.device import synchronize
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.writer import OmeZarrWriter
 
 _THREADS = 16
 
 
-def check_room(folder: Path, nbytes: int) -> None:
+def check_free(folder: Path, nbytes: int) -> None:
     """Refuse a folder that cannot take so many bytes.
 
     Raises
     ------
     ValueError
-        Saying how much room there is.
+        Saying how much is free.
     """
     free = shutil.disk_usage(folder).free
     if nbytes > free:
@@ -91,13 +90,3 @@ def flush(folder: Path, seconds: float = 60.0) -> bool:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return all(list(pool.map(flush_one, (path for path in folder.rglob("*") if path.is_file()))))
-
-
-def wall_seconds(work: Callable[[], object], result: Path) -> float:
-    """Time a call on the clock on the wall, from a device at rest to a device at rest; `result` is removed before."""
-    shutil.rmtree(result, ignore_errors=True)
-    synchronize()
-    begin = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - begin

@@ -3,6 +3,7 @@
 Importing this package imports no GPU package.
 """
 
+from linumpy.gpu.read.reader import Reader, release
 from linumpy.gpu.zarr_io import (
     gpu_zarr_context,
     plan_zarr_read,
@@ -11,4 +12,12 @@ from linumpy.gpu.zarr_io import (
     zarr_to_dask,
 )
 
-__all__ = ["gpu_zarr_context", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "zarr_to_dask"]
+__all__ = [
+    "Reader",
+    "gpu_zarr_context",
+    "plan_zarr_read",
+    "read_zarr",
+    "read_zarr_to_gpu",
+    "release",
+    "zarr_to_dask",
+]

@@ -73,6 +73,10 @@ class Budget:
         self._total, self._open_files = total, open_files
         self.reset()
 
+    def total(self) -> Share:
+        """Return what all reads together may use."""
+        return self._total()
+
     def reset(self) -> None:
         """Forget all shares, as in a child process, which has none of its parent's threads."""
         self._changed = threading.Condition()

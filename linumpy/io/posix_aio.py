@@ -141,7 +141,7 @@ def read_batch(
     """
     global _has_read
     if _has_lost_threads:
-        return _read_by_threads(descriptors, addresses, nbytes, offsets)
+        return read_by_threads(descriptors, addresses, nbytes, offsets)
     _has_read = True
     control = np.zeros(len(descriptors), _CONTROL)
     control["descriptor"], control["address"], control["nbytes"], control["offset"] = (
@@ -157,7 +157,7 @@ def read_batch(
     counts = np.where(control["error"] != 0, -control["error"].astype(np.int64), control["result"])
     if retry:
         for row in np.flatnonzero(counts != nbytes).tolist():
-            counts[row] = _read_now(*(int(a[row]) for a in (descriptors, addresses, nbytes, offsets)))
+            counts[row] = read_now(*(int(a[row]) for a in (descriptors, addresses, nbytes, offsets)))
     return counts
 
 
@@ -173,15 +173,17 @@ def _wait(control: np.ndarray, pointers: np.ndarray) -> None:
         _library().aio_error(ctypes.c_void_p(int(pointers[0])))
 
 
-def _read_by_threads(
+def read_by_threads(
     descriptors: np.ndarray, addresses: np.ndarray, nbytes: np.ndarray, offsets: np.ndarray
 ) -> np.ndarray:
+    """Do what :func:`read_batch` does, by threads of Python."""
     columns = [np.asarray(column).tolist() for column in (descriptors, addresses, nbytes, offsets)]
     with ThreadPoolExecutor(min(_CHILD_THREADS, max(1, len(descriptors))), "linumpy-read") as pool:
-        return np.fromiter(pool.map(_read_now, *columns), np.int64, len(descriptors))
+        return np.fromiter(pool.map(read_now, *columns), np.int64, len(descriptors))
 
 
-def _read_now(descriptor: int, address: int, nbytes: int, offset: int) -> int:
+def read_now(descriptor: int, address: int, nbytes: int, offset: int) -> int:
+    """Read one piece; return the bytes read, fewer only at the end of the file, or minus an ``errno``."""
     memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
     done = 0
     try:

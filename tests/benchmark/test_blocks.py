@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linumpy.benchmark.blocks import blocks
+from linumpy.benchmark.data import blocks
 
 
 @st.composite

@@ -14,9 +14,10 @@ FOLDER = Path(linumpy.benchmark.__file__).parent
 SCRIPT = FOLDER.parents[1] / "scripts/linum_benchmark_kvikio_zarr.py"
 BLOCKED = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "tensorstore", "zarrs")
 MODULES = [f"linumpy.benchmark.{found.name}" for found in pkgutil.iter_modules([str(FOLDER)])]
+MODULES += [f"linumpy.benchmark.suites.{found.name}" for found in pkgutil.iter_modules([str(FOLDER / "suites")])]
 
 
-@pytest.mark.parametrize("file", [*FOLDER.glob("*.py"), SCRIPT], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*FOLDER.rglob("*.py"), SCRIPT], ids=lambda file: file.stem)
 def test_no_top_level_import_of_a_gpu_package_or_a_peer(file):
     for node in ast.parse(file.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

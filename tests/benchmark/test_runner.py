@@ -1,204 +1,297 @@
 """Check first, time then: nothing wrong is timed, nothing that fails stops the rest."""
 
 import contextlib
+import dataclasses
 import time
 import weakref
-from pathlib import Path
 
+import numpy as np
 import pytest
-import zarr
+from benchmark.made_up import result_of
 
 from linumpy.benchmark import runner
-from linumpy.benchmark.cases import CaseSpec, generate
-from linumpy.benchmark.paths import CannotRunError, Prepared, TimedPath, standard_paths
-from linumpy.benchmark.runner import CaseResult, PathResult, Settings, measure, run_case
+from linumpy.benchmark.runner import (
+    CannotRunError,
+    Case,
+    Entry,
+    Mark,
+    Prepared,
+    Settings,
+    failures,
+    ready,
+    run_case,
+    run_cases,
+)
 from linumpy.errors import UnsupportedLayoutError
 
-
-@pytest.fixture
-def case(tmp_path):
-    return generate(CaseSpec("a", (12, 10, 8), (4, 4, 4), "uint16"), tmp_path)
+RIGHT = np.arange(960, dtype="u2")
 
 
-def path(read, name="mine", files=(), note=lambda: ""):
-    @contextlib.contextmanager
-    def prepare(case):
-        yield Prepared(lambda: read(case), files, note)
-
-    return TimedPath(name, name.title(), prepare)
+def check(array):
+    return "" if np.array_equal(array, RIGHT) else "it differs"
 
 
-def right(case):
-    return zarr.open_array(case.path, mode="r")[...]
+def right():
+    return RIGHT.copy()
+
+
+def case_of(*calls, **options):
+    entries = tuple(
+        Entry(f"e{n}", f"E{n}", ready(call, check), "ours" if n == 0 else "peer") for n, call in enumerate(calls)
+    )
+    return Case("a", RIGHT.nbytes, entries, **options)
+
+
+def measure(call, settings, **options):
+    (entry,) = run_case(case_of(call, **options), settings).entries
+    return entry
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_right_path_is_timed_as_often_as_asked(case, cold):
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_right_entry_is_timed_as_often_as_asked(cold, in_turns):
     calls = []
 
-    def read(case):
+    def call():
         calls.append(1)
-        return right(case)
+        return right()
 
-    result = measure(case, path(read, note=lambda: "by hand"), Settings(runs=4, cold=cold))
+    entry = Entry("a", "A", ready(call, check, note=lambda: "by hand"), warm_ups=2)
+    (result,) = run_case(Case("x", RIGHT.nbytes, (entry,), in_turns=in_turns), Settings(4, cold)).entries
     assert result.verdict == "ok"
     assert len(result.seconds) == 4
-    assert len(calls) == 4 + 1 + (not cold)  # the check, and a warm-up
-    assert "by hand" in result.note
-    assert result.nbytes == 12 * 10 * 8 * 2
+    assert len(calls) == 4 + 1 + (0 if cold else 2)  # the check, and warm-ups
+    assert result.note.endswith("by hand")
+    assert result.nbytes == 960 * 2
 
 
-def test_a_wrong_path_is_called_so_and_never_timed(case):
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_wrong_entry_is_called_so_and_never_timed(in_turns):
     calls = []
 
-    def read(case):
+    def call():
         calls.append(1)
-        data = right(case)
-        data[5, 6, 7] ^= 1
-        return data
+        return right() ^ 1
 
-    result = measure(case, path(read), Settings(runs=3))
-    assert result.verdict == "WRONG"
-    assert result.note.startswith("voxel (5, 6, 7) is")
+    result = measure(call, Settings(3), in_turns=in_turns)
+    assert (result.verdict, result.note) == ("WRONG", "it differs")
     assert (result.seconds, result.median, result.rate) == ((), None, None)
     assert calls == [1]
 
 
-@pytest.mark.parametrize("change", [lambda a: a[:-1], lambda a: a.astype("i4"), lambda a: a.T])
-def test_another_shape_or_type_is_wrong_too(case, change):
-    assert measure(case, path(lambda case: change(right(case))), Settings(runs=1)).verdict == "WRONG"
-
-
-def test_a_result_that_stayed_on_the_host_is_wrong_on_a_gpu(case):
-    result = measure(case, path(right), Settings(runs=1, gpu=True))
-    assert result.verdict == "WRONG"
-    assert "numpy.ndarray" in result.note
-
-
 @pytest.mark.parametrize("error", [CannotRunError("no wool\nhere"), UnsupportedLayoutError("no wool here")])
-def test_a_path_that_cannot_run_says_why_in_one_line(case, error):
-    def read(case):
+@pytest.mark.parametrize("where", ["prepare", "call"])
+def test_an_entry_that_cannot_run_says_why_in_one_line(error, where):
+    def call():
         raise error
 
-    result = measure(case, path(read), Settings(runs=1))
+    prepare = call if where == "prepare" else ready(call)
+    (result,) = run_case(Case("x", 1, (Entry("a", "A", prepare),)), Settings(1)).entries
     assert (result.verdict, result.note) == ("cannot run", "no wool here")
 
 
+@pytest.mark.parametrize("in_turns", [False, True])
 @pytest.mark.parametrize("error", [OSError("chunk 3\n is short"), MemoryError("chunk 3 is short"), KeyError()])
-def test_a_path_that_raises_fails_alone(case, error):
-    def read(case):
-        raise error
+@pytest.mark.parametrize("healthy", [0, 3])
+def test_an_entry_that_raises_fails_alone(error, in_turns, healthy):
+    calls = []
 
-    first, second = run_case(case, [path(read, "bad"), path(right, "good")], Settings(runs=1)).paths
+    def call():
+        calls.append(1)
+        if len(calls) > healthy:
+            raise error
+        return right()
+
+    first, second = run_case(case_of(call, right, in_turns=in_turns), Settings(4)).entries
     assert first.verdict == "failed"
     assert "\n" not in first.note
     assert first.note.startswith(type(error).__name__)
+    assert first.seconds == ()
     assert second.verdict == "ok"
+    assert len(second.seconds) == 4
 
 
-def test_a_person_can_stop_it(case):
-    def read(case):
+def test_a_person_can_stop_it():
+    def call():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure(case, path(read), Settings(runs=1))
+        measure(call, Settings(1))
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_result_is_freed_before_the_next_run(case, cold):
+def test_a_result_is_freed_before_the_next_run(cold):
     alive = []
 
-    def read(case):
+    def call():
         assert all(one() is None for one in alive)
-        data = right(case)
+        data = right()
         alive.append(weakref.ref(data))
         return data
 
-    assert measure(case, path(read), Settings(runs=3, cold=cold)).verdict == "ok"
+    assert measure(call, Settings(3, cold)).verdict == "ok"
     assert len(alive) > 3
 
 
-def test_the_time_is_that_of_the_reading(case):
-    def slow(case):
-        time.sleep(0.05)
-        return right(case)
+def test_entries_are_prepared_one_after_another_or_all_at_once():
+    events = []
 
-    result = measure(case, path(slow), Settings(runs=3))
+    def entry(name):
+        @contextlib.contextmanager
+        def prepare():
+            events.append(f"+{name}")
+            yield Prepared(lambda: events.append(name), before=lambda: events.append("before"))
+            events.append(f"-{name}")
+
+        return Entry(name, name, prepare, warm_ups=0)
+
+    case = Case("x", 1, (entry("a"), entry("b")))
+    run_case(case, Settings(2))
+    one = ["before", "a"] * 3
+    assert events == ["+a", *one, "-a", "+b", *["before", "b"] * 3, "-b"]
+    events.clear()
+    run_case(dataclasses.replace(case, in_turns=True), Settings(2))
+    turn = ["before", "a", "before", "b"]
+    assert events == ["+a", "before", "a", "+b", "before", "b", *turn, *turn, "-b", "-a"]
+
+
+def test_the_time_is_that_of_the_call():
+    def slow():
+        time.sleep(0.05)
+        return right()
+
+    result = measure(slow, Settings(3))
     assert min(result.seconds) >= 0.05
     assert result.median < 0.5
-    assert result.rate == pytest.approx(case.nbytes / result.median / 2**30)
+    assert result.rate == pytest.approx(RIGHT.nbytes / result.median / 2**30)
 
 
-def test_cold_drops_the_cases_files_and_the_paths_own_before_every_run(case, tmp_path, monkeypatch):
-    mine = tmp_path / "mine"
-    mine.write_bytes(b"x" * 9000)
+def test_what_is_done_before_a_run_is_not_timed():
+    entry = Entry("a", "A", ready(right, check, before=lambda: time.sleep(0.05)))
+    (result,) = run_case(Case("x", 1, (entry,)), Settings(3)).entries
+    assert max(result.seconds) < 0.05
+
+
+def test_slow_entries_are_run_less_often_and_parts_count_as_all():
+    calls = []
+
+    def slow():
+        calls.append(1)
+        time.sleep(0.02)
+
+    entry = Entry("a", "A", ready(slow), max_seconds=0.05, share=0.5)
+    (result,) = run_case(Case("x", 1, (entry,)), Settings(50)).entries
+    assert len(result.seconds) == 3
+    assert min(result.seconds) >= 0.04
+    assert len(calls) == 5
+
+
+def test_cold_drops_the_cases_files_and_the_entrys_own_before_every_run(tmp_path, monkeypatch):
+    files = tmp_path / "case", tmp_path / "mine"
     events = []
     monkeypatch.setattr(runner.cache, "drop", lambda files: events.append(set(files)))
     monkeypatch.setattr(runner.cache, "cached_part", lambda files: 0.0)
-
-    def read(case):
-        events.append("read")
-        return right(case)
-
-    result = measure(case, path(read, files=(mine,)), Settings(runs=2, cold=True))
-    everything = {mine, *(file for file in case.path.rglob("*") if file.is_file())}
-    assert events == ["read", everything, "read", everything, "read"]
+    entry = Entry("a", "A", ready(lambda: events.append("read"), files=files[1:]))
+    (result,) = run_case(Case("x", 1, (entry,), files=files[:1]), Settings(2, cold=True)).entries
+    assert events == ["read", set(files), "read", set(files), "read"]
     assert result.note == ""
 
 
-def test_warm_drops_nothing(case, monkeypatch):
+def test_warm_drops_nothing(monkeypatch):
     monkeypatch.setattr(runner.cache, "drop", lambda files: pytest.fail("dropped"))
-    assert measure(case, path(right), Settings(runs=1)).verdict == "ok"
+    assert measure(right, Settings(1)).verdict == "ok"
 
 
 @pytest.mark.parametrize(("part", "words"), [(0.4, "NOT COLD: 40%"), (None, "not known to be cold"), (0.001, "")])
-def test_files_that_stay_in_the_cache_are_told(case, monkeypatch, part, words):
+def test_files_that_stay_in_the_cache_are_told(monkeypatch, part, words):
     monkeypatch.setattr(runner.cache, "cached_part", lambda files: part)
-    result = measure(case, path(right), Settings(runs=1, cold=True))
+    result = measure(right, Settings(1, cold=True))
     assert result.verdict == "ok"
     assert result.note.startswith(words)
     assert bool(result.note) == bool(words)
 
 
-def test_the_standard_paths_run_on_this_machine_without_a_gpu(case):
-    result = run_case(case, standard_paths(gpu=False), Settings(runs=1))
-    verdicts = {one.name: one.verdict for one in result.paths}
-    assert verdicts["flat"] == verdicts["zarr-numpy"] == "ok"
-    assert set(verdicts.values()) <= {"ok", "cannot run"}
-    assert sorted(file.name for file in Path(case.path).parent.iterdir()) == [case.path.name]
+def test_a_median_needs_a_run():
+    with pytest.raises(ValueError, match="runs=0"):
+        Settings(0)
 
 
-def results(case, reach=None, cold=False, gpu=True, **medians):
-    import dataclasses
+def test_cases_are_made_one_after_another_and_hold_no_memory_once_they_are_done():
+    alive = []
 
-    case = dataclasses.replace(case, reach=reach)
-    made = tuple(
-        PathResult(name.replace("_", "-"), name, name == "flat", "ok", "", (one, one * 2, one / 2), case.nbytes)
-        for name, one in medians.items()
+    def cases():
+        for number in range(3):
+            assert all(one() is None for one in alive)
+            data = right()
+            alive.append(weakref.ref(data))
+            yield Case(str(number), 1, (Entry("a", "A", ready(lambda data=data: None)),))
+            del data
+
+    results = run_cases(cases(), Settings(1))
+    assert [one.case.name for one in results] == ["0", "1", "2"]
+    assert [one.entries[0].verdict for one in results] == ["ok"] * 3
+
+
+def judged(mark, seconds, earlier=(), **options):
+    entries = tuple(
+        Entry(name, name, ready(right), "ours" if name == "mine" else "peer") for name in ("mine", "a", "b")
     )
-    return CaseResult(case, Settings(3, cold, gpu), made)
+    return result_of(Case("x", 2**30, entries, marks=(mark,), **options), seconds, Settings(3), earlier)
 
 
-def test_ratios_are_of_rates_at_the_medians(case):
-    result = results(case, flat=0.1, zarr_gpu=0.8, linumpy_auto=0.2)
-    mine = result.path("linumpy-auto")
-    assert mine.median == 0.2
-    assert result.ratio(mine, "flat") == pytest.approx(0.5)
-    assert result.ratio(mine, "zarr-gpu") == pytest.approx(4)
-    assert result.ratio(mine, "h2d") is None
+def test_ratios_are_of_rates_at_the_medians():
+    result = judged(Mark(1), {"mine": 0.2, "a": 0.1})
+    assert result.ours.median == pytest.approx(0.2)
+    assert result.ours.rate == pytest.approx(5)
+    assert result.times_faster(result.entry("a")) == pytest.approx(0.5)
+    assert result.times_faster(result.entry("b")) is None
+    assert result.entry("c") is None
 
 
-@pytest.mark.parametrize(("reach", "met"), [(0.5, True), (0.51, False), (None, None)])
-def test_the_reach_is_met_or_missed(case, reach, met):
-    assert results(case, reach=reach, flat=0.1, linumpy_auto=0.2).reached is met
+@pytest.mark.parametrize(
+    ("mark", "got"),
+    [
+        (Mark(4), 5),
+        (Mark(4, ("a",)), 0.5),
+        (Mark(4, ("a", "b")), 0.5),
+        (Mark(4, ("a", "b"), slowest=True), 2),
+        (Mark(4, ("nobody",)), None),
+        (Mark(4, ("a", "nobody")), 0.5),
+        (Mark(4, ("a", "nobody"), slowest=True), None),
+        (Mark(4, ("before/mine",)), 0.25),
+        (Mark(4, ("never/mine",)), None),
+    ],
+)
+def test_what_a_mark_is_judged_by(mark, got):
+    before = result_of(Case("before", 2**30, (Entry("mine", "m", ready(right), "ours"),)), {"mine": 0.05}, Settings(3))
+    (found,) = judged(mark, {"mine": 0.2, "a": 0.1, "b": 0.4}, [before]).marks
+    assert found.got == (None if got is None else pytest.approx(got))
+    assert found.met == (None if got is None else got >= 4)
 
 
-def test_the_reach_is_judged_only_warm_on_a_gpu_with_both_times(case):
-    assert results(case, reach=0.1, cold=True, flat=0.1, linumpy_auto=0.2).reached is None
-    assert results(case, reach=0.1, gpu=False, flat=0.1, linumpy_auto=0.2).reached is None
-    assert results(case, reach=0.1, linumpy_auto=0.2).reached is None
-    assert results(case, reach=0.1, flat=0.2).reached is None
+def test_marks_that_do_not_count_here():
+    result = judged(Mark(0.1), {"mine": 0.2}, not_judged="no GPU")
+    assert result.marks[0].got == pytest.approx(5)
+    assert result.marks[0].met is None
+    assert result.verdict == ""
+    assert judged(Mark(0.1), {"a": 0.2}).marks[0].met is None
+
+
+def test_verdicts_and_failures():
+    assert judged(Mark(0.1), {"mine": 0.2}).verdict == "met"
+    assert judged(Mark(50), {"mine": 0.2}).verdict == "MISSED"
+
+    def bad():
+        raise OSError("gone")
+
+    wrong = run_case(case_of(lambda: 1, right, bad), Settings(1))
+    assert wrong.verdict == "WRONG"
+    assert failures([wrong]) == 1  # a peer that fails is none of linumpy's
+    failed = run_case(case_of(bad, lambda: 1), Settings(1))
+    assert failed.verdict == "failed"
+    assert failures([failed, wrong]) == 3
+    assert failures([run_case(case_of(right), Settings(1))]) == 0
 
 
 def test_a_median_is_not_moved_by_one_slow_run():
-    assert PathResult("a", "A", False, "ok", "", (9.0, 1.0, 1.1), 2**30).rate == pytest.approx(1 / 1.1)
+    assert runner.EntryResult("a", "A", "peer", "ok", "", (9.0, 1.0, 1.1), 2**30).rate == pytest.approx(1 / 1.1)

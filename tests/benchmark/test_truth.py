@@ -4,23 +4,22 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.benchmark import truth
-from linumpy.benchmark.cases import open_case
-from linumpy.benchmark.truth import difference, host_zarr
+from linumpy.benchmark.suites import stores
+from linumpy.benchmark.suites.stores import difference, host_zarr, open_stored
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
     """Have more than one piece even here."""
-    whole = truth.blocks
-    monkeypatch.setattr(truth, "blocks", lambda shape, grain, itemsize: whole(shape, grain, itemsize, 400))
+    whole = stores.blocks
+    monkeypatch.setattr(stores, "blocks", lambda shape, grain, itemsize: whole(shape, grain, itemsize, 400))
 
 
 def make(tmp_path, data, **how):
     how = {"chunks": (3,) * data.ndim, **how}
     array = zarr.create_array(tmp_path / "a", shape=data.shape, dtype=data.dtype, **how)
     array[...] = data
-    return open_case(tmp_path / "a")
+    return open_stored(tmp_path / "a")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "i1", "u2", ">i4", "f2", ">f4", "f8", "c8"])
@@ -60,7 +59,7 @@ def test_shape_and_type_count(tmp_path):
 
 def test_missing_chunks_are_the_fill_value(tmp_path):
     zarr.create_array(tmp_path / "a", shape=(6, 6), chunks=(3, 3), dtype="f4", fill_value=7.0)
-    case = open_case(tmp_path / "a")
+    case = open_stored(tmp_path / "a")
     assert difference(case, np.full((6, 6), 7, "f4")) is None
     assert difference(case, np.zeros((6, 6), "f4")) is not None
 

@@ -1,45 +1,58 @@
 """``resample_zarr``, timed: the benchmark is right about what is right, and cleans up after itself."""
 
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
+from benchmark.made_up import result_of
 
-from linumpy.benchmark import zarr_to_zarr
-from linumpy.benchmark.volumes import check_room, flush, write_tiles
-from linumpy.benchmark.zarr_to_zarr import HEADER, REACH_NBYTES, ZarrRequest, ZarrResult, row, run_zarr_to_zarr
+from linumpy.benchmark.command import Output, run
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites import zarr_to_zarr
+from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
+from linumpy.benchmark.volumes import check_free, flush, write_tiles
 from linumpy.io.ome import open_image
 from linumpy.resample import pipeline as resample_blocks
 from scripts import linum_benchmark_resampling as script
 
-SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "runs": 2, "device_memory": 2**-7}
+SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "device_memory": 2**-7}
+
+
+def measure(request, output=None, runs=2):
+    with zarr_cases(request) as (folder, cases):
+        (result,) = run(cases, Settings(runs), output, folder)
+    return result
 
 
 @pytest.mark.parametrize("use_gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_small_run(tmp_path, capsys, use_gpu):
     (tmp_path / "work").mkdir()
-    request = ZarrRequest(**SMALL, folder=tmp_path / "work", json=tmp_path / "out.json", use_gpu=use_gpu)
-    result = run_zarr_to_zarr(request)
-    assert result.wrong == ""
-    assert result.nbytes == 8 * result.written_nbytes == 2 * 32 * 40 * 24 * np.prod(request.grid)
+    request = ZarrRequest(**SMALL, folder=tmp_path / "work", use_gpu=use_gpu)
+    result = measure(request, Output(tmp_path / "out.json"))
+    assert result.case.nbytes == 2 * 32 * 40 * 24 * np.prod(request.grid)
     assert result.verdict == ""
-    for times in (result.read, result.write, result.overlapped, result.resample):
-        assert len(times) == 2
-        assert min(times) > 0
-    assert result.ratio > 0
-    assert result.ratio_to_slower > 0
-    assert (result.peak is not None) == use_gpu
-    assert result.peak is None or 0 < result.peak <= request.limit
+    assert [entry.name for entry in result.entries] == ["resample", "read", "write", "overlapped"]
+    for entry in result.entries:
+        assert entry.verdict == "ok", entry.note
+        assert len(entry.seconds) == 2
+        assert min(entry.seconds) > 0
+    assert result.marks[0].got > 0
+    peak = re.search(r"([\d.]+) (GiB|MiB|KiB) of device memory", result.ours.note)
+    assert (peak is not None) == use_gpu
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    assert peak is None or 0 < float(peak[1]) * units[peak[2]] <= 1.01 * request.limit
     assert list((tmp_path / "work").iterdir()) == []
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert document["ratio"] == result.ratio
-    assert document["device_memory"] == 2**23
-    assert HEADER in capsys.readouterr().out
+    (case,) = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert case["marks"][0]["got"] == result.marks[0].got
+    assert case["device_memory"] == 2**23
+    assert "on the GPU" in capsys.readouterr().out or not use_gpu
 
 
 def test_it_is_made_in_blocks(tmp_path):
-    request = ZarrRequest(2**-3, tmp_path, device_memory=0.2, runs=1, chunk=(64, 128, 128), use_gpu=False)
-    assert run_zarr_to_zarr(request).blocks > 1
+    request = ZarrRequest(2**-3, tmp_path, device_memory=0.2, chunk=(64, 128, 128), use_gpu=False)
+    assert int(measure(request, runs=1).ours.note.split(" blocks")[0]) > 1
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -56,10 +69,10 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
 
     monkeypatch.setattr(resample_blocks, "make_box", spoilt)
     monkeypatch.setattr(zarr_to_zarr, "_SIDE", 200)
-    result = run_zarr_to_zarr(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False))
+    result = measure(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False))
     assert len(blocks) == 1
-    assert "is wrong by" in result.wrong
-    assert (result.verdict, result.resample, result.ratio, result.ratio_to_slower) == ("WRONG", (), None, None)
+    assert "is wrong by" in result.ours.note
+    assert (result.verdict, result.ours.seconds, result.marks[0].got) == ("WRONG", (), None)
     assert "WRONG: the box at" in capsys.readouterr().out
 
 
@@ -85,31 +98,12 @@ def test_files_are_flushed_as_long_as_there_is_time(tmp_path, monkeypatch):
     assert len(flushed) == 3
 
 
-def result(**changes):
-    values = {"nbytes": REACH_NBYTES, "written_nbytes": 2**31, "blocks": 30, "peak": 2**31, "wrong": "", "judged": True}
-    values |= {"read": (1.0, 4.0, 1.1), "write": (0.2,), "overlapped": (1.4,), "resample": (1.9, 2.0, 9.0)}
-    return ZarrResult(**{**values, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({}, "met"),
-        ({"resample": (2.1,)}, "MISSED"),
-        ({"judged": False, "resample": (9.0,)}, ""),
-        ({"wrong": "it differs", "resample": ()}, "WRONG"),
-    ],
-)
-def test_verdicts(changes, verdict):
-    one = result(**changes)
-    assert one.verdict == verdict
-    assert verdict in row(one)
-    assert len(row(one)) <= len(HEADER.splitlines()[1]) + len("  MISSED")
-
-
-def test_ratios():
-    assert result().ratio == 0.7
-    assert result().ratio_to_slower == 0.55
+def test_the_mark_is_reading_and_writing_at_once(tmp_path):
+    with zarr_cases(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False)) as (_, cases):
+        case = dataclasses.replace(next(cases), not_judged="")
+    times = {"resample": 2.0, "read": 1.1, "write": 0.2, "overlapped": 1.41}
+    assert result_of(case, times, Settings(3)).verdict == "met"
+    assert result_of(case, times | {"resample": 2.1}, Settings(3)).verdict == "MISSED"
 
 
 def test_volumes_are_about_cubic():
@@ -121,7 +115,6 @@ def test_volumes_are_about_cubic():
     ("options", "error", "message"),
     [
         ({"gib": 0}, ValueError, "0 GiB"),
-        ({"gib": 1, "runs": 0}, ValueError, "runs=0"),
         ({"gib": 1, "device_memory": 0}, ValueError, "device_memory=0 GiB"),
         ({"gib": 1, "folder": "no"}, FileNotFoundError, "no folder"),
     ],
@@ -133,11 +126,11 @@ def test_requests_that_cannot_be(tmp_path, options, error, message):
         ZarrRequest(**options)
 
 
-def test_a_folder_without_room(tmp_path):
+def test_a_disk_that_is_too_small(tmp_path):
     with pytest.raises(ValueError, match="GiB free"):
-        check_room(tmp_path, 2**60)
+        check_free(tmp_path, 2**60)
     with pytest.raises(ValueError, match="GiB free"):
-        run_zarr_to_zarr(ZarrRequest(2**19, tmp_path, use_gpu=False))
+        measure(ZarrRequest(2**19, tmp_path, use_gpu=False))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +138,7 @@ def test_the_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     words = ["--zarr", "0.001", "--folder", str(tmp_path), "--runs", "1", "--device_memory", "0.5"]
     assert script.main(words) == 0
-    assert "on the CPU within 0.5 GiB; medians of 1 runs" in capsys.readouterr().out
+    assert "on the CPU within 0.5 GiB" in " ".join(capsys.readouterr().out.split())
     for bad, message in (
         (["--zarr", "-1"], "-1.0 GiB"),
         (["--zarr", "1", "--only", "affine-linear"], "do not go with"),

@@ -17,8 +17,7 @@ import weakref
 from collections import deque
 
 import numpy as np
-from reference import copy_boxes
-
+from numpy.lib.stride_tricks import as_strided
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
@@ -75,6 +74,13 @@ class Event:
     def synchronize(self):
         if self.mark is not None:
             self.mark.stream._device.complete(self.mark)
+
+    @property
+    def done(self):
+        """Whether it is reached; to look takes time, in which streams go on."""
+        if self.mark is not None and not self.mark.done:
+            self.mark.stream._device.glance()
+        return self.mark is None or self.mark.done
 
 
 class Block:
@@ -151,6 +157,28 @@ class Array:
         return out
 
 
+def copy_boxes(at, source, headers, rows, rank, conversion, unit):
+    """The scatter kernel's twin: NumPy's own strided views, one box after another; `at` looks at an address."""
+    stored, into = (np.dtype((np.void, unit)),) * 2
+    if not conversion.is_copy:
+        stored = conversion.source.newbyteorder() if conversion.swapped else conversion.source
+        into = conversion.target
+    for first, target, header, *extent in rows.tolist():
+        strides, fill = headers[header], headers[header, 2 * rank :]
+        reach = sum((n - 1) * step for n, step in zip(extent, strides[rank : 2 * rank].tolist(), strict=True)) + 1
+        memory = at(target)[: reach * into.itemsize]
+        assert memory.size == reach * into.itemsize, "a box leaves its output"
+        box = as_strided(memory.view(into), extent, tuple(strides[rank : 2 * rank] * into.itemsize))
+        if first < 0:
+            box[...] = np.resize(np.frombuffer(fill.tobytes(), np.uint8), into.itemsize).view(into)[0]
+            continue
+        reach = sum((n - 1) * step for n, step in zip(extent, strides[:rank].tolist(), strict=True)) + 1
+        values = at(source + first * stored.itemsize)[: reach * stored.itemsize].view(stored)
+        values = as_strided(values, extent, tuple(strides[:rank] * stored.itemsize))
+        with np.errstate(all="ignore"):
+            box[...] = values if conversion.is_copy else values.astype(into)
+
+
 class _Here(types.SimpleNamespace):
     """The only device: to be current is all it does."""
 
@@ -198,6 +226,13 @@ class Device:
             for one in self.random.sample(self._streams, len(self._streams)):
                 while one.queue and self.random.random() < one.pace and self._may_go_on(one):
                     self._step(one)
+
+    def glance(self):
+        """Let one stream that can go on do so, whatever its pace."""
+        with self._lock:
+            ready = [one for one in self._streams if one.queue and self._may_go_on(one)]
+            if ready:
+                self._step(self.random.choice(ready))
 
     def complete(self, mark):
         """Carry out what a mark needs, and nothing else."""
@@ -296,13 +331,14 @@ class Device:
 
     def memcpy(self, target, source, nbytes, kind, stream):
         """Queue a copy between addresses."""
-        assert self.at(target).size >= nbytes, "a copy leaves its memory"
+        on_device, host = (source, target) if kind == 2 else (target, source)
+        assert self.at(on_device).size >= nbytes, "a copy leaves its memory"
         (stream,) = (one for one in self._streams if one.ptr == stream)
-        pinned = self.is_pinned(source)
+        pinned = self.is_pinned(host)
 
         def copy():
-            if pinned and not self.is_pinned(source):
-                self.faults.append("a copy from pinned memory that was given back")
+            if pinned and not self.is_pinned(host):
+                self.faults.append("a copy from or to pinned memory that was given back")
             ctypes.memmove(target, source, nbytes)
 
         stream.add(copy)
@@ -318,20 +354,15 @@ class Device:
             conversion = Conversion(*kinds, defines["SWAP"] == "true")
         rank = int(defines["RANK"])
 
-        def scatter(source, target, words, count):
-            words = self.at(words)[: 8 * (2 * rank + 2 + count * (2 + rank))].view(np.int64)
-            table = types.SimpleNamespace(
-                unit=unit,
-                source_strides=tuple(words[:rank].tolist()),
-                target_strides=tuple(words[rank : 2 * rank].tolist()),
-                rows=words[2 * rank + 2 :].reshape(count, 2 + rank),
-            )
-            fill = words[2 * rank : 2 * rank + 2]
-            copy_boxes(table, self.at(source) if source else None, self.at(target), fill, conversion)
+        def scatter(source, headers, rows, count):
+            words = 2 * rank + 2
+            rows = self.at(rows)[: 8 * count * (3 + rank)].view(np.int64).reshape(count, 3 + rank)
+            headers = self.at(headers)[: 8 * words * (int(rows[:, 2].max()) + 1)].view(np.int64).reshape(-1, words)
+            copy_boxes(self.at, source, headers, rows, rank, conversion, unit)
 
         def kernel(grid, block, args):
-            source, target, words, blocks_per_box = map(int, args)
-            self.stream.add(lambda: scatter(source, target, words, grid[0] // blocks_per_box))
+            source, headers, rows, blocks_per_box = map(int, args)
+            self.stream.add(lambda: scatter(source, headers, rows, grid[0] // blocks_per_box))
 
         return kernel
 
@@ -344,7 +375,7 @@ class Device:
         cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
         for module in (cupy, cupyx):
             module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        here = _Here(id=0, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
+        here = _Here(id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
         cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
         cupy.asnumpy = lambda array: array.get()
@@ -356,7 +387,7 @@ class Device:
             get_current_stream=lambda: self.stream,
             alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
             runtime=types.SimpleNamespace(
-                memcpyAsync=self.memcpy, memcpyHostToDevice=1, getDevice=lambda: 0, getDeviceCount=lambda: 1
+                memcpyAsync=self.memcpy, memcpyHostToDevice=1, memcpyDeviceToHost=2, getDevice=lambda: 0, getDeviceCount=lambda: 1
             ),
         )
         return cupy, cupyx

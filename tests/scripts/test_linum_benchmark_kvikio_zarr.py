@@ -12,9 +12,10 @@ import pytest
 import zarr
 
 import linumpy
-from linumpy.benchmark import measure
-from linumpy.benchmark.paths import PATH_NAMES, Prepared, TimedPath
-from linumpy.benchmark.specs import SUITES
+from linumpy.benchmark.runner import Prepared
+from linumpy.benchmark.suites import reading
+from linumpy.benchmark.suites.read_paths import PATH_NAMES, ReadPath
+from linumpy.benchmark.suites.specs import SUITES
 
 ROOT = Path(linumpy.__file__).parents[1]
 SCRIPT = ROOT / "scripts/linum_benchmark_kvikio_zarr.py"
@@ -36,7 +37,9 @@ def main():
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda device_id=None: "no wool in this machine")
-    monkeypatch.setattr("linumpy.benchmark.paths.why_no_cuda", lambda: "no wool in this machine")
+    monkeypatch.setattr("linumpy.benchmark.suites.read_paths.why_no_cuda", lambda: "no wool in this machine")
+    monkeypatch.setattr("linumpy.benchmark.suites.reading.why_no_cuda", lambda: "no wool in this machine")
+    monkeypatch.setattr("linumpy.benchmark.runner.why_no_cuda", lambda: "no wool in this machine")
 
 
 @pytest.fixture
@@ -71,19 +74,19 @@ def test_a_store_is_made_timed_and_described(main, tmp_path, capsys, no_gpu):
                 "--json", out / "a.json", "--plot", out / "a.png")  # fmt: skip
     assert code == 0
     text = capsys.readouterr().out
-    assert "host paths only (no wool in this machine)" in text
+    assert "on the host only (no wool in this machine)" in text
     assert "20×24×28 uint16, chunks 8×8×8, codecs zstd" in text
     content = json.loads((out / "a.json").read_text())
     assert content["settings"]["cache"] == "cold"
     assert content["hardware"]["why_no_gpu"] == "no wool in this machine"
     assert "--codec zstd" in content["command"]
     (case,) = content["cases"]
-    verdicts = {path["name"]: path["verdict"] for path in case["paths"]}
+    verdicts = {path["name"]: path["verdict"] for path in case["entries"]}
     assert list(verdicts) == list(PATH_NAMES)
     assert {verdicts[name] for name in HOST} <= {"ok", "cannot run"}  # a peer may be missing
     assert verdicts["flat"] == verdicts["zarr-numpy"] == "ok"
     assert all(verdicts[name] == "cannot run" for name in set(PATH_NAMES) - set(HOST))
-    assert all(len(path["seconds"]) == 2 for path in case["paths"] if path["verdict"] == "ok")
+    assert all(len(path["seconds"]) == 2 for path in case["entries"] if path["verdict"] == "ok")
     assert (out / "a.png").read_bytes().startswith(b"\x89PNG")
     (store,) = (tmp_path / "made").iterdir()  # the store stays, the flat file went
     assert zarr.open_array(store).shape == (20, 24, 28)
@@ -102,7 +105,7 @@ def test_an_array_that_is_there_is_timed_and_left_alone(main, tmp_path, capsys, 
 
 
 def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys, no_gpu, fewer_chunks, monkeypatch):
-    monkeypatch.setattr(measure.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(reading.tempfile, "tempdir", str(tmp_path))
     assert main("--suite", "raw", "--scale", "0.0625", "--runs", "1", "--only", "flat", "zarr-numpy") == 0
     text = capsys.readouterr().out
     assert [spec.name in text for spec in SUITES["raw"]] == [True] * 4
@@ -122,12 +125,12 @@ def test_a_wrong_result_ends_with_1_and_is_told(main, tmp_path, capsys, no_gpu, 
     def prepare(case):
         yield Prepared(lambda: np.zeros(case.shape, case.dtype))
 
-    monkeypatch.setattr(measure, "standard_paths", lambda gpu: (TimedPath("zarr-numpy", "a liar", prepare),))
+    monkeypatch.setattr(reading, "standard_paths", lambda gpu: (ReadPath("zarr-numpy", "a liar", prepare),))
     assert main("--generate", tmp_path / "made", *SMALL, "--json", tmp_path / "a.json") == 1
     told = capsys.readouterr()
-    assert "a liar                       WRONG: voxel (0, 0, 0) is 0, not" in told.out
-    assert "1 results were WRONG" in told.err
-    (path,) = json.loads((tmp_path / "a.json").read_text())["cases"][0]["paths"]
+    assert "a liar                        WRONG: voxel (0, 0, 0) is 0, not" in told.out
+    assert "1 results were WRONG or failed" in told.err
+    (path,) = json.loads((tmp_path / "a.json").read_text())["cases"][0]["entries"]
     assert (path["verdict"], path["seconds"]) == ("WRONG", [])
 
 
@@ -197,11 +200,11 @@ def test_the_raw_suite_on_a_gpu_is_right_everywhere(main, tmp_path, capsys, cach
     file, picture = tmp_path / "a.json", tmp_path / "a.png"
     assert main("--suite", "raw", "--scale", "0.125", "--runs", "2", cache, "--json", file, "--plot", picture) == 0
     content = json.loads(file.read_text())
-    assert content["settings"]["gpu"]
+    assert content["hardware"]["gpu"]
     assert len(content["cases"]) == 4
     optional = {"tensorstore", "zarrs"}
     for case in content["cases"]:
-        verdicts = {path["name"]: (path["verdict"], path["note"]) for path in case["paths"]}
+        verdicts = {path["name"]: (path["verdict"], path["note"]) for path in case["entries"]}
         assert {
             name: verdict for name, verdict in verdicts.items() if verdict[0] != "ok" and name not in optional
         } == {}
@@ -215,7 +218,7 @@ def test_compressed_stores_on_a_gpu_are_right_and_kvikio_says_why_not(main, tmp_
     file = tmp_path / "a.json"
     assert main("--generate", tmp_path / "made", *SMALL, "--codec", codec, "--json", file) == 0
     (case,) = json.loads(file.read_text())["cases"]
-    verdicts = {path["name"]: path["verdict"] for path in case["paths"]}
+    verdicts = {path["name"]: path["verdict"] for path in case["entries"]}
     assert {verdicts[name] for name in ("flat", "h2d", "linumpy-auto", "zarr-gpu", "zarr-numpy")} == {"ok"}
     assert set(verdicts.values()) <= {"ok", "cannot run"}
 
@@ -228,5 +231,5 @@ def test_a_gpu_path_that_reads_wrong_values_is_found(main, tmp_path, cupy, monke
     def prepare(case):
         yield Prepared(lambda: cupy.zeros(case.shape, case.dtype))
 
-    monkeypatch.setattr(measure, "standard_paths", lambda gpu: (TimedPath("zarr-gpu", "a liar", prepare),))
+    monkeypatch.setattr(reading, "standard_paths", lambda gpu: (ReadPath("zarr-gpu", "a liar", prepare),))
     assert main("--generate", tmp_path / "made", *SMALL) == 1

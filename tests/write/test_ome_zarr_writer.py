@@ -763,7 +763,7 @@ def test_interrupted_at_any_moment(tmp_path, codec):
         assert [one.name for one in path.parent.iterdir()] in ([], ["i"])
 
 
-UNCHECKED = "from linumpy.io import new_image\nnew_image.check_free_space = lambda *words, **options: None\n"
+UNCHECKED = "from linumpy.write import new_image\nnew_image.check_free_space = lambda *words, **options: None\n"
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

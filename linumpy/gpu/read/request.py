@@ -66,7 +66,11 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
 
 def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
     """Settle the dtype of the result, always in this machine's byte order."""
-    stored = plan.layout.dtype
+    return cast_dtype(plan.layout.dtype, dtype)
+
+
+def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
+    """Settle the dtype that elements are cast to; by default that in which they are stored."""
     target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
     for role, one in (("stored", stored), ("requested", target)):
         if one.kind not in _KINDS or one.str[1:] in ("f16", "c32"):

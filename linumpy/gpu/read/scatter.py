@@ -1,7 +1,8 @@
-"""Scatter: buffer of stored chunks → result array, on the device.
+"""Scatter: staged chunks → outputs, on the device.
 
-In: a :class:`~linumpy.plan.read.scatter.ScatterTable` and two device addresses. Out: one kernel launch. Edge crop,
-region crop, byte order, axis order, dtype cast and fill values all happen in that launch.
+In: :class:`~linumpy.plan.read.scatter.ScatterTable` records. Out: kernel launches on CuPy's current stream. Edge crop,
+region crop, byte order, axis order, dtype cast and fill values all happen in one launch for all boxes of a slab whose
+elements have the same types, whatever outputs they go to.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.plan.layout import MAX_RANK
-from linumpy.plan.read.scatter import ScatterTable
+from linumpy.plan.read.scatter import ScatterTable, joined
 
 _BLOCK = 256
 _PER_THREAD = 8  # PER_THREAD of scatter.cu
+_ALIGN = 16
 
 _CUDA_TYPES = {
     "b1": "bool_bits",
@@ -37,12 +39,12 @@ _CUDA_TYPES = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What happens to an element on its way.
+    """What happens to an element between storage and output.
 
     Attributes
     ----------
     source, target : numpy.dtype
-        Stored type and type of the result, both in this machine's byte order.
+        Stored type and type of the output, both in this machine's byte order.
     swapped : bool
         Whether the stored bytes come in the other order.
     """
@@ -57,65 +59,76 @@ class Conversion:
         return self.source == self.target and not self.swapped
 
 
-def kernel_spec(conversion: Conversion, table: ScatterTable) -> KernelSpec:
-    """Choose the kernel for a table."""
-    if not 1 <= table.rank <= MAX_RANK:
-        raise ValueError(f"a table of {table.rank} axes: 1 to {MAX_RANK} are scattered")
+@dataclass(frozen=True, eq=False)
+class ScatterLaunch:
+    """One launch of the scatter kernel.
+
+    Attributes
+    ----------
+    spec : KernelSpec
+        The kernel.
+    words : numpy.ndarray of int64
+        Headers and rows.
+    first_row : int
+        Word where the rows begin.
+    rows : int
+        Boxes.
+    largest : int
+        Units of the largest box.
+    """
+
+    spec: KernelSpec
+    words: np.ndarray
+    first_row: int
+    rows: int
+    largest: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words, up to where those of the next launch may begin."""
+        return -(-self.words.nbytes // _ALIGN) * _ALIGN
+
+    def start(self, source: int, words: int) -> None:
+        """Start the kernel on CuPy's current stream; the arguments are device addresses of the slab and the words."""
+        blocks_per_box = -(-self.largest // (_BLOCK * _PER_THREAD))
+        args = (np.uint64(source), np.uint64(words), np.uint64(words + 8 * self.first_row), np.uint32(blocks_per_box))
+        load(self.spec)((blocks_per_box * self.rows,), (_BLOCK,), args)
+
+
+def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
+    """Choose the kernel for boxes of so many axes, moved in units of so many bytes."""
+    if not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"a table of {rank} axes: 1 to {MAX_RANK} are scattered")
+    package = "linumpy.gpu.read.cuda"
     if conversion.is_copy:
-        return KernelSpec(
-            "scatter", "scatter", (("RANK", str(table.rank)), ("COPY_UNIT", str(table.unit))), "linumpy.gpu.read.cuda"
-        )
+        return KernelSpec("scatter", "scatter", (("RANK", str(rank)), ("COPY_UNIT", str(unit))), package)
     defines = (
-        ("RANK", str(table.rank)),
+        ("RANK", str(rank)),
         ("SOURCE", _CUDA_TYPES[conversion.source.str[1:]]),
         ("TARGET", _CUDA_TYPES[conversion.target.str[1:]]),
         ("SWAP", "true" if conversion.swapped else "false"),
     )
-    return KernelSpec("scatter", "scatter", defines, "linumpy.gpu.read.cuda")
+    return KernelSpec("scatter", "scatter", defines, package)
 
 
-def table_words(table: ScatterTable, fill: np.generic) -> np.ndarray:
-    """Lay out a table as the kernel reads it.
-
-    Parameters
-    ----------
-    table : ScatterTable
-        The boxes.
-    fill : numpy.generic
-        Fill value in the dtype of the result.
-
-    Returns
-    -------
-    numpy.ndarray of int64, (words,)
-        Strides, fill value, rows.
-    """
-    words = np.zeros(16, np.uint8)
-    unit = np.frombuffer(np.asarray(fill).tobytes(), np.uint8)
-    words[:] = np.resize(unit, 16)  # a unit may hold several elements
-    head = [*table.source_strides, *table.target_strides, *words.view(np.int64)]
-    return np.concatenate([np.array(head, np.int64), table.rows.reshape(-1)])
+def plan_scatter(tables: list[tuple[Conversion, ScatterTable]]) -> list[ScatterLaunch]:
+    """Plan the launches for tables of any types: one for all those whose elements have the same."""
+    kinds: dict[object, list[tuple[Conversion, ScatterTable]]] = {}
+    for conversion, table in tables:
+        if len(table):
+            key = ("copy", table.source_itemsize) if conversion.is_copy else conversion
+            kinds.setdefault(key, []).append((conversion, table))
+    launches = []
+    for alike in kinds.values():
+        table = joined([one for _, one in alike])
+        unit = table.unit
+        words, first_row, largest = table.words(unit)
+        launches.append(
+            ScatterLaunch(kernel_spec(alike[0][0], table.rank, unit), words, first_row, len(table), largest)
+        )
+    return launches
 
 
-def table_nbytes(rank: int, rows: int) -> int:
-    """Bytes that :func:`table_words` takes at most."""
-    return 8 * (2 * rank + 2 + rows * (2 + rank))
-
-
-def launch(table: ScatterTable, conversion: Conversion, source: int, target: int, words: int) -> None:
-    """Start the kernel on CuPy's current stream.
-
-    Parameters
-    ----------
-    table : ScatterTable
-        The boxes.
-    conversion : Conversion
-        Element types.
-    source, target, words : int
-        Device addresses of the buffer, the result, and the table as :func:`table_words` lays it out.
-    """
-    if not len(table.rows):
-        return
-    blocks_per_box = -(-table.largest // (_BLOCK * _PER_THREAD))
-    kernel = load(kernel_spec(conversion, table))
-    grid = (blocks_per_box * len(table.rows),)
-    kernel(grid, (_BLOCK,), (np.uint64(source), np.uint64(target), np.uint64(words), np.uint32(blocks_per_box)))
+def fill_bytes(fill: np.generic) -> np.ndarray:
+    """Repeat a fill value, in the dtype of the output, over the 16 bytes of the widest unit."""
+    return np.resize(np.frombuffer(np.asarray(fill).tobytes(), np.uint8), 16)

@@ -1,242 +1,401 @@
-"""Buffers that slabs travel through, and how their bytes get into the result.
+"""Staging: the memory that slabs pass through on their way into outputs, and the streams that carry them.
 
-:class:`StagedSlots` is for kvikio's compat mode, where every byte passes host memory anyway: reads land in pinned
-host memory and one asynchronous copy a slab takes them to the device. kvikio's own compat mode copies each read by
-itself, which limits it to about 25 µs a read whatever its size. :class:`DirectSlots` is for GPUDirect Storage: reads
-land in device memory.
+Stored bytes land in pinned host memory, one asynchronous copy a slab takes them to the device, and there they are
+decoded and scattered; with GPUDirect Storage they land on the device. :class:`DeviceStaging` owns that memory, as two
+rings that many slabs of any size share. :class:`HostStaging` is the same for outputs in host memory.
 
-In: slabs and their tables. Out: bytes in the result, ordered on the caller's current stream.
+In: slabs that have been read, and their tables. Out: bytes in outputs, behind an event.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from linumpy.gpu.read.scatter import Conversion, launch, table_nbytes, table_words
-from linumpy.plan.layout import MAX_RANK
+from linumpy.gpu.codecs import decode
+from linumpy.gpu.read.scatter import Conversion, ScatterLaunch, plan_scatter
+from linumpy.plan.decode.launches import plan_launches
+from linumpy.plan.decode.placement import DecodeWay
+from linumpy.plan.decode.workspace import MARGIN, Workspace, decode_words, decoded_room, words_room
+from linumpy.plan.read.ring import ALIGN, Range, Ring, ring_nbytes
 from linumpy.plan.read.scatter import ScatterTable
-from linumpy.plan.read.slabs import MAX_PIECES, Slab
+from linumpy.plan.read.slabs import Slab
+
+#: Slabs that are decoded on the device at the same time, each on a stream of its own.
+DECODE_STREAMS = 4
+
+Tables = list[tuple[Conversion, ScatterTable]]
 
 
-class Slots(Protocol):
-    """Buffers that a reader fills in turn."""
-
-    depth: int
-
-    def wait(self, slot: int) -> None:
-        """Wait until the slot's buffer may be overwritten."""
-
-    def buffers(self, slot: int, slab: Slab) -> list[Any]:
-        """Return the bytes that each read of a slab fills."""
-
-    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
-        """Return the address in host memory that each read of a slab fills."""
-
-    def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
-        """Send a slab whose reads are complete on its way into the result."""
-
-    def fill(self, table: ScatterTable) -> None:
-        """Write fill values, after all that was placed before."""
-
-    def finish(self) -> None:
-        """Order all of it on the caller's stream, and wait until no buffer is in use any more."""
-
-    def scatter_seconds(self) -> float | None:
-        """Time of all scatter kernels; None where it was not taken."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """The result and what happens to an element on its way there.
+@dataclass(eq=False)
+class Placed:
+    """A slab whose copies and kernels have been queued.
 
     Attributes
     ----------
-    out : cupy.ndarray
-        C-contiguous.
-    conversion : Conversion
-        Element types.
-    fill : numpy.generic
-        Fill value in the dtype of the result.
+    stream : int
+        Number of the stream that its last kernel runs on.
+    event : object
+        Recorded behind that kernel; None in host memory.
+    status : numpy.ndarray of int32 or None
+        Of each chunk that the device decodes, once `event` is complete: 0 where all is well. None for raw slabs.
+    timing : tuple of events or None
+        Before decoding, before and behind the scatter.
     """
 
-    out: Any
-    conversion: Conversion
-    fill: np.generic
+    stream: int
+    event: Any
+    status: np.ndarray | None = None
+    timing: tuple[Any, Any, Any] | None = None
+
+
+class Staging(Protocol):
+    """What the reader's loop needs of the memory that slabs pass through."""
+
+    #: Streams and events of the device, where it has them.
+    on_device: bool
+
+    def take_host(self, nbytes: int) -> Range | None:
+        """Give out host memory for a slab; None until an older one is free."""
+
+    def host_address(self, taken: Range) -> int:
+        """Address of host memory."""
+
+    def oldest_host(self) -> Range | None:
+        """Return the host memory that must be free before more can be given out."""
+
+    def await_copied(self, taken: Range) -> None:
+        """Wait until host memory has been copied up, and free it."""
+
+    def plan_tables(self, tables: Tables) -> TablePlan:
+        """Bring tables into the form in which they are carried out."""
+
+    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
+        """Scatter decoded bytes that lie in host memory; without bytes, fill values."""
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlan:
+    """Tables of one slab.
+
+    Attributes
+    ----------
+    tables : list of (Conversion, ScatterTable)
+        As they are.
+    launches : list of ScatterLaunch
+        As the device carries them out; none in host memory.
+    """
+
+    tables: Tables
+    launches: list[ScatterLaunch]
 
     @property
-    def address(self) -> int:
-        """Device address of the result."""
-        return int(self.out.data.ptr)
+    def nbytes(self) -> int:
+        """Bytes of all words."""
+        return sum(launch.nbytes for launch in self.launches)
 
 
-def slot_nbytes(slab_nbytes: int, pieces: int) -> int:
-    """Bytes of one slot: a slab and, behind it, its table."""
-    return slab_nbytes + -(-table_nbytes(MAX_RANK, min(pieces, MAX_PIECES)) // 512) * 512
+class DeviceStaging:
+    """Rings of pinned host memory and of device memory, on CuPy's current device.
 
+    Parameters
+    ----------
+    scratch_bytes : int
+        Device memory at most.
+    host_nbytes : int
+        Pinned host memory at most.
+    """
 
-class _Slots:
-    """What both kinds share: events, tables, the scatter on the caller's stream."""
+    on_device = True
 
-    def __init__(self, target: Target, depth: int, slab_nbytes: int, pieces: int, *, timed: bool) -> None:
+    def __init__(self, scratch_bytes: int, host_nbytes: int) -> None:
         import cupy
-
-        self._cupy = cupy
-        self.depth = depth
-        self._target = target
-        self._slab_nbytes = slab_nbytes
-        self._slot_nbytes = slot_nbytes(slab_nbytes, pieces)
-        self._stream = cupy.cuda.get_current_stream()
-        self._copies = cupy.cuda.Stream(non_blocking=True)
-        self._free: list[Any] = [None] * depth
-        self._timed = timed
-        self._spans: list[tuple[Any, Any]] = []
-        self._arena = cupy.empty(depth * self._slot_nbytes, np.uint8)
-        # CuPy may have handed out memory whose last use is still waiting on the caller's stream.
-        self._copies.wait_event(self._stream.record())
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Device memory beyond the result."""
-        return int(self._arena.nbytes)
-
-    def scatter_seconds(self) -> float | None:
-        """Time of all scatter kernels; waits for the last one. None where it was not taken."""
-        if not self._timed:
-            return None
-        if self._spans:
-            self._spans[-1][1].synchronize()
-        return sum(self._cupy.cuda.get_elapsed_time(a, b) for a, b in self._spans) / 1e3
-
-    def fill(self, table: ScatterTable) -> None:
-        """Write fill values, after all copies; the table goes up by itself, since no slab carries it."""
-        self._stream.wait_event(self._event(self._copies))
-        words = self._cupy.asarray(table_words(table, self._target.fill))
-        self._launch(table, 0, words.data.ptr)
-
-    def _launch(self, table: ScatterTable, source: int, words: int) -> None:
-        begin = self._stream.record(self._cupy.cuda.Event()) if self._timed else None
-        launch(table, self._target.conversion, source, self._target.address, words)
-        if begin is not None:
-            self._spans.append((begin, self._stream.record(self._cupy.cuda.Event())))
-
-    def _base(self, slot: int) -> int:
-        return slot * self._slot_nbytes
-
-    def _event(self, stream: Any) -> Any:
-        return stream.record(self._cupy.cuda.Event(disable_timing=not self._timed))
-
-    def wait(self, slot: int) -> None:
-        """Wait until nothing reads the slot's buffer any more."""
-        if self._free[slot] is not None:
-            self._free[slot].synchronize()
-            self._free[slot] = None
-
-
-class StagedSlots(_Slots):
-    """Pinned host buffers, each with a twin on the device."""
-
-    def __init__(self, target: Target, depth: int, slab_nbytes: int, pieces: int, *, timed: bool) -> None:
-        super().__init__(target, depth, slab_nbytes, pieces, timed=timed)
         import cupyx
 
-        # CuPy keeps freed pinned memory for the next read: pinning costs about 0.7 ms/MiB, reading 0.03.
-        self._host = cupyx.empty_pinned((depth, self._slot_nbytes), dtype=np.uint8)
-        self._views = [memoryview(row) for row in self._host]
-        self._scattered: list[Any] = [None] * depth
+        self._cupy, self._cupyx = cupy, cupyx
+        self._limits = decode.limits_of(cupy.cuda.Device())
+        self.scratch_bytes, self.host_nbytes = scratch_bytes // ALIGN * ALIGN, host_nbytes // ALIGN * ALIGN
+        self._host_ring, self._device_ring = Ring(0), Ring(0)
+        self._host: Any = None
+        self._device: Any = None
+        new = cupy.cuda.Stream
+        self._copies, self._scatters = new(non_blocking=True), new(non_blocking=True)
+        self._decodes = [new(non_blocking=True) for _ in range(DECODE_STREAMS)]
+        self._turn = 0
 
-    def buffers(self, slot: int, slab: Slab) -> list[Any]:
-        """Return pieces of the pinned buffer."""
-        view = self._views[slot]
-        return [view[a:b] for a, b in zip(slab.place.tolist(), (slab.place + slab.nbytes).tolist(), strict=True)]
+    @property
+    def arena_nbytes(self) -> int:
+        """Device memory that is held now."""
+        return self._device_ring.nbytes
 
-    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
-        """Return places in the pinned buffer."""
-        return int(self._host[slot].ctypes.data) + slab.place
+    @property
+    def streams(self) -> tuple[Any, ...]:
+        """All streams."""
+        return self._copies, self._scatters, *self._decodes
 
-    def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
-        """Copy up: what is contiguous in the result goes there at once, the rest by way of the arena."""
-        host = int(self._host[slot].ctypes.data)
-        if self._scattered[slot] is not None:  # the twin on the device may still be read
-            self._copies.wait_event(self._scattered[slot])
-        for begin, to, nbytes in straight_runs(slab):
-            self._copy(self._target.address + to, host + begin, nbytes)
-        if table is not None:
-            device = int(self._arena.data.ptr) + self._base(slot)
-            words = table_words(table, self._target.fill)
-            at = self._slab_nbytes
-            self._host[slot, at : at + words.nbytes].view(np.int64)[:] = words
-            self._copy(device + at, host + at, words.nbytes)
-            self._copy(device, host, slab.end)
-        self._free[slot] = self._event(self._copies)
-        if table is not None:
-            self._stream.wait_event(self._free[slot])
-            self._launch(table, device, device + at)
-            self._scattered[slot] = self._event(self._stream)
+    def order_behind(self, events: list[Any]) -> None:
+        """Let all that is queued from now on wait for events of the callers' streams."""
+        for event in events:
+            for stream in self.streams:
+                stream.wait_event(event)
+
+    def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
+        """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""
+        if host_nbytes > self._host_ring.nbytes < self.host_nbytes and self._host_ring.oldest() is None:
+            size = ring_nbytes(host_nbytes, self.host_nbytes)
+            self._host = None  # the old one goes back first
+            self._host = self._cupyx.empty_pinned((size,), dtype=np.uint8)
+            self._host_ring = Ring(size)
+        if device_nbytes > self._device_ring.nbytes < self.scratch_bytes:
+            self._finish_device()
+            self._device = None
+            self._device = self._cupy.empty(ring_nbytes(device_nbytes, self.scratch_bytes), np.uint8)
+            self._device_ring = Ring(self._device.nbytes)
+            # CuPy may have handed out memory whose last use is still waiting on this stream.
+            self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
+
+    def take_host(self, nbytes: int) -> Range | None:
+        """Give out pinned memory; None until an older range is free."""
+        if nbytes > self._host_ring.nbytes and self._host_ring.oldest() is None:
+            self.prepare(0, nbytes)
+        return self._host_ring.take(nbytes)
+
+    def oldest_host(self) -> Range | None:
+        """Return the pinned memory that must be free before more can be given out."""
+        return self._host_ring.oldest()
+
+    def host_address(self, taken: Range) -> int:
+        """Address of pinned memory."""
+        return int(self._host.ctypes.data) + taken.offset
+
+    def host_view(self, taken: Range) -> np.ndarray:
+        """Return pinned memory as bytes."""
+        return self._host[taken.offset : taken.offset + taken.nbytes]
+
+    def await_copied(self, taken: Range) -> None:
+        """Wait until pinned memory has been copied up, and free it."""
+        if taken.event is not None:
+            taken.event.synchronize()
+        taken.free = True
+
+    def plan_tables(self, tables: Tables) -> TablePlan:
+        """Plan launches."""
+        return TablePlan(tables, plan_scatter(tables))
+
+    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
+        """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values."""
+        words = -(-nbytes // ALIGN) * ALIGN
+        device = self._take_device(words + plan.nbytes)
+        base = self._address(device)
+        self._write(taken, words, plan)
+        self._copy(base, self.host_address(taken), words + plan.nbytes)
+        taken.event = self._event(self._copies)
+        self._scatters.wait_event(taken.event)
+        with self._scatters:
+            begin = self._timed(self._scatters, timed)
+            self._scatter(plan, base, base + words)
+            placed = self._placed(1, self._scatters, timed)
+        device.event = placed.event
+        placed.timing = (begin, begin, placed.event) if timed else None
+        return placed
+
+    def encoded_nbytes(self, way: DecodeWay, slab: Slab) -> int:
+        """Pinned memory that a slab of encoded chunks takes, tables not counted in."""
+        assert way.slot is not None
+        chunks = len(slab.pieces)
+        return _status_offset(way.slot.lay_out(chunks, slab.end), chunks) + 4 * chunks + 2 * ALIGN
+
+    def place_encoded(
+        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
+    ) -> Placed:
+        """Copy a slab of stored chunks up, decode and scatter it; chunks lie one after another where they are decoded.
+
+        The slab's bytes begin :data:`MARGIN` behind the beginning of `taken`.
+        """
+        assert way.slot is not None
+        chunks = len(slab.pieces)
+        space = way.slot.lay_out(chunks, slab.end)
+        status_at = _status_offset(space, chunks)
+        words_at, device_words = -(-(status_at + 4 * chunks) // ALIGN) * ALIGN, -(-way.slot.nbytes // ALIGN) * ALIGN
+        device = self._take_device(device_words + plan.nbytes)
+        base, host = self._address(device), self.host_address(taken)
+        view, records = self.host_view(taken), self._records(slab, way, chunk_nbytes)
+        view[space.words : space.words + len(records)] = records
+        view[status_at : status_at + 4 * chunks] = 0  # the kernels note what is wrong, and nothing else
+        self._write(taken, words_at, plan)
+        self._copy(base, host, status_at + 4 * chunks)
+        if plan.nbytes:
+            self._copy(base + device_words, host + words_at, plan.nbytes)
+        taken.event = self._event(self._copies)
+        number = self._turn = (self._turn + 1) % DECODE_STREAMS
+        stream = self._decodes[number]
+        stream.wait_event(taken.event)
+        status = self._cupyx.empty_pinned((chunks,), dtype=np.int32)
+        with stream:
+            begin = self._timed(stream, timed)
+            decode.start(plan_launches(way.chain, space, base, base + status_at, chunks, chunk_nbytes, self._limits))
+            middle = self._timed(stream, timed)
+            self._scatter(plan, base + space.decoded, base + device_words)
+            runtime = self._cupy.cuda.runtime
+            runtime.memcpyAsync(
+                status.ctypes.data, base + status_at, status.nbytes, runtime.memcpyDeviceToHost, stream.ptr
+            )
+            placed = self._placed(2 + number, stream, timed)
+        device.event = placed.event
+        placed.status = status
+        placed.timing = (begin, middle, placed.event) if timed else None
+        return placed
+
+    @staticmethod
+    def _records(slab: Slab, way: DecodeWay, chunk_nbytes: int) -> np.ndarray:
+        place = np.arange(len(slab.pieces)) * decoded_room(way.chain, chunk_nbytes)
+        return decode_words(way.chain, slab.piece_place, slab.piece_nbytes, place, chunk_nbytes)
+
+    @staticmethod
+    def _scatter(plan: TablePlan, source: int, words: int) -> None:
+        """Start launches on CuPy's current stream."""
+        for launch in plan.launches:
+            launch.start(source, words)
+            words += launch.nbytes
+
+    def _write(self, taken: Range, begin: int, plan: TablePlan) -> None:
+        view = self.host_view(taken)
+        for launch in plan.launches:
+            view[begin : begin + launch.words.nbytes] = launch.words.view(np.uint8)
+            begin += launch.nbytes
+
+    def _take_device(self, nbytes: int) -> Range:
+        """Give out device memory; what is queued from now on waits for those that had it before."""
+        if nbytes > self._device_ring.nbytes:
+            self.prepare(nbytes, 0)
+        while (taken := self._device_ring.take(nbytes)) is None:
+            oldest = self._device_ring.oldest()
+            assert oldest is not None, f"{nbytes} bytes of {self._device_ring.nbytes}"
+            if oldest.event is not None:
+                self._copies.wait_event(oldest.event)
+            oldest.free = True
+        return taken
+
+    def _address(self, taken: Range) -> int:
+        return int(self._device.data.ptr) + taken.offset
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         runtime = self._cupy.cuda.runtime
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyHostToDevice, self._copies.ptr)
 
-    def finish(self) -> None:
-        """Order the copies before the caller's next work; pinned memory goes back only when they are complete."""
-        done = self._event(self._copies)
-        self._stream.wait_event(done)
-        done.synchronize()
+    def _event(self, stream: Any) -> Any:
+        return stream.record(self._cupy.cuda.Event(disable_timing=True))
+
+    def _timed(self, stream: Any, timed: bool) -> Any:
+        return stream.record(self._cupy.cuda.Event()) if timed else None
+
+    def _placed(self, number: int, stream: Any, timed: bool) -> Placed:
+        return Placed(number, stream.record(self._cupy.cuda.Event(disable_timing=not timed)))
+
+    def _finish_device(self) -> None:
+        for stream in self.streams:
+            stream.synchronize()
+        while (oldest := self._device_ring.oldest()) is not None:
+            oldest.free = True
+
+    def close(self) -> None:
+        """Wait for all that is queued, and give the memory back."""
+        self._finish_device()
+        self._host = self._device = None
+        self._host_ring, self._device_ring = Ring(0), Ring(0)
 
 
-class DirectSlots(_Slots):
-    """Buffers on the device, for reads that need no host memory."""
+class HostStaging:
+    """The same for outputs in host memory: one ring, and NumPy in place of kernels.
 
-    def __init__(self, target: Target, depth: int, slab_nbytes: int, pieces: int, *, timed: bool) -> None:
-        super().__init__(target, depth, slab_nbytes, pieces, timed=timed)
-        # cuFile writes device memory outside of every stream: earlier work on this memory must be complete.
-        self._stream.record().synchronize()
-        self._bytes = target.out.reshape(-1).view(np.uint8) if target.out.size else self._arena
-
-    def buffers(self, slot: int, slab: Slab) -> list[Any]:
-        """Return for each read its place in the result if it is contiguous there, else a piece of the buffer."""
-        places = (slab.place + self._base(slot)).tolist()
-        rows = zip(slab.straight.tolist(), places, slab.nbytes.tolist(), strict=True)
-        return [
-            self._bytes[straight : straight + nbytes] if straight >= 0 else self._arena[place : place + nbytes]
-            for straight, place, nbytes in rows
-        ]
-
-    def addresses(self, slot: int, slab: Slab) -> np.ndarray:
-        """Refuse: this memory is not the host's."""
-        raise TypeError("direct slots lie in device memory")
-
-    def place(self, slot: int, slab: Slab, table: ScatterTable | None) -> None:
-        """Scatter the slab."""
-        if table is None:
-            return
-        device = int(self._arena.data.ptr) + self._base(slot)
-        words = table_words(table, self._target.fill)
-        at = self._slab_nbytes
-        self._arena[self._base(slot) + at :][: words.nbytes].view(np.int64).set(words)
-        self._launch(table, device, device + at)
-        self._free[slot] = self._event(self._stream)
-
-    def finish(self) -> None:
-        """Nothing left to order: reads are complete, and the scatters run on the caller's stream."""
-
-
-def straight_runs(slab: Slab) -> list[tuple[int, int, int]]:
-    """Join the reads of a slab that go straight into the result, where they follow on each other on both sides.
-
-    Returns
-    -------
-    list of (int, int, int)
-        First byte in the buffer, first byte in the result, number of bytes.
+    Parameters
+    ----------
+    host_nbytes : int
+        Memory at most.
     """
-    rows = np.flatnonzero(slab.straight >= 0)
-    if not len(rows):
-        return []
-    place, straight, nbytes = slab.place[rows], slab.straight[rows], slab.nbytes[rows]
-    follows = (np.diff(place) == nbytes[:-1]) & (np.diff(straight) == nbytes[:-1])
-    heads = np.flatnonzero(np.concatenate(([True], ~follows)))
-    total = np.add.reduceat(nbytes, heads)
-    return list(zip(place[heads].tolist(), straight[heads].tolist(), total.tolist(), strict=True))
+
+    on_device = False
+    arena_nbytes = 0
+
+    def __init__(self, host_nbytes: int) -> None:
+        self.scratch_bytes = self.host_nbytes = host_nbytes // ALIGN * ALIGN
+        self._ring, self._host = Ring(0), np.empty(0, np.uint8)
+
+    def order_behind(self, events: list[Any]) -> None:
+        """Do nothing: there are no streams."""
+
+    def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
+        """Hold so much memory, or as much as the limit allows."""
+        if host_nbytes > self._ring.nbytes < self.host_nbytes and self._ring.oldest() is None:
+            self._host = np.empty(ring_nbytes(host_nbytes, self.host_nbytes), np.uint8)
+            self._ring = Ring(self._host.nbytes)
+
+    def take_host(self, nbytes: int) -> Range | None:
+        """Give out memory; None until an older range is free."""
+        if nbytes > self._ring.nbytes and self._ring.oldest() is None:
+            self.prepare(0, nbytes)
+        return self._ring.take(nbytes)
+
+    def oldest_host(self) -> Range | None:
+        """Return the memory that must be free before more can be given out."""
+        return self._ring.oldest()
+
+    def host_address(self, taken: Range) -> int:
+        """Address of the memory."""
+        return int(self._host.ctypes.data) + taken.offset
+
+    def host_view(self, taken: Range) -> np.ndarray:
+        """Return the memory as bytes."""
+        return self._host[taken.offset : taken.offset + taken.nbytes]
+
+    def await_copied(self, taken: Range) -> None:
+        """Free memory."""
+        taken.free = True
+
+    def plan_tables(self, tables: Tables) -> TablePlan:
+        """Leave tables as they are."""
+        return TablePlan(tables, [])
+
+    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
+        """Copy boxes to their outputs; without bytes, fill values."""
+        for conversion, table in plan.tables:
+            _copy_boxes(self.host_view(taken)[:nbytes], conversion, table)
+        taken.free = True
+        return Placed(0, None)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._ring, self._host = Ring(0), np.empty(0, np.uint8)
+
+
+def _copy_boxes(source: np.ndarray, conversion: Conversion, table: ScatterTable) -> None:
+    stored = conversion.source.newbyteorder() if conversion.swapped else conversion.source
+    fills = [fill[: conversion.target.itemsize].view(conversion.target)[0] for fill in table.fill]
+    source_strides = [tuple(row) for row in table.source_strides.tolist()]
+    target_strides = [tuple(row) for row in table.target_strides.tolist()]
+    rows = zip(table.source.tolist(), table.target.tolist(), table.header.tolist(), table.extent.tolist(), strict=True)
+    for begin, address, header, extent in rows:
+        into = _at(address, tuple(extent), conversion.target, target_strides[header])
+        if begin < 0:
+            into[...] = fills[header]
+            continue
+        values = np.ndarray(tuple(extent), stored, source, begin, source_strides[header])
+        with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
+            np.copyto(into, values, casting="unsafe")
+
+
+def _at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> np.ndarray:
+    """View memory that the reader knows by its address alone."""
+    nbytes = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
+    return np.ndarray(shape, dtype, memoryview((ctypes.c_char * nbytes).from_address(address)), 0, strides)
+
+
+def _status_offset(space: Workspace, chunks: int) -> int:
+    """Find where the status of chunks lies in a workspace: behind the records of chunks."""
+    return space.words + words_room(chunks)
+
+
+__all__ = ["DECODE_STREAMS", "MARGIN", "DeviceStaging", "HostStaging", "Placed", "Staging"]

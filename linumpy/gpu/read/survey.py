@@ -1,4 +1,4 @@
-"""Look at what a read will find, for a plan that people read: stored sizes, reads, the way of decoding, memory.
+"""Look at what a read will find, for a plan that people read: stored sizes, reads, where chunks are decoded, memory.
 
 In: a :class:`~linumpy.plan.read.plan.ReadPlan`. Out: the plan with a :class:`~linumpy.plan.read.plan.Survey`. Sizes of
 files and indexes of shards are looked at, but no chunk is read, and no GPU is needed.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from linumpy.errors import ChunkError
-from linumpy.gpu.read.job import Transfer, plan_transfer
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, ReadRequest
-from linumpy.gpu.read.slab_loop import slabs
+import numpy as np
+
+from linumpy.gpu.read.locate import IndexCache, locate
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.ticket import Request, Ticket
+from linumpy.gpu.read.wave import Part
+from linumpy.gpu.read.works import Cutter, Limits, Work, estimate_scratch, limits_for, way_of
+from linumpy.io.file_reads import ReadEngine
+from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
+from linumpy.plan.read.pieces import c_strides
 from linumpy.plan.read.plan import ReadPlan, Survey
 
 #: Looking at more files, or at indexes of more chunks, would take longer than people wait for a plan.
@@ -19,18 +26,16 @@ _MOST_OBJECTS, _MOST_CHUNKS = 20_000, 2_000_000
 
 
 def with_survey(plan: ReadPlan) -> ReadPlan:
-    """Add a survey to a plan that kvikio can carry out; other plans stay as they are."""
-    if plan.layout.unsupported is not None or not plan.region.size:
+    """Add a survey to a plan that the reader can carry out; other plans stay as they are."""
+    layout = plan.layout
+    if layout.unsupported is not None or not plan.region.size:
         return plan
-    transfer = plan_transfer(ReadRequest(plan, plan.layout.dtype, None, DEFAULT_SCRATCH_BYTES), direct=False)
-    way = "" if transfer.way is None else str(transfer.way)
-    survey = Survey(way, transfer.scratch_bytes, None, None, None, _why_too_many(plan))
-    if survey.unknown:
-        return replace(plan, survey=survey)
-    try:
-        return replace(plan, survey=_look(transfer, survey))
-    except ChunkError as error:
-        return replace(plan, survey=replace(survey, unknown=str(error)))
+    limits = limits_for(DEFAULT_SCRATCH_BYTES, on_device=True, decode_on=None, slab_nbytes=None)
+    way = ""
+    if layout.chain is not None:
+        way = str(way_of((layout.chain, layout.chunk_nbytes), plan.chunk_count, limits))
+    survey = Survey(way, estimate_scratch(plan, limits), None, None, None, _why_too_many(plan))
+    return replace(plan, survey=survey if survey.unknown else _look(plan, limits, survey))
 
 
 def _why_too_many(plan: ReadPlan) -> str:
@@ -39,12 +44,39 @@ def _why_too_many(plan: ReadPlan) -> str:
     return f"more than {_MOST_CHUNKS:,} chunks" if plan.chunk_count > _MOST_CHUNKS else ""
 
 
-def _look(transfer: Transfer, survey: Survey) -> Survey:
-    if transfer.request.plan.layout.shard is None and transfer.way is None:  # raw chunks have no size to be found
-        return replace(survey, pieces=transfer.count.pieces, reads=transfer.count.pieces)
-    pieces = reads = stored = 0
-    for job in transfer.jobs():
-        for slab in slabs(job, []):
-            pieces, reads = pieces + len(slab.pieces) + int((slab.straight >= 0).sum()), reads + len(slab.nbytes)
-        stored += int(job.stored_nbytes.sum())
-    return replace(survey, pieces=pieces, reads=reads, stored_nbytes=stored)
+def _look(plan: ReadPlan, limits: Limits, survey: Survey) -> Survey:
+    layout = plan.layout
+    longest = limits.box_nbytes(layout.chunk_nbytes, raw=layout.chain is None)
+    if layout.shard is None and layout.chain is None:  # raw chunks have no size to be found
+        count = plan.count(longest).pieces
+        return replace(survey, pieces=count, reads=count)
+    part = _part(plan, longest)
+    engine, cutter = ReadEngine(threads=1), Cutter([part], limits, lambda _: 0)
+    try:
+        works = list(cutter.cut(lambda one: locate(one, engine, IndexCache()), lambda *_: None))
+    finally:
+        engine.close()
+    (ticket,) = part.tickets
+    if ticket.error is not None:
+        return replace(survey, unknown=str(ticket.error))
+    reads = sum(
+        len(work.slab.nbytes) if work.slab is not None else _spans(work) for work in works if work.kind != "fill"
+    )
+    pieces = sum(_spans(work) for work in works if work.kind != "fill")
+    return replace(survey, pieces=pieces, reads=reads, stored_nbytes=int(part.stored_nbytes.sum()))
+
+
+def _spans(work: Work) -> int:
+    return sum(len(spans) for _, spans in work.rows)
+
+
+def _part(plan: ReadPlan, longest: int | None) -> Part:
+    """Want the whole region, of nobody: nothing is read."""
+    layout, region = plan.layout, plan.region
+    start, stop = np.array([region.start], np.int64), np.array([region.stop], np.int64)
+    strides = np.array([c_strides(region.box_shape)], np.int64).reshape(1, -1) * layout.dtype.itemsize
+    boxes = cut_boxes(layout, start.reshape(1, -1), stop.reshape(1, -1), strides, longest)
+    ticket = Ticket(None, layout.name, lambda *_: None, None)
+    conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
+    by_chunk = layout.chain is not None or is_cut_whole(layout, longest)
+    return Part([Request(layout, conversion, boxes, strides, np.zeros(1, np.int64), by_chunk, None, [ticket])])

@@ -1,8 +1,7 @@
 """Pack pieces into reads and slabs.
 
-A read is one ``pread``: pieces that lie side by side in one stored object. A slab is what travels through one buffer:
-a few reads, bounded in bytes, pieces and open files. Pieces that are contiguous both as stored and in the result get
-reads of their own, whose bytes go straight to their place.
+A read is one ``pread``: pieces that lie side by side in one stored object. A slab is one staged batch of reads, bounded
+in bytes, pieces and open files.
 
 In: spans of bytes, ordered by object and offset. Out: :class:`Slab` records.
 """
@@ -32,8 +31,6 @@ class Spans:
         Number of the stored object (a chunk file or a shard).
     offset, nbytes : numpy.ndarray of int64
         Bytes in the object.
-    straight : numpy.ndarray of int64
-        Byte of the result where a piece that is contiguous there begins; -1 for the others.
     weight : numpy.ndarray of int64 or None
         Bytes of the buffer that a piece takes beyond those that are read; None for none.
     """
@@ -42,20 +39,19 @@ class Spans:
     object: np.ndarray
     offset: np.ndarray
     nbytes: np.ndarray
-    straight: np.ndarray
     weight: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.piece)
 
     def joined(self, other: Spans) -> Spans:
-        """Put those of another batch behind them; both have weights."""
+        """Put those of another batch behind them; both have weights, or neither."""
         pairs = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return Spans(*(np.concatenate(pair) for pair in pairs))
+        return Spans(*(None if a is None else np.concatenate((a, b)) for a, b in pairs))  # type: ignore[arg-type]
 
     def take(self, rows: np.ndarray | slice) -> Spans:
         """Pick some of them."""
-        columns = (self.piece, self.object, self.offset, self.nbytes, self.straight, self.weight)
+        columns = (self.piece, self.object, self.offset, self.nbytes, self.weight)
         return Spans(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
 
 
@@ -104,10 +100,8 @@ class Slab:
     ----------
     object, offset, nbytes, place : numpy.ndarray of int64
         The reads: stored object, bytes in it, and first byte in the buffer.
-    straight : numpy.ndarray of int64
-        Byte of the result where the whole read belongs; -1 where a table says what goes where.
     pieces : numpy.ndarray of int64
-        Pieces to place by table.
+        Its pieces.
     piece_place, piece_nbytes : numpy.ndarray of int64
         Their bytes in the buffer.
     """
@@ -116,20 +110,9 @@ class Slab:
     offset: np.ndarray
     nbytes: np.ndarray
     place: np.ndarray
-    straight: np.ndarray
     pieces: np.ndarray
     piece_place: np.ndarray
     piece_nbytes: np.ndarray
-
-    def keep(self, reads: np.ndarray, pieces: np.ndarray) -> Slab:
-        """Leave out what turned out not to be stored; `reads` and `pieces` are masks of what is.
-
-        Nothing was read where a read is left out: the buffer holds what was there before, which must go nowhere.
-        """
-        return Slab(
-            *(column[reads] for column in (self.object, self.offset, self.nbytes, self.place, self.straight)),
-            *(column[pieces] for column in (self.pieces, self.piece_place, self.piece_nbytes)),
-        )
 
     @property
     def end(self) -> int:
@@ -166,13 +149,10 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
 
 
 def _starts_read(spans: Spans, gap: int) -> np.ndarray:
-    """Say for each piece whether a new read begins with it: bytes do not follow on, in the file or the result."""
+    """Say for each piece whether a new read begins with it: its bytes do not follow on."""
     follows = spans.object[1:] == spans.object[:-1]
-    step = np.diff(spans.offset)
-    straight = (spans.straight[1:] >= 0) | (spans.straight[:-1] >= 0)
-    between = step - spans.nbytes[:-1]
-    follows &= (between >= 0) & (between <= np.where(straight, 0, gap))
-    follows &= ~straight | ((np.diff(spans.straight) == step) & (spans.straight[:-1] >= 0))
+    between = np.diff(spans.offset) - spans.nbytes[:-1]
+    follows &= (between >= 0) & (between <= gap)
     return np.concatenate(([True], ~follows))
 
 
@@ -199,14 +179,12 @@ def _slab(spans: Spans, starts: np.ndarray, place: np.ndarray, first: int, last:
     begins = starts[rows].copy()
     begins[0] = True  # a read that the slab's end cut goes on as a read of its own
     heads = np.flatnonzero(begins) + first
-    tabled = np.flatnonzero(spans.straight[rows] < 0) + first
     return Slab(
         object=spans.object[heads],
         offset=spans.offset[heads],
         nbytes=_lengths(spans.take(rows), heads - first),
         place=place[heads],
-        straight=spans.straight[heads],
-        pieces=spans.piece[tabled],
-        piece_place=place[tabled],
-        piece_nbytes=spans.nbytes[tabled],
+        pieces=spans.piece[rows],
+        piece_place=place[rows],
+        piece_nbytes=spans.nbytes[rows],
     )

@@ -1,7 +1,7 @@
-"""Where the stored bytes of pieces lie: raw or encoded, in files of their own or in shards.
+"""Where the stored bytes of chunks lie: raw or encoded, in files of their own or in shards.
 
-In: pieces, and what is known of their objects: sizes of files, indexes of shards. Out: spans, ordered by object and
-offset, and the pieces that are not stored.
+In: what is known of stored objects: sizes of files, indexes of shards. Out: offset and length of each chunk, or that it
+is not stored.
 """
 
 from __future__ import annotations
@@ -10,81 +10,78 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from linumpy.plan.read.pieces import Pieces
-from linumpy.plan.read.plan import ReadPlan
-from linumpy.plan.read.slabs import Spans
+from linumpy.plan.layout import ArrayLayout
 
 
-def raw_spans(pieces: Pieces, number: np.ndarray, straight: np.ndarray) -> Spans:
-    """Say which bytes of which file the pieces of raw chunks are.
-
-    Parameters
-    ----------
-    pieces : Pieces
-        All of them.
-    number : numpy.ndarray of int64, (n,)
-        Object that each lies in.
-    straight : numpy.ndarray of int64, (n,)
-        Byte of the result where a piece that is contiguous there begins; -1 for the others.
-    """
-    return Spans(np.arange(len(pieces)), number, pieces.offset, pieces.nbytes, straight)
+def object_grid(layout: ArrayLayout, chunk: np.ndarray) -> np.ndarray:
+    """Find the stored object of each chunk: coordinates in the grid of chunk files or shards, (n, rank)."""
+    return chunk if layout.shard is None else chunk // np.array(layout.shard.chunks_per_shard)
 
 
-def encoded_spans(rows: np.ndarray, number: np.ndarray, nbytes: np.ndarray) -> Spans:
-    """Say the same of encoded chunks, which are read whole.
+def number_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number equal rows of coordinates alike.
 
     Parameters
     ----------
-    rows : numpy.ndarray of int64, (m,)
-        Pieces that are stored, one a chunk.
-    number : numpy.ndarray of int64, (n,)
-        Object that each of all pieces lies in.
-    nbytes : numpy.ndarray of int64, (m,)
-        Size of the file of each.
-    """
-    return Spans(rows, number[rows], np.zeros_like(rows), nbytes, np.full_like(rows, -1))
-
-
-def shard_spans(
-    plan: ReadPlan,
-    pieces: Pieces,
-    rows: np.ndarray,
-    number: np.ndarray,
-    straight: np.ndarray,
-    indexes: Iterable[tuple[int, np.ndarray]],
-) -> tuple[Spans, np.ndarray]:
-    """Do the same for shards, whose indexes say where the inner chunks lie.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        What is read.
-    pieces, number, straight
-        As for :func:`raw_spans`.
-    rows : numpy.ndarray of int64, (m,)
-        Pieces to look for.
-    indexes : iterable of (int, numpy.ndarray of int64, (chunks, 2))
-        For each shard of `rows` first byte and length of every inner chunk, the first -1 where it is not stored. A
-        shard that is left out is not stored. No index is kept when the next one is asked for.
+    rows : numpy.ndarray of int64, (n, rank)
+        Coordinates.
 
     Returns
     -------
-    spans : Spans
-        Of the pieces that are stored, in the order in which they lie in the shards.
-    missing : numpy.ndarray of int64
-        Pieces that are not stored and read as the fill value.
+    unique : numpy.ndarray of int64, (k, rank)
+        Each row once, in C order.
+    number : numpy.ndarray of int64, (n,)
+        Which of them each row is.
     """
-    shape = plan.chunks_per_object
-    inner = np.ravel_multi_index(tuple((pieces.chunk[rows] % np.array(shape)).T), shape)
-    begin, length = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
-    shards = number[rows]
+    if len(rows) < 2 or not rows.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.int64)
+    # Counted from the first one, so that no number leaves int64 however large the array is.
+    first = rows.min(axis=0)
+    size = (rows.max(axis=0) - first + 1).tolist()
+    total = 1
+    for n in size:
+        total *= n
+    if total >= 2**62:
+        return np.unique(rows, axis=0, return_inverse=True)
+    flat = rows[:, 0] - first[0]
+    for axis in range(1, rows.shape[1]):
+        flat = flat * size[axis] + (rows[:, axis] - first[axis])
+    if (flat[1:] > flat[:-1]).all():
+        return rows, np.arange(len(rows))
+    _, where, number = np.unique(flat, return_index=True, return_inverse=True)
+    return rows[where], number
+
+
+def shard_spans(
+    layout: ArrayLayout, chunk: np.ndarray, number: np.ndarray, indexes: Iterable[tuple[int, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find inner chunks in their shards.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        Of the array.
+    chunk : numpy.ndarray of int64, (n, rank)
+        Inner chunks.
+    number : numpy.ndarray of int64, (n,)
+        Shard of each.
+    indexes : iterable of (int, numpy.ndarray of int64, (chunks, 2))
+        For each shard its number, and first byte and length of every inner chunk, the first -1 where it is not stored.
+        A shard that is left out is not stored.
+
+    Returns
+    -------
+    offset, nbytes : numpy.ndarray of int64, (n,)
+        Bytes of each chunk in its shard; -1 and 0 where it is not stored.
+    """
+    assert layout.shard is not None
+    shape = layout.shard.chunks_per_shard
+    inner = np.ravel_multi_index(tuple((chunk % np.array(shape)).T), shape)
+    offset, nbytes = np.full(len(chunk), -1, np.int64), np.zeros(len(chunk), np.int64)
+    order = np.argsort(number, kind="stable")
+    in_order = number[order]
     for shard, index in indexes:
-        mine = np.flatnonzero(shards == shard)
-        begin[mine], length[mine] = index[inner[mine]].T
-    there = np.flatnonzero(begin >= 0)
-    stored, offset, nbytes = rows[there], begin[there], length[there]
-    if plan.layout.chain is None:
-        offset, nbytes = offset + pieces.offset[stored], pieces.nbytes[stored]
-    order = np.lexsort((offset, number[stored]))
-    stored, offset, nbytes = stored[order], offset[order], nbytes[order]
-    return Spans(stored, number[stored], offset, nbytes, straight[stored]), rows[begin < 0]
+        begin, end = np.searchsorted(in_order, (shard, shard + 1))
+        mine = order[begin:end]
+        offset[mine], nbytes[mine] = index[inner[mine]].T
+    return offset, nbytes

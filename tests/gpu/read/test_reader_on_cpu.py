@@ -26,7 +26,7 @@ from linumpy.gpu.read import engines
 from linumpy.gpu.read import slab_loop as reader
 from linumpy.gpu.read.engines import PosixEngine
 from linumpy.io import posix_aio
-from linumpy.plan.read.plan import pieces as plan_pieces
+from linumpy.plan.read import pieces as plan_pieces
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

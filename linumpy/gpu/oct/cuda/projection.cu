@@ -124,7 +124,7 @@ struct State {
 #endif
     }
 };
-static_assert(sizeof(State) <= 48, "linumpy.gpu.projection sets 48 bytes aside for each");
+static_assert(sizeof(State) <= 48, "linumpy.gpu.oct.projection sets 48 bytes aside for each");
 
 struct alignas(VEC * sizeof(SOURCE)) Vector { SOURCE at[VEC]; };
 

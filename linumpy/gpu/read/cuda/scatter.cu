@@ -3,9 +3,9 @@
 // Compiled for one rank and either one width of unit (COPY_UNIT: bytes are moved as they are) or one pair of element
 // types (SOURCE, TARGET, SWAP), never for a shape.
 //
-// table: 64-bit integers. RANK source strides, RANK target strides (both in units), two words that hold the fill value
-// as a target element in their first bytes, then one row a box: first source unit (-1: fill), first target unit, and
-// RANK extents. A box has fewer than 2^31 units; offsets may pass that.
+// headers: 64-bit integers, for each output RANK source strides, RANK target strides (in units), and two words that hold
+// the fill value as a target element in their first bytes. rows, one a box: first source unit (-1: fill), address of the
+// first target unit, header, and RANK extents. A box has fewer than 2^31 units; offsets may pass that.
 
 typedef long long int64;
 
@@ -143,16 +143,20 @@ __device__ inline TARGET_T fetch(const SOURCE_T *p) { return Cast<TARGET_T, SOUR
 // Units a thread moves; all are fetched before the first is stored, so that their latencies overlap.
 constexpr int PER_THREAD = 8;
 
-extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, TARGET_T *__restrict__ target,
-                                   const int64 *__restrict__ table, unsigned blocks_per_box) {
-    const int64 *source_stride = table, *target_stride = table + RANK;
-    const TARGET_T fill = *reinterpret_cast<const TARGET_T *>(table + 2 * RANK);
-    const int64 *row = table + 2 * RANK + 2 + static_cast<int64>(blockIdx.x / blocks_per_box) * (2 + RANK);
+constexpr int HEADER_WORDS = 2 * RANK + 2, ROW_WORDS = 3 + RANK;
+
+extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, const int64 *__restrict__ headers,
+                                   const int64 *__restrict__ rows, unsigned blocks_per_box) {
+    const int64 *row = rows + static_cast<int64>(blockIdx.x / blocks_per_box) * ROW_WORDS;
+    const int64 *header = headers + row[2] * HEADER_WORDS;
+    const int64 *source_stride = header, *target_stride = header + RANK;
+    const TARGET_T fill = *reinterpret_cast<const TARGET_T *>(header + 2 * RANK);
+    TARGET_T *target = reinterpret_cast<TARGET_T *>(row[1]);
     const bool filling = row[0] < 0;
 
     unsigned extent[RANK], total = 1;
 #pragma unroll
-    for (int a = 0; a < RANK; ++a) total *= extent[a] = static_cast<unsigned>(row[2 + a]);
+    for (int a = 0; a < RANK; ++a) total *= extent[a] = static_cast<unsigned>(row[3 + a]);
 
     const unsigned first = (blockIdx.x % blocks_per_box) * blockDim.x * PER_THREAD + threadIdx.x;
     TARGET_T value[PER_THREAD];
@@ -162,7 +166,7 @@ extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, TARGET_T
         unsigned rest = first + k * blockDim.x;
         place[k] = -1;
         if (rest >= total) continue;
-        int64 from = row[0], to = row[1];
+        int64 from = row[0], to = 0;
 #pragma unroll
         for (int a = RANK - 1; a > 0; --a) {
             const unsigned quotient = rest / extent[a], i = rest - quotient * extent[a];

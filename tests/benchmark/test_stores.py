@@ -2,15 +2,17 @@
 
 import hashlib
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tensorstore
 import zarr
 
-from linumpy.benchmark import cases
-from linumpy.benchmark.cases import generate, open_case
-from linumpy.benchmark.specs import SUITES, CaseSpec
+from linumpy.benchmark.runner import Mark
+from linumpy.benchmark.suites import stores as cases
+from linumpy.benchmark.suites.specs import SUITES, CaseSpec
+from linumpy.benchmark.suites.stores import generate, open_stored
 from linumpy.errors import SourceError
 
 SPEC = CaseSpec("small", (20, 24, 28), (8, 8, 8), "uint16")
@@ -31,12 +33,12 @@ def by_tensorstore(path):
 @pytest.mark.parametrize("codec", ["none", "zstd", "blosc"])
 @pytest.mark.parametrize("shards", [None, (16, 16, 16)])
 def test_a_store_is_what_its_description_says(tmp_path, codec, shards):
-    spec = CaseSpec("a", (20, 24, 28), (8, 8, 8), "uint16", shards=shards, codec=codec, reach=0.5)
+    spec = CaseSpec("a", (20, 24, 28), (8, 8, 8), "uint16", shards=shards, codec=codec)
     case = generate(spec, tmp_path)
     data = by_tensorstore(case.path)  # neither written nor read by what the benchmark uses
     assert data.shape == case.shape == spec.shape
     assert data.dtype == case.dtype == np.uint16
-    assert (case.chunks, case.shards, case.reach) == ((8, 8, 8), shards, 0.5)
+    assert (case.chunks, case.shards) == ((8, 8, 8), shards)
     assert case.nbytes == data.nbytes == spec.nbytes
     assert np.count_nonzero(data) > 0.8 * data.size
     assert case.chunk_files == (8 if shards else 3 * 3 * 4)
@@ -108,6 +110,23 @@ def test_a_description_that_makes_no_array_is_refused(change, message):
         CaseSpec(**{**wanted, **change})
 
 
+def test_a_region_that_is_not_in_the_array_is_refused():
+    with pytest.raises(ValueError, match="does not lie in shape"):
+        CaseSpec("x", (8, 8), (4, 4), "uint16", region=((0, 8), (4, 9)))
+
+
+def test_marks_of_descriptions():
+    base = CaseSpec("x", (8,), (4,), "uint16", reach=0.5)
+    assert base.mark == Mark(0.5, ("flat",), "× flat")
+    assert replace(base, reach_of="rate").mark == Mark(0.5)
+    assert replace(base, reach_of="host").mark.of == ("zarr-numpy", "tensorstore", "zarrs")
+    assert replace(base, reach_of="whole").mark.of == ("whole/linumpy-auto",)
+    assert replace(base, reach=None).mark is None
+    names = [spec.name for spec in SUITES["codecs"]]
+    (part,) = [spec for spec in SUITES["codecs"] if spec.region]
+    assert names.index(part.reach_of) < names.index(part.name)
+
+
 def test_descriptions_that_differ_have_names_that_differ():
     base = {"name": "x", "shape": (32, 32), "chunks": (8, 8), "dtype": "uint16"}
     others = [{}, {"shape": (32, 33)}, {"chunks": (8, 4)}, {"dtype": "int16"}, {"shards": (16, 16)}, {"codec": "zstd"}]
@@ -143,7 +162,7 @@ def test_an_array_of_the_users_is_described(tmp_path):
         tmp_path / "a.zarr", name="in/side", shape=(9, 9), chunks=(4, 4), dtype=">f4", zarr_format=2
     )
     array[:5] = 1
-    case = open_case(str(tmp_path / "a.zarr/in/side"))
+    case = open_stored(str(tmp_path / "a.zarr/in/side"))
     assert (case.shape, case.chunks, case.zarr_format, case.name) == ((9, 9), (4, 4), 2, "side")
     assert case.dtype == np.dtype("f4")
     assert case.path == tmp_path / "a.zarr/in/side"
@@ -164,15 +183,15 @@ def test_the_settings_of_blosc_are_named_in_both_formats(tmp_path, shuffle):
         tmp_path / "v3", shape=(8,), chunks=(8,), dtype="u2",
         compressors=zarr.codecs.BloscCodec(cname="zstd", shuffle=shuffle),
     )  # fmt: skip
-    assert {open_case(one.store.root).codecs for one in (old, new)} == {f"blosc(zstd, {shuffle})"}
+    assert {open_stored(one.store.root).codecs for one in (old, new)} == {f"blosc(zstd, {shuffle})"}
 
 
 def test_what_cannot_be_timed_says_why(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        open_case(tmp_path / "nowhere")
+        open_stored(tmp_path / "nowhere")
     empty = zarr.create_array(tmp_path / "empty", shape=(0, 3), chunks=(1, 1), dtype="u1")
     with pytest.raises(SourceError, match="nothing to time"):
-        open_case(empty.store.root)
+        open_stored(empty.store.root)
     words = zarr.create_array(tmp_path / "words", shape=(3,), chunks=(3,), dtype="U4", zarr_format=2)
     with pytest.raises(ValueError, match="bool, integers"):
-        open_case(words.store.root)
+        open_stored(words.store.root)

@@ -1,6 +1,7 @@
-"""What is timed of stacks of small images, and of labels; see :mod:`linumpy.benchmark.resampling`.
+"""What is timed of stacks of small images, and of labels; see :mod:`linumpy.benchmark.suites.resampling`.
 
-In: an array module and a scale. Out: :class:`KernelCase` records. A stack's peer is a loop over its images by CuPy.
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records. A stack's peer is a loop over
+its images by CuPy.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.kernel_case import KernelCase
-from linumpy.benchmark.resampling import TURN, peer_module, scipy_module, speckled, wrong_voxels
+from linumpy.benchmark.kernels import kernel_case
+from linumpy.benchmark.runner import Case
+from linumpy.benchmark.suites.resampling import TURN, peer_module, scipy_module, speckled, wrong_voxels
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, apply_displacement_field, resize
 
 
-def affine_stack(xp: ModuleType, scale: float, name: str, shape: tuple[int, ...], order: int) -> KernelCase:
+def affine_stack(xp: ModuleType, scale: float, name: str, shape: tuple[int, ...], order: int) -> Case:
     """Turn every image of a stack, (images, ...), alike."""
     rank = len(shape) - 1
     sizes = (max(2, round(shape[0] * scale)), *shape[1:])
@@ -38,10 +40,10 @@ def affine_stack(xp: ModuleType, scale: float, name: str, shape: tuple[int, ...]
         return _wrong_images(got, stack, truth)
 
     ours = lambda: affine_transform(stack, full, moved, **options)  # noqa: E731
-    return KernelCase(name, tuple(stack.shape), "float32", ours, peer, check, 2 * int(stack.nbytes), 10.0)
+    return kernel_case(name, tuple(stack.shape), "float32", ours, peer, check, 2 * int(stack.nbytes), 10.0)
 
 
-def displaced_channels(xp: ModuleType, scale: float, name: str) -> KernelCase:
+def displaced_channels(xp: ModuleType, scale: float, name: str) -> Case:
     """Deform all channels of an image alike."""
     stack = _stack(xp, (max(2, round(64 * scale)), 48, 48, 48))
     field = xp.asarray(np.random.default_rng(1).uniform(-2, 2, (3, *stack.shape[1:])).astype(np.float32))
@@ -61,7 +63,7 @@ def displaced_channels(xp: ModuleType, scale: float, name: str) -> KernelCase:
 
     ours = lambda: apply_displacement_field(stack, field, channel_axis=0, **options)  # noqa: E731
     nbytes = 2 * int(stack.nbytes) + int(field.nbytes)
-    return KernelCase(name, tuple(stack.shape), "float32", ours, peer, check, nbytes, 10.0)
+    return kernel_case(name, tuple(stack.shape), "float32", ours, peer, check, nbytes, 10.0)
 
 
 def _stack(xp: ModuleType, shape: tuple[int, ...]) -> Any:
@@ -78,7 +80,7 @@ def _wrong_images(got: Any, stack: Any, truth: Any) -> str:
     return ""
 
 
-def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype: str) -> KernelCase:
+def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype: str) -> Case:
     """Take the nearest labels: to half the resolution, or to twice."""
     side = max(8, round((512 if factor < 1 else 256) * scale) // 2 * 2)
     image = speckled(xp, side, dtype)
@@ -97,10 +99,10 @@ def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype
     # Of half the planes and rows all sectors are read.
     nbytes = image.nbytes * (0.25 if factor < 1 else 1) + wanted[0] ** 3 * image.itemsize
     ours = lambda: resize(image, wanted, order=0)  # noqa: E731
-    return KernelCase(name, tuple(image.shape), dtype, ours, peer, check, int(nbytes), None, copy_reach=0.7)
+    return kernel_case(name, tuple(image.shape), dtype, ours, peer, check, int(nbytes), None, copy_reach=0.7)
 
 
-def turned_labels(xp: ModuleType, scale: float, name: str, dtype: str) -> KernelCase:
+def turned_labels(xp: ModuleType, scale: float, name: str, dtype: str) -> Case:
     """Turn labels."""
     side = max(16, round(512 * scale))
     image = speckled(xp, side, dtype)
@@ -115,7 +117,7 @@ def turned_labels(xp: ModuleType, scale: float, name: str, dtype: str) -> Kernel
         some = np.random.default_rng(0).integers(0, got.size, 2000)
         return wrong_voxels(got, some, to_host(image), truth_at(some), 0.0)
 
-    return KernelCase(
+    return kernel_case(
         name,
         tuple(image.shape),
         dtype,

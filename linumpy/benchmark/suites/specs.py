@@ -14,6 +14,8 @@ import numcodecs
 import numpy as np
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
+from linumpy.benchmark.runner import Mark
+
 
 def _blosc(zarr_format: int) -> Any:
     # What NGFF 0.4 files have most often.
@@ -39,13 +41,12 @@ CODECS: dict[str, Callable[[int], Any]] = {
 }
 
 
-#: What a reach may be measured by, and how that is written.
-REACH_OF = {
-    "flat": "× flat",
-    "rate": "GiB/s",
-    "zarr-gpu": "× zarr-gpu",
-    "host": "× the best host path",
-    "whole": "× the rate of the whole array",
+#: What a reach may be measured by.
+REACH_OF: dict[str, Callable[[float], Mark]] = {
+    "flat": lambda least: Mark(least, ("flat",), "× flat"),
+    "rate": Mark,
+    "zarr-gpu": lambda least: Mark(least, ("zarr-gpu",), "× zarr-gpu"),
+    "host": lambda least: Mark(least, ("zarr-numpy", "tensorstore", "zarrs"), "× the best host path"),
 }
 
 
@@ -79,7 +80,7 @@ class CaseSpec:
     reach : float or None
         What ``linumpy auto`` is to reach.
     reach_of : str
-        Of what: a key of :data:`REACH_OF`.
+        Of what: a key of :data:`REACH_OF`, or the name of an earlier case whose rate is compared.
     region : tuple of (int, int), or None
         First and last-but-one voxel along each axis of what is read; None for all.
     zarr_format : int
@@ -109,14 +110,21 @@ class CaseSpec:
             raise ValueError(f"shards {self.shards} are no multiple of the chunks {self.chunks}")
         if self.zarr_format not in (2, 3) or (self.shards and self.zarr_format == 2):
             raise ValueError(f"zarr_format {self.zarr_format}: 2 or 3, and shards are of 3")
-        if self.reach_of not in REACH_OF:
-            raise ValueError(f"reach_of {self.reach_of!r} is unknown: choose one of {', '.join(REACH_OF)}")
         if self.region is not None and (
             len(self.region) != len(self.shape)
             or any(not 0 <= a < b <= n for (a, b), n in zip(self.region, self.shape, strict=True))
         ):
             raise ValueError(f"region {self.region} does not lie in shape {self.shape}")
         check_dtype(self.dtype)
+
+    @property
+    def mark(self) -> Mark | None:
+        """What ``linumpy auto`` is to reach, if anything."""
+        if self.reach is None:
+            return None
+        if self.reach_of in REACH_OF:
+            return REACH_OF[self.reach_of](self.reach)
+        return Mark(self.reach, (f"{self.reach_of}/linumpy-auto",), f"× {self.reach_of}")
 
     @property
     def nbytes(self) -> int:
@@ -159,6 +167,7 @@ def _times(sizes: tuple[int, ...]) -> str:
 
 
 _SHAPE, _SHARDS = (512, 1024, 1024), (256, 512, 512)
+_SHARDED = "zstd, 64³ in 256×512×512 shards"
 
 
 def _uint16(
@@ -186,14 +195,14 @@ SUITES: dict[str, tuple[CaseSpec, ...]] = {
         _uint16("zstd, 64×128×128 chunks", _SHAPE, (64, 128, 128), "zstd", 12),
         _uint16("Blosc lz4 shuffle, 64×128×128, v2", _SHAPE, (64, 128, 128), "blosc", 12, zarr_format=2),
         _uint16("Blosc zstd bitshuffle, 16×256×256, v2", _SHAPE, (16, 256, 256), "blosc-zstd", 10, zarr_format=2),
-        _uint16("zstd, 64³ in 256×512×512 shards", _SHAPE, (64,) * 3, "zstd", 12, shards=_SHARDS),
+        _uint16(_SHARDED, _SHAPE, (64,) * 3, "zstd", 12, shards=_SHARDS),
         _uint16(
             "1/8 of it",
             _SHAPE,
             (64,) * 3,
             "zstd",
             0.6,
-            "whole",
+            _SHARDED,
             shards=_SHARDS,
             region=((128, 384), (256, 768), (256, 768)),
         ),

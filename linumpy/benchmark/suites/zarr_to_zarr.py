@@ -1,35 +1,31 @@
 """``resample_zarr`` on a raw volume: how close it comes to reading and writing the same bytes at the same time.
 
-In: a :class:`ZarrRequest`. Out: :class:`ZarrResult`, a table, and JSON where asked for. The volume is made first and
-halved; boxes of the result are compared with SciPy's, and what is wrong is not timed. Times are those of the clock on
-the wall, from a device at rest to a device at rest, with the volume in the page cache.
+In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.runner.Case`. The volume is made first and halved; boxes
+of the result are compared with SciPy's. The volume stays in the page cache.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-import statistics
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.benchmark import machine
-from linumpy.benchmark.kernel_case import verdict_of
-from linumpy.benchmark.table import machine_text
-from linumpy.benchmark.volumes import check_room, flush, wall_seconds, write_tiles
+from linumpy.benchmark.report import size
+from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared, ready
+from linumpy.benchmark.suites.scripts import not_judged
+from linumpy.benchmark.volumes import check_free, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.read.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
-from linumpy.io.files import replacing
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
@@ -37,9 +33,8 @@ from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.resample.resample_zarr import plan_blocks, resample_zarr
 from linumpy.write.writer import OmeZarrWriter
 
-#: The part of the time of reading and writing at once that `resample_zarr` should reach, on a GPU, from so many bytes
-#: on.
-REACH, REACH_NBYTES = 0.7, 16 * 2**30
+#: The part of the rate of reading and writing at once that `resample_zarr` should reach.
+REACH = 0.7
 #: Spacing of voxels of the volume and of the result, µm.
 _SPACING_UM, _WANTED_UM = 5.0, 10.0
 #: Boxes of the result that are compared with SciPy, besides those in two corners, and their sides.
@@ -61,34 +56,25 @@ class ZarrRequest:
         files go.
     device_memory : float
         GiB that ``resample_zarr`` may take; on a GPU CuPy's pool refuses more.
-    runs : int
-        Timed runs of each kind.
     chunk : (int, int, int)
         Voxels of a chunk of the volume (uint16).
     use_gpu : bool
         Whether to work on the GPU.
-    json : Path or None
-        A file to write.
     """
 
     gib: float
     folder: Path | None = None
     device_memory: float = 8.0
-    runs: int = 5
     chunk: tuple[int, int, int] = (256, 256, 256)
     use_gpu: bool = True
-    json: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.gib < 2**20:
             raise ValueError(f"a volume of {self.gib} GiB: more than 0 is needed")
         if not self.device_memory > 0:
             raise ValueError(f"device_memory={self.device_memory} GiB: more than 0 is needed")
-        if self.runs < 1:
-            raise ValueError(f"runs={self.runs}: a median needs 1 run or more")
-        for folder in (self.folder, self.json and self.json.absolute().parent):
-            if folder is not None and not folder.is_dir():
-                raise FileNotFoundError(f"there is no folder {str(folder)!r}")
+        if self.folder is not None and not self.folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(self.folder)!r}")
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -109,101 +95,43 @@ def _divisor(count: int, power: float) -> int:
     return next(n for n in range(max(1, int(count**power + 1e-9)), 0, -1) if count % n == 0)
 
 
-@dataclass(frozen=True)
-class ZarrResult:
-    """What came of it. All times are seconds, one for each run; empty where the result is wrong.
-
-    Attributes
-    ----------
-    nbytes, written_nbytes : int
-        Of the volume, and of the result.
-    blocks : int
-        Blocks that it is made in.
-    peak : int or None
-        Bytes of CuPy's pool at the most while it is made; None without a GPU.
-    wrong : str
-        Why the result is wrong; empty where it is right.
-    judged : bool
-        Whether the reach is for this size and device.
-    read, write : tuple of float
-        Every box read by ``read_zarr_to_gpu``, and nothing else; the result written, and nothing else.
-    overlapped : tuple of float
-        Both at once, each as fast as it can.
-    resample : tuple of float
-        The call.
-    """
-
-    nbytes: int
-    written_nbytes: int
-    blocks: int
-    peak: int | None
-    wrong: str
-    judged: bool
-    read: tuple[float, ...] = ()
-    write: tuple[float, ...] = ()
-    overlapped: tuple[float, ...] = ()
-    resample: tuple[float, ...] = ()
-
-    @property
-    def ratio(self) -> float | None:
-        """Time of reading and writing at once over that of the call; None where there are no times."""
-        return statistics.median(self.overlapped) / statistics.median(self.resample) if self.resample else None
-
-    @property
-    def ratio_to_slower(self) -> float | None:
-        """Time of the slower of reading alone and writing alone over that of the call; None where there are none."""
-        if not self.resample:
-            return None
-        return max(map(statistics.median, (self.read, self.write))) / statistics.median(self.resample)
-
-    @property
-    def verdict(self) -> str:
-        """``"WRONG"``, ``"met"``, ``"MISSED"``, or nothing where there is no mark."""
-        return verdict_of(self.wrong, (self.ratio, REACH if self.judged else None))
-
-
-def run_zarr_to_zarr(request: ZarrRequest) -> ZarrResult:
-    """Make a volume, check and time its resampling, and show what came of it.
+@contextmanager
+def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
+    """Make a volume; give its folder, which is removed at the end, and the one case.
 
     Raises
     ------
     GpuUnavailableError
         A GPU is asked for and there is none.
     ValueError
-        The folder has no room for the volume.
+        The disk is too small for the volume.
     """
     if request.use_gpu:
         require_cuda()
-    with tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=request.folder) as made:
-        folder = Path(made)
-        here = machine.look(folder)
-        print(machine_text(here), end="\n\n")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=request.folder)))
         shape = tuple(n * c for n, c in zip(request.grid, request.chunk, strict=True))
-        check_room(folder, 2 * math.prod(shape) * 5 // 4)
+        check_free(folder, 2 * math.prod(shape) * 5 // 4)
         rng = np.random.default_rng(0)
         base = rng.integers(0, 50000, request.chunk, np.uint16)
         numbers = rng.integers(0, 15000, request.grid).astype(np.uint16)
         source = write_tiles(folder / "volume.ome.zarr", base, numbers, (_SPACING_UM,) * 3)
         if not flush(source):
             print("the disk is still busy with the volume: times of writes may be longer than they would be")
-        print(
-            f"{'×'.join(map(str, shape))} uint16, raw chunks of {'×'.join(map(str, request.chunk))}, to half of it, on "
-            f"the {'GPU' if request.use_gpu else 'CPU'} within {request.device_memory:g} GiB; medians of "
-            f"{request.runs} runs; in the page cache\n\n{HEADER}"
-        )
-        result = _measure(request, source, folder / "half.ome.zarr")
-        print(row(result), flush=True)
-    if request.json is not None:
-        document = {"machine": asdict(here), "chunk": request.chunk, "shape": shape, **asdict(result)}
-        document |= {"device_memory": request.limit, "ratio": result.ratio, "ratio_to_slower": result.ratio_to_slower}
-        with replacing(request.json, overwrite=True) as temporary:
-            temporary.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"\nwritten: {request.json}")
-    return result
+        if request.use_gpu and kvikio_mode()[0] != "none":
+            # Set once for all entries: none of them waits for kvikio's threads to be set up.
+            stack.enter_context(transfer_settings())
+        yield folder, iter([_case(request, source, folder / "half.ome.zarr")])
 
 
-def _measure(request: ZarrRequest, source: Path, target: Path) -> ZarrResult:
+def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
+    """The call, the limits (reading, writing, both at once), taking turns."""
     array = open_image(source).levels[0]
+    peaks: list[int | None] = []
+    made: list[_Steps] = []
+
+    def remove() -> None:
+        shutil.rmtree(target, ignore_errors=True)
 
     def resample() -> None:
         with _limited(request):
@@ -219,40 +147,54 @@ def _measure(request: ZarrRequest, source: Path, target: Path) -> ZarrResult:
                 progress=lambda _: None,
             )
 
-    peak = _peak_of(resample, use_gpu=request.use_gpu)  # the warm-up, too
-    written = open_image(target).levels[0]
-    plan, scratch = _plan(request, array, written)
-    measured = ZarrResult(
-        int(array.nbytes),
-        int(written.nbytes),
-        len(plan),
-        peak,
-        _differs(array, written),
-        request.use_gpu and array.nbytes >= REACH_NBYTES,
+    def call() -> None:
+        if peaks:
+            resample()
+        else:  # the one that is checked and not timed
+            peaks.append(_peak_of(resample, use_gpu=request.use_gpu))
+
+    def check(_: object) -> str:
+        written = open_image(target).levels[0]
+        made.append(_Steps(request, array, written, *_plan(request, array, written), target))
+        return _differs(array, written)
+
+    def note() -> str:
+        memory = "" if peaks[0] is None else f", {size(peaks[0])} of device memory"
+        count = len(made[0].plan)
+        return f"{count} block{'s' if count > 1 else ''}{memory}"
+
+    def step(name: str) -> Callable[[], AbstractContextManager[Prepared]]:
+        def prepare() -> AbstractContextManager[Prepared]:
+            if not made:
+                raise CannotRunError("resample_zarr made no result to compare with")
+            return nullcontext(Prepared(getattr(made[0], name), before=remove))
+
+        return prepare
+
+    return Case(
+        name="resample_zarr to half",
+        nbytes=int(array.nbytes),
+        entries=(
+            Entry("resample", "resample_zarr", ready(call, check, before=remove, note=note), "ours", 0),
+            Entry("read", "read alone", step("read"), "limit", 0),
+            Entry("write", "write alone", step("write"), "limit", 0),
+            Entry("overlapped", "read and write at once", step("both"), "limit", 0),
+        ),
+        description=(
+            f"{'×'.join(map(str, array.shape))} uint16, {size(int(array.nbytes))}, raw chunks of "
+            f"{'×'.join(map(str, request.chunk))}, to half of it, on the {'GPU' if request.use_gpu else 'CPU'} within "
+            f"{request.device_memory:g} GiB; in the page cache",
+        ),
+        facts={
+            "shape": list(array.shape),
+            "chunk": list(request.chunk),
+            "device_memory": request.limit,
+            "gpu": request.use_gpu,
+        },
+        marks=(Mark(REACH, ("overlapped",), "× reading and writing at once"),),
+        not_judged=not_judged(request.use_gpu, int(array.nbytes)),
+        in_turns=True,
     )
-    if measured.wrong:
-        return measured
-    steps = _Steps(request, array, written, plan, scratch, target)
-    if request.use_gpu and kvikio_mode()[0] != "none":
-        # Set once for all kinds: none of them waits for kvikio's threads to be set up.
-        with transfer_settings():
-            return _timed(request, measured, steps, resample, target)
-    return _timed(request, measured, steps, resample, target)
-
-
-def _timed(
-    request: ZarrRequest, measured: ZarrResult, steps: _Steps, resample: Callable[[], None], target: Path
-) -> ZarrResult:
-    kinds: dict[str, Callable[[], object]] = {
-        "read": steps.read,
-        "write": steps.write,
-        "overlapped": steps.both,
-        "resample": resample,
-    }
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _, (kind, work) in itertools.product(range(request.runs), kinds.items()):  # taking turns
-        times[kind].append(wall_seconds(work, target))
-    return replace(measured, **{kind: tuple(one) for kind, one in times.items()})  # type: ignore[arg-type]
 
 
 def _plan(request: ZarrRequest, array: zarr.Array, written: zarr.Array) -> tuple[ResamplePlan, int | None]:
@@ -330,7 +272,7 @@ class _Steps:
         scratch: int | None,
         target: Path,
     ) -> None:
-        self._gpu, self._array, self._plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
+        self._gpu, self._array, self.plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
         self._shape, self._chunks = tuple(written.shape), tuple(written.chunks)
         first = next(iter(plan)).box
         self._block = read_on_host(written, first)
@@ -343,13 +285,13 @@ class _Steps:
     def read(self) -> None:
         """Read the box of every block."""
         buffer = None
-        for block in self._plan:
+        for block in self.plan:
             if not self._gpu:
                 read_on_host(self._array, block.source_box)
                 continue
             size = math.prod(block.source_shape)
             if buffer is None:
-                buffer = require_cuda().empty(self._plan.largest[0], np.uint16)
+                buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
             out = buffer[:size].reshape(block.source_shape)
             read_zarr_to_gpu(self._array, region=block.source_box, out=out, scratch_bytes=self._scratch)
 
@@ -357,7 +299,7 @@ class _Steps:
         """Write as many blocks as the result has, of its chunks, from where they would be."""
         options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
         with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
-            for block in self._plan:
+            for block in self.plan:
                 part = self._block[tuple(map(slice, block.shape))]
                 writer.write(block.box, array_module(part).ascontiguousarray(part))
 
@@ -374,24 +316,3 @@ class _Steps:
         with self._device, self._streams[number] as stream:
             work()
             stream.synchronize()
-
-
-HEADER = (
-    f"{'volume':>10}{'result':>10}{'blocks':>8}{'memory':>10}{'read':>10}{'write':>10}{'at once':>10}{'resample':>10}"
-    f"{'GiB/s':>8}{'of slower':>11}{'ratio':>7}{'reach':>8}\n" + "─" * 112
-)
-
-
-def row(result: ZarrResult) -> str:
-    """Show a result as a line of the table."""
-    memory = "–" if result.peak is None else f"{result.peak / 2**30:.2f} GiB"
-    head = f"{result.nbytes / 2**30:>6.2f} GiB{result.written_nbytes / 2**30:>6.2f} GiB{result.blocks:>8}{memory:>10}"
-    if result.wrong:
-        return f"{head}  WRONG: {result.wrong}"
-    kinds = (result.read, result.write, result.overlapped, result.resample)
-    seconds = "".join(f"{statistics.median(one):>8.3g} s" for one in kinds)
-    rate = result.nbytes / 2**30 / statistics.median(result.resample)
-    reach = f"≥ {REACH}" if result.judged else "–"
-    return (
-        f"{head}{seconds}{rate:>8.3g}{result.ratio_to_slower:>11.2f}{result.ratio:>7.2f}{reach:>8}  {result.verdict}"
-    ).rstrip()

@@ -1,8 +1,8 @@
-"""The ways from a case to an array, each ready to be called again and again.
+"""The ways from a stored array to one in memory, each ready to be called again and again.
 
-In: a :class:`~linumpy.benchmark.cases.Case`. Out: a :class:`Prepared` reading, whose call makes a new array every
-time, on the device where there is one and else on the host. Errors: :class:`CannotRunError`, in one line, where this
-machine lacks what a way needs.
+In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: a :class:`~linumpy.benchmark.runner.Prepared` reading,
+whose call makes a new array every time, on the device where there is one and else on the host. Errors:
+:class:`~linumpy.benchmark.runner.CannotRunError`, in one line, where this machine lacks what a way needs.
 
 Every way starts from the array's folder, so that opening it is in its time. kvikio gets the same threads and tasks
 in every way that uses it; all else keeps the defaults that its users get.
@@ -26,46 +26,18 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import Case
-from linumpy.benchmark.truth import OWN_PIPELINE, host_zarr, truth
+from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
+from linumpy.benchmark.runner import CannotRunError, Prepared
+from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import install_line, why_no_cuda
-from linumpy.errors import LinumpyError
 from linumpy.io.zarr_mode import gpu_mode
 
-TASK_BYTES = 4 * 2**20
 _PINNED_LIMIT = 8 * 2**30
 _SPARE_HOST_BYTES = 2**30
 
 
-class CannotRunError(LinumpyError, RuntimeError):
-    """A path cannot run here; the message is the reason, in one line."""
-
-
-def _nothing() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A reading that is ready.
-
-    Attributes
-    ----------
-    read : callable
-        Makes the array.
-    files : tuple of Path
-        What it reads besides the case's own files.
-    note : callable
-        A few words on how it reads, if there are any; it may read once more to find out.
-    """
-
-    read: Callable[[], Any]
-    files: tuple[Path, ...] = ()
-    note: Callable[[], str] = _nothing
-
-
-@dataclass(frozen=True, slots=True)
-class TimedPath:
+class ReadPath:
     """A way of reading.
 
     Attributes
@@ -75,57 +47,47 @@ class TimedPath:
     title : str
         For people.
     prepare : callable
-        Case → context in which the :class:`Prepared` reading can be called; raises :class:`CannotRunError`.
+        StoredArray → context in which the :class:`~linumpy.benchmark.runner.Prepared` reading can be called; raises
+        :class:`~linumpy.benchmark.runner.CannotRunError`.
     is_limit : bool
         Whether this is what the hardware gives, not a way to read the array.
     """
 
     name: str
     title: str
-    prepare: Callable[[Case], AbstractContextManager[Prepared]]
+    prepare: Callable[[StoredArray], AbstractContextManager[Prepared]]
     is_limit: bool = False
-
-
-def kvikio_threads() -> int | None:
-    """Return the number of kvikio's threads that linumpy's reader takes; None without kvikio."""
-    try:
-        defaults = _need("kvikio.defaults")
-    except CannotRunError:
-        return None
-    from linumpy.gpu.read.kvikio_settings import read_threads
-
-    return read_threads(defaults.get("num_threads"))
 
 
 # ---- the limits
 
 
 @contextlib.contextmanager
-def _flat_to_device(case: Case) -> Iterator[Prepared]:
+def _flat_to_device(stored: StoredArray) -> Iterator[Prepared]:
     """Read one file with the same decoded bytes in one call of kvikio's."""
     cupy, kvikio = _need_cuda(), _need("kvikio")
     free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if case.nbytes > free:
-        raise CannotRunError(f"{case.nbytes:,} bytes to read, {free:,} bytes of device memory free")
-    with _flat_file(case) as flat, _kvikio_settings():
+    if stored.nbytes > free:
+        raise CannotRunError(f"{stored.nbytes:,} bytes to read, {free:,} bytes of device memory free")
+    with _flat_file(stored) as flat, _kvikio_settings():
 
         def read() -> Any:
-            out = cupy.empty(case.result_shape, case.dtype)
+            out = cupy.empty(stored.result_shape, stored.dtype)
             with kvikio.CuFile(flat, "r") as opened:
                 got = opened.read(out.reshape(-1).view(np.uint8), task_size=TASK_BYTES)
             return _whole(out, got, flat)
 
-        yield Prepared(read, (flat,))
+        yield Prepared(read, files=(flat,))
 
 
 @contextlib.contextmanager
-def _flat_to_host(case: Case) -> Iterator[Prepared]:
+def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
     """Read one file with the same decoded bytes, a part per thread and task."""
-    _need_host_memory(case)
-    with _flat_file(case) as flat:
+    _need_host_memory(stored)
+    with _flat_file(stored) as flat:
 
         def read() -> Any:
-            out = np.empty(case.result_shape, case.dtype)
+            out = np.empty(stored.result_shape, stored.dtype)
             octets = out.reshape(-1).view(np.uint8).data
             with open(flat, "rb", buffering=0) as opened, ThreadPoolExecutor(os.cpu_count()) as threads:
                 fd = opened.fileno()
@@ -133,7 +95,7 @@ def _flat_to_host(case: Case) -> Iterator[Prepared]:
                 got = sum(threads.map(lambda at: os.preadv(fd, [octets[at : at + TASK_BYTES]], at), starts))
             return _whole(out, got, flat)
 
-        yield Prepared(read, (flat,))
+        yield Prepared(read, files=(flat,))
 
 
 def _whole(out: Any, got: int, flat: Path) -> Any:
@@ -143,18 +105,18 @@ def _whole(out: Any, got: int, flat: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _flat_file(case: Case) -> Iterator[Path]:
+def _flat_file(stored: StoredArray) -> Iterator[Path]:
     """Write the decoded voxels into one file beside the array, on the same disk, and take it away in the end."""
-    folder = case.path.parent
+    folder = stored.path.parent
     if not os.access(folder, os.W_OK):
         raise CannotRunError(f"no right to write the flat file into {folder}")
     free = shutil.disk_usage(folder).free
-    if free < case.nbytes:
-        raise CannotRunError(f"the flat file takes {case.nbytes:,} bytes, {free:,} bytes free in {folder}")
+    if free < stored.nbytes:
+        raise CannotRunError(f"the flat file takes {stored.nbytes:,} bytes, {free:,} bytes free in {folder}")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".linum-benchmark-", suffix=".flat") as made:
-        made.truncate(case.nbytes)
-        flat = np.memmap(made.name, case.dtype, "r+", shape=case.result_shape)
-        for block, piece in truth(case):
+        made.truncate(stored.nbytes)
+        flat = np.memmap(made.name, stored.dtype, "r+", shape=stored.result_shape)
+        for block, piece in truth(stored):
             flat[block] = piece
         flat.flush()
         del flat  # the page cache drops no page that is mapped
@@ -162,18 +124,18 @@ def _flat_file(case: Case) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _pinned_copy(case: Case) -> Iterator[Prepared]:
+def _pinned_copy(stored: StoredArray) -> Iterator[Prepared]:
     """Copy page-locked host memory to the device; no file is read."""
     cupy = _need_cuda()
-    if case.nbytes > _PINNED_LIMIT:
-        raise CannotRunError(f"would lock {case.nbytes:,} bytes of host memory; it locks {_PINNED_LIMIT:,} at most")
-    _need_host_memory(case)
-    pinned = importlib.import_module("cupyx").empty_pinned(case.result_shape, case.dtype)
-    for block, piece in truth(case):
+    if stored.nbytes > _PINNED_LIMIT:
+        raise CannotRunError(f"would lock {stored.nbytes:,} bytes of host memory; it locks {_PINNED_LIMIT:,} at most")
+    _need_host_memory(stored)
+    pinned = importlib.import_module("cupyx").empty_pinned(stored.result_shape, stored.dtype)
+    for block, piece in truth(stored):
         pinned[block] = piece
 
     def read() -> Any:
-        out = cupy.empty(case.result_shape, case.dtype)
+        out = cupy.empty(stored.result_shape, stored.dtype)
         out.set(pinned)
         return out
 
@@ -183,44 +145,44 @@ def _pinned_copy(case: Case) -> Iterator[Prepared]:
 # ---- straight to the device
 
 
-def _linumpy(backend: str) -> Callable[[Case], AbstractContextManager[Prepared]]:
+def _linumpy(backend: str) -> Callable[[StoredArray], AbstractContextManager[Prepared]]:
     @contextlib.contextmanager
-    def prepare(case: Case) -> Iterator[Prepared]:
+    def prepare(stored: StoredArray) -> Iterator[Prepared]:
         _need_cuda()
         from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
         def note() -> str:
             # A reading of its own: a report has the kernels timed, and nobody who wants speed asks for one.
-            _, report = read_zarr_to_gpu(case.path, region=case.selection, backend=backend, return_report=True)
+            _, report = read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend, return_report=True)
             where = report.decoder.partition(", ")[2].partition(",")[0]
             how = report.fallback or (f"decoded {where}" if where else "")
             return f"by {report.backend}" + (f": {how}" if how else "")
 
-        yield Prepared(lambda: read_zarr_to_gpu(case.path, region=case.selection, backend=backend), note=note)
+        yield Prepared(lambda: read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend), note=note)
 
     return prepare
 
 
 @contextlib.contextmanager
-def _zarr_gpu(case: Case) -> Iterator[Prepared]:
+def _zarr_gpu(stored: StoredArray) -> Iterator[Prepared]:
     _need_cuda()
 
     def read() -> Any:
         with gpu_mode(), zarr.config.set(OWN_PIPELINE):
-            return zarr.open_array(case.path, mode="r")[case.selection]
+            return zarr.open_array(stored.path, mode="r")[stored.selection]
 
     yield Prepared(read)
 
 
 @contextlib.contextmanager
-def _zarr_gpu_gds(case: Case) -> Iterator[Prepared]:
+def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
     _need_cuda()
     _need("kvikio")
     gds_store = _need("kvikio.zarr").GDSStore
 
     def read() -> Any:
         with gpu_mode(), zarr.config.set(OWN_PIPELINE):
-            return zarr.open_array(gds_store(case.path, read_only=True), mode="r")[case.selection]
+            return zarr.open_array(gds_store(stored.path, read_only=True), mode="r")[stored.selection]
 
     with _kvikio_settings():
         yield Prepared(read)
@@ -239,49 +201,49 @@ def _kvikio_settings() -> AbstractContextManager[Any]:
 
 
 def _through_host(
-    make: Callable[[Case], Callable[[], np.ndarray]], gpu: bool
-) -> Callable[[Case], AbstractContextManager[Prepared]]:
+    make: Callable[[StoredArray], Callable[[], np.ndarray]], gpu: bool
+) -> Callable[[StoredArray], AbstractContextManager[Prepared]]:
     """Read to the host, and from there, on a machine with a GPU, copy to the device."""
 
     @contextlib.contextmanager
-    def prepare(case: Case) -> Iterator[Prepared]:
+    def prepare(stored: StoredArray) -> Iterator[Prepared]:
         cupy = _need_cuda() if gpu else None
-        _need_host_memory(case)
-        read_host = make(case)
+        _need_host_memory(stored)
+        read_host = make(stored)
         yield Prepared(read_host if cupy is None else lambda: cupy.asarray(read_host()))
 
     return prepare
 
 
-def _zarr_numpy(case: Case) -> Callable[[], np.ndarray]:
+def _zarr_numpy(stored: StoredArray) -> Callable[[], np.ndarray]:
     def read() -> np.ndarray:
         with host_zarr():
-            return np.asarray(zarr.open_array(case.path, mode="r")[case.selection]).astype(case.dtype, copy=False)
+            return np.asarray(zarr.open_array(stored.path, mode="r")[stored.selection]).astype(stored.dtype, copy=False)
 
     return read
 
 
-def _zarrs(case: Case) -> Callable[[], np.ndarray]:
+def _zarrs(stored: StoredArray) -> Callable[[], np.ndarray]:
     _need("zarrs")
 
     def read() -> np.ndarray:
         with host_zarr(), zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-            return np.asarray(zarr.open_array(case.path, mode="r")[case.selection]).astype(case.dtype, copy=False)
+            return np.asarray(zarr.open_array(stored.path, mode="r")[stored.selection]).astype(stored.dtype, copy=False)
 
     return read
 
 
-def _tensorstore(case: Case) -> Callable[[], np.ndarray]:
+def _tensorstore(stored: StoredArray) -> Callable[[], np.ndarray]:
     tensorstore = _need("tensorstore")
     described = {
-        "driver": "zarr3" if case.zarr_format == 3 else "zarr",
-        "kvstore": {"driver": "file", "path": f"{case.path}/"},
+        "driver": "zarr3" if stored.zarr_format == 3 else "zarr",
+        "kvstore": {"driver": "file", "path": f"{stored.path}/"},
     }
 
     def read() -> np.ndarray:
         # A context of its own: no chunk that an earlier run left in tensorstore's cache.
         opened = tensorstore.open(described, open=True, read=True, context=tensorstore.Context()).result()
-        return np.asarray(opened[case.selection].read().result()).astype(case.dtype, copy=False)
+        return np.asarray(opened[stored.selection].read().result()).astype(stored.dtype, copy=False)
 
     return read
 
@@ -306,11 +268,11 @@ def _need_cuda() -> ModuleType:
     return importlib.import_module("cupy")
 
 
-def _need_host_memory(case: Case) -> None:
+def _need_host_memory(stored: StoredArray) -> None:
     """Refuse what would drive the machine into its out-of-memory killer, which says nothing."""
     available = available_host_bytes()
-    if available is not None and case.nbytes + _SPARE_HOST_BYTES > available:
-        raise CannotRunError(f"{case.nbytes:,} bytes to hold, {available:,} bytes of host memory available")
+    if available is not None and stored.nbytes + _SPARE_HOST_BYTES > available:
+        raise CannotRunError(f"{stored.nbytes:,} bytes to hold, {available:,} bytes of host memory available")
 
 
 def available_host_bytes() -> int | None:
@@ -326,19 +288,19 @@ def available_host_bytes() -> int | None:
 # ---- all of them
 
 
-def standard_paths(gpu: bool) -> tuple[TimedPath, ...]:
+def standard_paths(gpu: bool) -> tuple[ReadPath, ...]:
     """Return all paths, the limits first; without a GPU some of them will say that they cannot run."""
     there = "CuPy" if gpu else "NumPy"
     return (
-        TimedPath("flat", "flat file (limit)", _flat_to_device if gpu else _flat_to_host, is_limit=True),
-        TimedPath("h2d", "pinned host → device (limit)", _pinned_copy, is_limit=True),
-        TimedPath("linumpy-auto", "linumpy auto", _linumpy("auto")),
-        TimedPath("linumpy-kvikio", "linumpy kvikio", _linumpy("kvikio")),
-        TimedPath("zarr-gpu", "zarr-gpu", _zarr_gpu),
-        TimedPath("zarr-gpu-gds", "zarr-gpu + GDSStore", _zarr_gpu_gds),
-        TimedPath("zarr-numpy", "zarr → NumPy" + (" → CuPy" if gpu else ""), _through_host(_zarr_numpy, gpu)),
-        TimedPath("tensorstore", f"tensorstore → {there}", _through_host(_tensorstore, gpu)),
-        TimedPath("zarrs", f"zarrs → {there}", _through_host(_zarrs, gpu)),
+        ReadPath("flat", "flat file (limit)", _flat_to_device if gpu else _flat_to_host, is_limit=True),
+        ReadPath("h2d", "pinned host → device (limit)", _pinned_copy, is_limit=True),
+        ReadPath("linumpy-auto", "linumpy auto", _linumpy("auto")),
+        ReadPath("linumpy-kvikio", "linumpy kvikio", _linumpy("kvikio")),
+        ReadPath("zarr-gpu", "zarr-gpu", _zarr_gpu),
+        ReadPath("zarr-gpu-gds", "zarr-gpu + GDSStore", _zarr_gpu_gds),
+        ReadPath("zarr-numpy", "zarr → NumPy" + (" → CuPy" if gpu else ""), _through_host(_zarr_numpy, gpu)),
+        ReadPath("tensorstore", f"tensorstore → {there}", _through_host(_tensorstore, gpu)),
+        ReadPath("zarrs", f"zarrs → {there}", _through_host(_zarrs, gpu)),
     )
 
 

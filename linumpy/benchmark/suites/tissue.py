@@ -1,6 +1,6 @@
 """What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions.
 
-In: an array module and a scale. Out: :class:`KernelCase` records, made one after another so that only one is in memory.
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.kernel_case import KernelCase
+from linumpy.benchmark.kernels import kernel_case
+from linumpy.benchmark.runner import Case
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
@@ -36,7 +37,7 @@ def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Any:
     return xp.tile(xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
 
 
-def _interface(xp: ModuleType, scale: float, layout: str) -> KernelCase:
+def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
     vol, axis = oct_volume(xp, scale), 0
     if layout != "first":
         vol, axis = xp.moveaxis(vol, 0, -1), -1
@@ -57,7 +58,7 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> KernelCase:
         return _chain_depth_first(vol) if axis == 0 else interface_by_filters(vol, options)[0]
 
     name = {"first": "interface-depth-first", "view": "interface-depth-last-view", "last": "interface-depth-last"}
-    return KernelCase(
+    return kernel_case(
         name[layout],
         tuple(vol.shape),
         "float32",
@@ -69,7 +70,7 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> KernelCase:
     )
 
 
-def _edge(xp: ModuleType, scale: float, layout: str) -> KernelCase:
+def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
     """The edge itself, beside this package's own voxel of the steepest rise: at most 1.3 times its time."""
     vol, axis = oct_volume(xp, scale), 0
     if layout == "last":
@@ -84,7 +85,7 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> KernelCase:
         differs = ~np.isclose(found, expected, atol=0.01, equal_nan=True)
         return f"{int(differs.sum())} of {differs.size} edges differ" if differs.mean() > 0.001 else ""
 
-    return KernelCase(
+    return kernel_case(
         f"interface-edge-{layout}",
         tuple(vol.shape),
         "float32",
@@ -93,6 +94,7 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> KernelCase:
         check,
         int(vol.nbytes),
         1 / 1.3,
+        peer_name="steepest rise",
     )
 
 
@@ -112,7 +114,7 @@ def _surfaces_differ(found: np.ndarray, expected: np.ndarray) -> str:
     return f"an A-line differs by {difference.max()} voxels" if difference.max() > 1 else ""
 
 
-def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> KernelCase:
+def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
     rng = np.random.default_rng(0)
     side, middle, reach = _size(1024, scale), _size(80, scale), 20 if scale == 1 else 5
     planes = max(_size(128, scale), middle + reach)
@@ -132,7 +134,7 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> KernelCase:
         worst = float(np.abs(found - peer()).max())
         return f"correlations differ by {worst:.2g}" if worst > 1e-4 else ""
 
-    return KernelCase(
+    return kernel_case(
         "z-overlap-contiguous" if contiguous else "z-overlap",
         tuple(centres[0].shape),
         "float32",
@@ -153,7 +155,7 @@ def _pearson(xp: ModuleType, fixed: Any, moving: Any, n: int, *, contiguous: boo
     return float((a * b).sum() / xp.sqrt((a * a).sum() * (b * b).sum()))
 
 
-def _projection(xp: ModuleType, scale: float) -> KernelCase:
+def _projection(xp: ModuleType, scale: float) -> Case:
     shape = (_size(512, scale),) * 3
     plane = np.random.default_rng(0).integers(0, 65536, shape[1:], np.uint16)
     vol = xp.arange(shape[0], dtype=np.uint16)[:, None, None] * np.uint16(97) + xp.asarray(plane)
@@ -163,7 +165,7 @@ def _projection(xp: ModuleType, scale: float) -> KernelCase:
         return f"means differ by {worst:.2g}" if worst > 0.01 else ""
 
     nbytes = int(vol.nbytes) + 4 * shape[1] * shape[2]
-    return KernelCase(
+    return kernel_case(
         "mean-projection",
         shape,
         "uint16",
@@ -175,7 +177,7 @@ def _projection(xp: ModuleType, scale: float) -> KernelCase:
     )
 
 
-def _focal(xp: ModuleType, scale: float, dtype: str) -> KernelCase:
+def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
     vol = oct_volume(xp, scale, dtype)
     side = vol.shape[1] // 4
     curvature = FocalCurvature((side, side), 4.0, 0.5, 3.0, 0.0, 16)
@@ -198,7 +200,7 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> KernelCase:
         right[(index < 0) | (index >= depth)] = 0
         return "" if np.array_equal(got, right) else f"{(got != right).mean():.2%} of the voxels differ"
 
-    return KernelCase(
+    return kernel_case(
         f"focal-{dtype}",
         tuple(vol.shape),
         dtype,
@@ -206,13 +208,12 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> KernelCase:
         peer,
         check,
         2 * int(vol.nbytes),
-        None,
-        rolled / (vol.shape[1] * vol.shape[2]),
+        peer_share=rolled / (vol.shape[1] * vol.shape[2]),
         copy_reach=0.5,
     )
 
 
-def _tiles(xp: ModuleType, scale: float) -> KernelCase:
+def _tiles(xp: ModuleType, scale: float) -> Case:
     count, side = 4, _size(128, scale)
     part = resampled_part((side, count * side, count * side), side)
     rng = np.random.default_rng(0)
@@ -243,7 +244,7 @@ def _tiles(xp: ModuleType, scale: float) -> KernelCase:
         return f"a voxel differs by {worst}" if worst > 1 else ""
 
     nbytes = int(vol.nbytes) * 9 // 8
-    return KernelCase(
+    return kernel_case(
         "resample-tiles",
         tuple(vol.shape),
         "uint16",
@@ -261,7 +262,7 @@ def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
 
 
 #: In their order.
-MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
+MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "interface-depth-first": lambda xp, scale: _interface(xp, scale, "first"),
     "interface-depth-last-view": lambda xp, scale: _interface(xp, scale, "view"),
     "interface-depth-last": lambda xp, scale: _interface(xp, scale, "last"),

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.benchmark import paths
-from linumpy.benchmark.cases import CaseSpec, generate, open_case
-from linumpy.benchmark.paths import PATH_NAMES, CannotRunError, standard_paths
-from linumpy.benchmark.truth import difference
+from linumpy.benchmark import machine
+from linumpy.benchmark.runner import CannotRunError
+from linumpy.benchmark.suites import read_paths as paths
+from linumpy.benchmark.suites.read_paths import PATH_NAMES, standard_paths
+from linumpy.benchmark.suites.specs import CaseSpec
+from linumpy.benchmark.suites.stores import difference, generate, open_stored
 
 HOST = ("flat", "zarr-numpy", "tensorstore", "zarrs")
 DATA = np.random.default_rng(0).integers(1, 60000, (10, 11, 12)).astype("u2")
@@ -48,8 +50,8 @@ def test_a_host_path_reads_the_voxels_that_were_written(tmp_path, name, store):
     array = zarr.create_array(tmp_path / "a", shape=DATA.shape, chunks=(4, 4, 4), **how)
     array[...] = DATA
     before = zarr_config()
-    with path_of(name).prepare(open_case(tmp_path / "a")) as prepared:
-        first, second = prepared.read(), prepared.read()
+    with path_of(name).prepare(open_stored(tmp_path / "a")) as prepared:
+        first, second = prepared.call(), prepared.call()
     np.testing.assert_array_equal(first, DATA)
     assert first.dtype == np.dtype("u2")
     assert not np.shares_memory(first, second)  # a new array each time
@@ -61,12 +63,12 @@ def test_a_path_sees_what_is_on_the_disk_and_not_what_it_read_before(tmp_path, n
     need(name)
     case = generate(CaseSpec("a", (8, 8), (4, 4), "u2"), tmp_path)
     with path_of(name).prepare(case) as prepared:
-        prepared.read()
+        prepared.call()
         file = prepared.files[0] if name == "flat" else case.path / "c/0/0"
         content = bytearray(file.read_bytes())
         content[0] ^= 255
         file.write_bytes(content)
-        got = prepared.read()
+        got = prepared.call()
     assert got.view("u1").reshape(-1)[0] == content[0]
 
 
@@ -92,7 +94,7 @@ def test_a_host_path_does_not_hang_on_what_the_caller_has_set(tmp_path, name):
     mine = {"buffer": "not.a.Buffer", "ndbuffer": "not.a.Buffer", "codec_pipeline.path": "not.a.Pipeline"}
     with zarr.config.set(mine):
         with path_of(name).prepare(case) as prepared:
-            got = prepared.read()
+            got = prepared.call()
         assert zarr_config() == list(mine.values())
     assert difference(case, got) is None
 
@@ -108,7 +110,7 @@ def test_a_flat_file_cut_short_is_no_result(tmp_path):
     with path_of("flat").prepare(case) as prepared:
         os.truncate(prepared.files[0], 100)
         with pytest.raises(OSError, match="100 of 360 bytes"):
-            prepared.read()
+            prepared.call()
 
 
 def test_a_flat_file_without_room_or_right_is_not_written(tmp_path, monkeypatch):
@@ -203,9 +205,10 @@ def fake_gpu(monkeypatch):
     }
     really = paths.importlib.import_module
     monkeypatch.setattr(paths, "_need_cuda", lambda: cupy)
-    monkeypatch.setattr(
-        paths, "importlib", SimpleNamespace(import_module=lambda name: modules.get(name) or really(name))
-    )
+    for module in (paths, machine):
+        monkeypatch.setattr(
+            module, "importlib", SimpleNamespace(import_module=lambda name: modules.get(name) or really(name))
+        )
     return SimpleNamespace(cupy=cupy, settings=settings)
 
 
@@ -217,7 +220,7 @@ def test_a_device_path_ends_on_the_device_with_the_right_voxels(tmp_path, name, 
         pytest.importorskip("tensorstore")
     case = generate(CaseSpec("a", (9, 10), (4, 4), dtype), tmp_path)
     with path_of(name, gpu=True).prepare(case) as prepared:
-        got = prepared.read()
+        got = prepared.call()
     assert isinstance(got, FakeArray)
     assert difference(case, got) is None
 
@@ -264,6 +267,6 @@ def test_linumpy_is_timed_without_a_report_and_asked_once_for_one(tmp_path, name
     monkeypatch.setattr(zarr_io, "read_zarr_to_gpu", reader)
     case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
     with path_of(name, gpu=True).prepare(case) as prepared:
-        prepared.read()
+        prepared.call()
         assert prepared.note() == "by zarr-gpu: codec 'zstd'"
     assert calls == [(case.path, backend, False), (case.path, backend, True)]

@@ -1,18 +1,20 @@
 """What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.kernel_case.KernelCase` records.
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark import torch_peer
-from linumpy.benchmark.kernel_case import KernelCase, Other
+from linumpy.benchmark.kernels import kernel_case
+from linumpy.benchmark.runner import Case, Prepared
+from linumpy.benchmark.suites import torch_peer
 from linumpy.device import is_device_array, to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
 
@@ -39,18 +41,18 @@ def speckled(xp: ModuleType, side: int, dtype: str) -> Any:
     return ((image + 1) * 1500 + noise * 1000).astype(dtype)
 
 
-def _smooth_places(xp: ModuleType, side: int) -> Any:
-    """Places on the grid, moved by up to 3 voxels by waves; (3, side, side, side) float32."""
+def _smooth_coordinates(xp: ModuleType, side: int) -> Any:
+    """Coordinates of the grid, moved by up to 3 voxels by waves; (3, side, side, side) float32."""
     wave = 3 * xp.sin(xp.linspace(0, 9, side, dtype=xp.float32))
     grid = xp.arange(side, dtype=xp.float32)
-    places = xp.empty((3, side, side, side), xp.float32)
-    places[0] = grid[:, None, None] + wave[None, :, None]
-    places[1] = grid[None, :, None] + wave[None, None, :]
-    places[2] = grid[None, None, :] + wave[:, None, None]
-    return places
+    coordinates = xp.empty((3, side, side, side), xp.float32)
+    coordinates[0] = grid[:, None, None] + wave[None, :, None]
+    coordinates[1] = grid[None, :, None] + wave[None, None, :]
+    coordinates[2] = grid[None, None, :] + wave[:, None, None]
+    return coordinates
 
 
-def _random_places(xp: ModuleType, side: int) -> Any:
+def _random_coordinates(xp: ModuleType, side: int) -> Any:
     rng = xp.random.RandomState(1)
     return xp.stack([rng.uniform(0, side - 1, side**3).astype(xp.float32) for _ in range(3)])
 
@@ -65,17 +67,17 @@ def _map(
     smooth: bool,
     reach: float,
     filters: bool = False,
-) -> KernelCase:
+) -> Case:
     side = max(16, round(512 * scale))
     image = speckled(xp, side, dtype)
-    places = _smooth_places(xp, side) if smooth else _random_places(xp, side)
+    coordinates = _smooth_coordinates(xp, side) if smooth else _random_coordinates(xp, side)
     ndimage = peer_module(image)
     source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
     options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
 
     def check(got: Any, relative: float = 1e-5, border: bool = True) -> str:
         some = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_MORE if filters else 1))
-        at = to_host(places.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
+        at = to_host(coordinates.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
         data = to_host(source)
         if filters:
             some, at, data = _in_the_middle(some, at, data)
@@ -84,27 +86,27 @@ def _map(
             some, at = some[inside], at[:, inside]
         return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options), relative)
 
-    def by_torch() -> Other | None:
-        # PyTorch samples floats linearly; its places from -1 to 1 are a little less exact, and beyond the outermost
-        # voxels it fades out where SciPy stops.
-        return torch_peer.grid_sample(image, places, lambda got: check(got, 1e-3, border=False))
+    def by_torch() -> AbstractContextManager[Prepared]:
+        # PyTorch samples floats linearly; its coordinates from -1 to 1 are a little less exact, and beyond the
+        # outermost voxels it fades out where SciPy stops.
+        return torch_peer.grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))
 
-    nbytes = places.nbytes + source.size * source.itemsize
-    return KernelCase(
+    nbytes = coordinates.nbytes + source.size * source.itemsize
+    return kernel_case(
         name,
         tuple(image.shape),
         dtype,
-        lambda: map_coordinates(source, places, **options),
-        lambda: ndimage.map_coordinates(source, places, **options),
+        lambda: map_coordinates(source, coordinates, **options),
+        lambda: ndimage.map_coordinates(source, coordinates, **options),
         check,
         int(nbytes),
         reach,
         copy_reach=0.75 if name == "map-linear-smooth" else None,
-        other=by_torch if order == 1 and dtype == "float32" else None,
+        third=("torch", by_torch) if order == 1 and dtype == "float32" else None,
     )
 
 
-def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float, *, filters: bool = False) -> KernelCase:
+def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float, *, filters: bool = False) -> Case:
     side = max(16, round(512 * scale))
     image = speckled(xp, side, "float32")
     ndimage = peer_module(image)
@@ -120,7 +122,7 @@ def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float, *
         return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options))
 
     matrix = xp.asarray(TURN)
-    return KernelCase(
+    return kernel_case(
         name,
         tuple(image.shape),
         "float32",
@@ -141,7 +143,7 @@ def _in_the_middle(some: np.ndarray, at: np.ndarray, data: np.ndarray) -> tuple[
     return some[kept], at[:, kept] - first, data[part]
 
 
-def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -> KernelCase:
+def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -> Case:
     half = max(8, round(256 * scale))
     image = speckled(xp, 2 * half, dtype)
     ndimage = peer_module(image)
@@ -151,7 +153,7 @@ def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -
         smooth = ndimage.gaussian_filter(image, 0.5, output=np.float32, mode="mirror")
         return ndimage.zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
 
-    return KernelCase(
+    return kernel_case(
         name,
         tuple(image.shape),
         dtype,
@@ -189,7 +191,7 @@ _BOXES, _BOX_SIDE, _MARGIN, _FORGOTTEN = 8, 40, 24, 44
 _MORE = 200
 
 
-def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> KernelCase:
+def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> Case:
     image = speckled(xp, max(16, round(512 * scale)), "float32")
     ndimage = peer_module(image)
     host = to_host(image)
@@ -203,7 +205,7 @@ def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> Ker
         worst = max(_box_error(got, host, start) for start in starts)
         return f"off by {worst:.3g} where {tolerance:.2g} is allowed" if worst > tolerance else ""
 
-    return KernelCase(
+    return kernel_case(
         name,
         tuple(image.shape),
         "float32",
@@ -266,13 +268,13 @@ def scipy_module() -> ModuleType:
 
 def _stacks() -> ModuleType:
     """Stacks and labels; they take from here what all cases share."""
-    from linumpy.benchmark import resampling_stacks
+    from linumpy.benchmark.suites import resampling_stacks
 
     return resampling_stacks
 
 
 #: In their order, each with what it is to reach, × CuPy.
-MAKERS: dict[str, Callable[[ModuleType, float], KernelCase]] = {
+MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
     "map-linear-uint16": lambda xp, s: _map(xp, s, "map-linear-uint16", "uint16", 1, smooth=True, reach=2.5),
     "map-linear-random": lambda xp, s: _map(xp, s, "map-linear-random", "float32", 1, smooth=False, reach=1.3),

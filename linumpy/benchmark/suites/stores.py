@@ -1,8 +1,8 @@
 """What is read: arrays of the user's, and stores made for the purpose.
 
-In: a description of a store (:class:`~linumpy.benchmark.specs.CaseSpec`) or the name of an array. Out: a
-:class:`Case`, an array in a local folder whose properties are known. Errors: ``FileExistsError`` where a store would
-be overwritten, ``OSError`` where the disk is too small, and what opening an array raises.
+In: a description of a store (:class:`~linumpy.benchmark.suites.specs.CaseSpec`) or the name of an array. Out: a
+:class:`StoredArray`, an array in a local folder whose properties are known. Errors: ``FileExistsError`` where a store
+would be overwritten, ``OSError`` where the disk is too small, and what opening an array raises.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,18 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore, MemoryStore
 
-from linumpy.benchmark.blocks import blocks
-from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels, random_voxels
-from linumpy.benchmark.specs import CODECS, CaseSpec, check_dtype
+from linumpy.benchmark.data import Block, blocks, change_for_ratio, generator, oct_voxels, random_voxels
+from linumpy.benchmark.suites.specs import CODECS, CaseSpec, check_dtype
+from linumpy.device import array_module, to_host
 from linumpy.errors import SourceError
 from linumpy.io.source import open_source
-from linumpy.io.zarr_mode import write_from_host
+from linumpy.io.zarr_mode import host_zarr_context, write_from_host
 
 _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json"))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StoredArray:
     """An array in a local folder, ready to be read.
 
     Attributes
@@ -53,12 +54,8 @@ class Case:
         The files that hold its chunks, and its metadata.
     stored_bytes : int
         Bytes of the chunks on the disk.
-    reach : float or None
-        What ``linumpy auto`` is to reach.
     data : str
         What the voxels are.
-    reach_of : str
-        Of what it is to reach that: a key of :data:`~linumpy.benchmark.specs.REACH_OF`.
     region : tuple of (int, int), or None
         What is read of the array; None for all.
     """
@@ -73,9 +70,7 @@ class Case:
     zarr_format: int
     files: tuple[Path, ...]
     stored_bytes: int
-    reach: float | None = None
     data: str = "as found"
-    reach_of: str = "flat"
     region: tuple[tuple[int, int], ...] | None = None
 
     @property
@@ -104,9 +99,7 @@ class Case:
         return math.prod(self.shape) * self.dtype.itemsize / self.stored_bytes if self.stored_bytes else math.inf
 
 
-def open_case(
-    source: str | Path, *, name: str | None = None, reach: float | None = None, data: str = "as found"
-) -> Case:
+def open_stored(source: str | Path, *, name: str | None = None, data: str = "as found") -> StoredArray:
     """Look at an array, or at the finest level of an OME-Zarr image.
 
     Raises
@@ -121,7 +114,7 @@ def open_case(
     if math.prod(array.shape) == 0 or not array.shape:
         raise SourceError(f"{source}: shape {array.shape} has nothing to time")
     files = tuple(Path(folder, file) for folder, _, names in os.walk(path) for file in sorted(names))
-    return Case(
+    return StoredArray(
         name=name or path.name,
         path=path,
         shape=array.shape,
@@ -132,7 +125,6 @@ def open_case(
         zarr_format=int(array.metadata.zarr_format),
         files=files,
         stored_bytes=sum(file.stat().st_size for file in files if file.name not in _METADATA),
-        reach=reach,
         data=data,
     )
 
@@ -145,7 +137,7 @@ def new_store(spec: CaseSpec, folder: Path) -> Path:
     return path
 
 
-def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> Case:
+def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> StoredArray:
     """Write a store and look at it.
 
     Parameters
@@ -162,7 +154,7 @@ def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> Case:
     FileExistsError
         Where the store, or anything else of its name, is there already. It is left as it is.
     OSError
-        Where the disk has not enough room.
+        Where the disk is too small.
     """
     folder = Path(folder)
     path = new_store(spec, folder)
@@ -176,8 +168,7 @@ def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> Case:
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)  # ours: the folder was not there before
         raise
-    case = open_case(path, name=spec.name, reach=spec.reach, data=data)
-    return replace(case, reach_of=spec.reach_of, region=spec.region)
+    return replace(open_stored(path, name=spec.name, data=data), region=spec.region)
 
 
 def _write(spec: CaseSpec, path: Path, seed: int) -> str:
@@ -239,3 +230,52 @@ def _codec_name(codec: Any) -> str:
     if isinstance(shuffle, int):
         shuffle = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle", -1: "autoshuffle"}.get(shuffle, shuffle)
     return f"blosc({settings.get('cname')}, {shuffle})"
+
+
+# ---- what is right: what zarr-python reads on the host
+
+#: zarr-python's own way to decode chunks.
+OWN_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+
+
+@contextmanager
+def host_zarr() -> Iterator[None]:
+    """Have zarr-python read with its own pipeline into host memory, whatever the caller has set."""
+    with host_zarr_context(), zarr.config.set(OWN_PIPELINE):
+        yield
+
+
+def truth(stored: StoredArray) -> Iterator[tuple[Block, np.ndarray]]:
+    """Yield what is read piece by piece, as zarr-python reads it."""
+    first = [part.start for part in stored.selection]
+    for block in blocks(stored.result_shape, stored.shards or stored.chunks, stored.dtype.itemsize):
+        there = tuple(slice(a + part.start, a + part.stop) for a, part in zip(first, block, strict=True))
+        with host_zarr():
+            piece = np.asarray(zarr.open_array(stored.path, mode="r")[there])
+        yield block, piece.astype(stored.dtype, copy=False)
+
+
+def difference(stored: StoredArray, got: Any) -> str | None:
+    """Say where an array differs from the truth; None where it does not.
+
+    NaN equals NaN. The comparison of NumPy arrays runs on the host, of CuPy arrays on their device.
+    """
+    if tuple(got.shape) != stored.result_shape:
+        return f"shape {tuple(got.shape)}, not {stored.result_shape}"
+    if np.dtype(got.dtype).newbyteorder("=") != stored.dtype:
+        return f"dtype {got.dtype}, not {stored.dtype}"
+    xp = array_module(got)
+    for block, piece in truth(stored):
+        here, true = got[block], xp.asarray(piece)
+        wrong = here != true
+        if stored.dtype.kind in "fc":
+            wrong &= ~(xp.isnan(here) & xp.isnan(true))
+        if bool(wrong.any()):
+            return _first(block, here, true, wrong)
+    return None
+
+
+def _first(block: Block, here: Any, true: Any, wrong: Any) -> str:
+    at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    where = tuple(int(part.start + one) for part, one in zip(block, at, strict=True))
+    return f"voxel {where} is {to_host(here[at])}, not {to_host(true[at])}; {int(wrong.sum()):,} differ in its block"

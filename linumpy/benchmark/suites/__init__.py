@@ -1,0 +1,1 @@
+"""What is timed: each module makes the cases of one suite for :mod:`linumpy.benchmark.runner`."""

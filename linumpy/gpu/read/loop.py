@@ -1,0 +1,620 @@
+"""The loop of a reader: one thread that reads, decodes and scatters what all jobs want.
+
+In: requests. Out: settled tickets. An error of a chunk ends the jobs that want it and no other. Whatever happens, no
+read is left under way and no output is written after its ticket is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, wait
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from linumpy.errors import ChunkError
+from linumpy.gpu.read.host_decode import DecodePool
+from linumpy.gpu.read.locate import IndexCache, is_missing, locate
+from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.staging import MARGIN
+from linumpy.gpu.read.ticket import Request
+from linumpy.gpu.read.wave import Part, parts_of
+from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
+from linumpy.io.budget import PROCESS, Share
+from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
+
+#: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
+_READ_AHEAD, _DECODE_AHEAD = 2, 6
+#: Boxes that are carried out together, and that may wait.
+WAVE_BOXES, QUEUED_BOXES = 2**17, 2**19
+#: Seconds between two looks at decoders that are at work.
+_GLANCE = 50e-6
+
+
+class Source(Protocol):
+    """What is queued: gives requests, one after another."""
+
+    def next_request(self) -> Request | None:
+        """Return the next request; None where there is no further one."""
+
+    def abandon(self, error: BaseException) -> None:
+        """End the jobs whose requests were not made yet."""
+
+
+class Loop:
+    """Carries out requests.
+
+    Parameters
+    ----------
+    make_staging : callable
+        Makes the staging memory, in the loop's thread, from the bytes of host memory that it may take.
+    limits : Limits
+        Of slabs.
+    context : callable
+        Makes the context in which the thread runs: a device.
+    describe : callable
+        Makes the report of a job that is over: part, number of the job in it, loop.
+    """
+
+    def __init__(
+        self,
+        make_staging: Callable[[int], Any],
+        limits: Limits,
+        context: Callable[[], contextlib.AbstractContextManager[Any]],
+        describe: Callable[[Part, int, Loop], ReadReport],
+    ) -> None:
+        self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
+        self.indexes = IndexCache()
+        self.engine: ReadEngine | None = None
+        self.staging: Any = None
+        self._pool = DecodePool(limits.threads)
+        self._changed = threading.Condition()
+        self._queue: deque[Source] = deque()
+        self._queued_boxes = 0
+        self._closing = False
+        self._works: Iterator[Work] | None = None
+        self._wave: list[Part] = []
+        self._reading: deque[Work] = deque()
+        self._decoding: deque[Work] = deque()
+        self._again: deque[Work] = deque()
+        self._shares = contextlib.ExitStack()
+        self._held, self._files = False, 0
+        self.counts: dict[str, float] = dict.fromkeys(
+            ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "settle"), 0
+        )
+        self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
+        self._failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, source: Source, boxes: int) -> None:
+        """Queue requests; waits while too many boxes are queued."""
+        with self._changed:
+            while self._queued_boxes > QUEUED_BOXES and not self._closing:
+                self._changed.wait()
+            if self._closing:
+                source.abandon(RuntimeError("the reader is closed"))
+                return
+            self._queue.append(source)
+            self._queued_boxes += boxes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel what is queued, finish what is under way, and give everything back."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with self._context():
+                self._open()
+                try:
+                    while self._step() or self._rest():
+                        pass
+                finally:
+                    self._shut()
+        except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
+            self._failure = error
+            self._fail_everything(error)
+
+    def _open(self) -> None:
+        self.staging = self._make_staging(_host_memory())
+
+    @property
+    def engine_name(self) -> str:
+        """What reads files, for reports."""
+        return "nothing yet" if self.engine is None else self.engine.name
+
+    def _shut(self) -> None:
+        self._fail_everything(CancelledError("the reader was closed"))
+        self._shares.close()
+        self._pool.close()
+        if self.engine is not None:
+            self.engine.close()
+        if self.staging is not None:
+            self.staging.close()
+
+    def _fail_everything(self, error: BaseException) -> None:
+        with self._changed:
+            self._closing = True
+            queue, self._queue = list(self._queue), deque()
+            self._changed.notify_all()
+        for source in queue:
+            source.abandon(error)
+        self._end_wave(error)
+
+    # What there is to do
+
+    def _step(self) -> bool:
+        """Do one thing; False where there is nothing to do just now."""
+        self._look_at_decoders()
+        if self._again:
+            self._begin(self._again.popleft())
+            return True
+        if len(self._reading) < self._ahead() and (work := self._next_work()) is not None:
+            self._begin(work)
+            return True
+        if self._reading:
+            self._complete(self._reading[0])
+            return True
+        return False
+
+    def _ahead(self) -> int:
+        return _DECODE_AHEAD if self._reading and self._reading[-1].kind == "host" else _READ_AHEAD
+
+    def _rest(self) -> bool:
+        """Wait until there is something to do; False where the loop is to end."""
+        with self._changed:
+            if self._queue and not self._closing:
+                return True
+            if self._decoding:
+                self._changed.wait(_GLANCE)
+                return True
+            self._wave = []
+            self._shares.close()
+            self._held = False
+            if self._closing:
+                return False
+            self._changed.wait()
+            return True
+
+    def _next_work(self) -> Work | None:
+        while True:
+            if self._works is None and not self._begin_wave():
+                return None
+            assert self._works is not None
+            try:
+                work = next(self._works, None)
+            except Exception as error:
+                self._end_wave(error)
+                continue
+            if work is not None:
+                return work
+            self._works = None
+
+    def _begin_wave(self) -> bool:
+        """Bring together what is queued."""
+        requests: list[Request] = []
+        boxes = 0
+        while boxes < WAVE_BOXES and not self._closing:
+            with self._changed:
+                if not self._queue:
+                    break
+                source = self._queue[0]
+            request = source.next_request()
+            with self._changed:
+                if request is None:
+                    if self._queue and self._queue[0] is source:
+                        self._queue.popleft()
+                    continue
+                boxes += len(request.boxes)
+                self._queued_boxes = max(0, self._queued_boxes - len(request.boxes))
+                self._changed.notify_all()
+            requests.append(request)
+        if not requests:
+            return False
+        begin = time.perf_counter()
+        if not self._held:
+            self._hold()
+        parts: list[Part] = []
+        try:
+            parts = parts_of(requests)
+            self._wave = self._wave + parts if self._reading or self._decoding or self._again else parts
+            self.staging.order_behind(list({id(r.ready): r.ready for r in requests if r.ready is not None}.values()))
+            cutter = Cutter(parts, self.limits, self._chunks_in_flight)
+            self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
+        except Exception as error:
+            for request in requests:
+                for ticket in request.tickets:
+                    ticket.fail(error)
+                    ticket.settle([], None)
+            return True
+        for part in parts:
+            self._settle(part, part.without_boxes())
+        assert self.engine is not None
+        engine = self.engine
+        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes), self._fail_spans)
+        self.counts["plan"] += time.perf_counter() - begin
+        self.counts["boxes"] += boxes
+        return True
+
+    def _hold(self) -> None:
+        """Take a share of what the process may use, until nothing is under way."""
+        most = Share(1 + 3 * 1024, self.staging.host_nbytes, self.limits.threads)
+        share = self._shares.enter_context(PROCESS.take(Share(4, 0, 1), most))
+        self._held = True
+        files = max(1, share.descriptors - self.limits.threads)
+        if self.engine is None or not self._files // 2 <= files <= 2 * self._files:
+            if self.engine is not None:
+                self.engine.close()
+            self.engine, self._files = ReadEngine(descriptors=files), files
+
+    def _chunks_in_flight(self, kind: object) -> int:
+        return sum(
+            len(spans)
+            for work in (*self._decoding, *self._reading)
+            if work.kind == "device"
+            for part, spans in work.rows
+            if kind_of(part) == kind
+        )
+
+    # Works
+
+    def _begin(self, work: Work) -> None:
+        begin = time.perf_counter()
+        try:
+            self._start(work)
+        except Exception as error:
+            self._abandon(work, error)
+        self.counts["io"] += time.perf_counter() - begin
+
+    def _start(self, work: Work) -> None:
+        """Start the reads of a slab, or the decoding of chunks."""
+        if all(part.wanted_by_nobody() for part, _ in work.rows):
+            self._finish(work, stored=False)
+            return
+        if work.kind == "large":
+            self._place_large(work)
+            return
+        self._plan_tables(work)
+        assert work.plan is not None
+        work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes)
+        base = self.staging.host_address(work.taken)
+        if work.kind == "fill":
+            self._place(work)
+            return
+        if work.kind == "host":
+            rows = [(part, span, place) for part, spans, at in work.sources() for span, place in _pairs(spans, at)]
+            work.pending = [self._pool.start(part, span, base + place) for part, span, place in rows]
+        else:
+            assert work.slab is not None
+            assert self.engine is not None
+            base += MARGIN if work.kind == "device" else 0
+            work.pending = self.engine.start(_file_reads(work, base))
+            for part, _ in work.files:
+                part.files_opened += 1
+        self._reading.append(work)
+
+    def _host_nbytes(self, work: Work) -> int:
+        if work.kind == "fill":
+            return 0
+        if work.kind == "host":
+            part, spans = work.rows[0]
+            return -(-len(spans) * buffer_nbytes(part.layout.chunk_nbytes) // 512) * 512
+        assert work.slab is not None
+        if work.kind == "device":
+            return int(self.staging.encoded_nbytes(work.way, work.slab))
+        return -(-work.slab.end // 512) * 512
+
+    def _plan_tables(self, work: Work) -> None:
+        work.plan = self.staging.plan_tables([part.table(spans, place) for part, spans, place in work.sources()])
+
+    def _take(self, nbytes: int) -> Any:
+        """Take staging memory, as soon as older slabs have been copied out of it."""
+        while (taken := self.staging.take_host(nbytes)) is None:
+            oldest = self.staging.oldest_host()
+            if oldest is None:
+                raise MemoryError(f"a slab of {nbytes} bytes does not fit into {self.staging.host_nbytes} of staging")
+            owner = next((work for work in self._reading if work.taken is oldest), None)
+            if owner is None:
+                self.staging.await_copied(oldest)
+            else:
+                while self._reading and self._reading[0] is not owner:
+                    self._complete(self._reading[0])
+                self._complete(owner)
+        return taken
+
+    def _complete(self, work: Work) -> None:
+        """Wait for the oldest work's bytes, check them, and queue its kernels."""
+        begin = time.perf_counter()
+        try:
+            lost = self._lost_chunks(work) if work.kind == "host" else self._lost_reads(work)
+            self._reading.remove(work)
+            done = time.perf_counter()
+            self.counts["io"] += done - begin
+            if lost:
+                self._plan_tables(work)
+            self._place(work)
+            self.counts["place"] += time.perf_counter() - done
+        except Exception as error:
+            if work in self._reading:
+                self._reading.remove(work)
+            self._abandon(work, error)
+
+    def _place(self, work: Work) -> None:
+        begin = time.perf_counter()
+        if work.kind == "device":
+            assert work.slab is not None
+            assert work.way is not None
+            chunk_nbytes = work.rows[0][0].layout.chunk_nbytes
+            work.placed = self.staging.place_encoded(
+                work.taken, work.slab, work.way, chunk_nbytes, work.plan, timed=work.timed
+            )
+        else:
+            nbytes = self._host_nbytes(work)
+            work.placed = self.staging.place(work.taken, nbytes, work.plan, timed=work.timed)
+        self.counts["slabs"] += 1
+        self._note_placed(work, begin)
+        if work.kind == "device":
+            self._decoding.append(work)
+        else:
+            self._finish(work, stored=work.kind != "fill")
+
+    @staticmethod
+    def _note_placed(work: Work, begin: float) -> None:
+        assert work.placed is not None
+        for part, _ in work.rows:
+            if work.placed.event is not None:
+                part.events[work.placed.stream] = work.placed.event
+            if work.placed.timing is not None:
+                part.timings.append((work.kind, work.placed.timing))
+
+    def _place_large(self, work: Work) -> None:
+        """Decode a chunk that no slab holds, and scatter it window after window."""
+        (part, spans), *_ = work.rows
+        buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
+        try:
+            self._pool.start(part, int(spans[0]), int(buffer.ctypes.data)).result()
+        except ChunkError as error:
+            part.fail(spans, error)
+            self._finish(work, stored=False)
+            return
+        for window in part.box_windows(int(spans[0]), self.limits.slab_nbytes - 16):
+            plan = self.staging.plan_tables([part.window_table(int(spans[0]), window)])
+            nbytes = -(-(window[1] - window[0]) // 512) * 512
+            taken = self._take(nbytes + plan.nbytes)
+            self.staging.host_view(taken)[: window[1] - window[0]] = buffer[window[0] : window[1]]
+            work.placed = self.staging.place(taken, nbytes, plan, timed=work.timed)
+            self._note_placed(work, 0.0)
+        self._finish(work, stored=True)
+
+    def _look_at_decoders(self) -> None:
+        """Take in what the device's decoders said of slabs that are complete."""
+        while self._decoding:
+            work = self._decoding[0]
+            assert work.placed is not None
+            if not work.placed.event.done:
+                return
+            self._decoding.popleft()
+            try:
+                self._take_in(work)
+            except Exception as error:
+                self._abandon(work, error)
+
+    def _take_in(self, work: Work) -> None:
+        assert work.placed is not None
+        status = work.placed.status
+        assert status is not None
+        count = 0
+        for n, (part, spans) in enumerate(work.rows):
+            wrong = status[count : count + len(spans)] != 0
+            count += len(spans)
+            if wrong.any():  # the host decodes it, or says why nobody can
+                self._again.extend(host_works(part, spans[wrong], self.limits))
+                work.rows[n] = (part, spans[~wrong])
+        self._finish(work, stored=True)
+
+    # Checks
+
+    def _lost_reads(self, work: Work) -> bool:
+        """Check reads; what is missing is filled, what is broken fails its jobs. Returns whether anything was lost."""
+        results: ReadResults = work.pending.wait()
+        slab, work.pending = work.slab, None
+        assert slab is not None
+        got = results.nbytes
+        self.counts["bytes_read"] += int(np.maximum(got, 0).sum())
+        expected = np.concatenate([part.versions[[n]] for part, n in work.files]) if work.files else None
+        assert expected is not None
+        wrong = (results.opened < 0) | (results.before[:, :3] != results.after[:, :3]).any(axis=1)
+        noted = expected[:, 1] >= 0
+        wrong |= noted & (results.before[:, :3] != expected).any(axis=1)
+        raw = [part.file_nbytes for part, _ in work.files]
+        size = np.array([-1 if one is None else one for one in raw], np.int64)
+        wrong |= (size >= 0) & (results.before[:, 1] != size)
+        for (part, number), version, known, bad in zip(work.files, results.before, noted, wrong, strict=True):
+            if not known and not bad:  # several slabs may read parts of it: all of them must find the same file
+                part.versions[number] = version[:3]
+        heads = np.diff(slab.object, prepend=-1) != 0
+        file = np.cumsum(heads) - 1
+        bad_reads = (got != slab.nbytes) | wrong[file]
+        if not bad_reads.any():
+            return False
+        self._sort_out(work, results, wrong, file, bad_reads, size)
+        return True
+
+    def _sort_out(
+        self,
+        work: Work,
+        results: ReadResults,
+        wrong: np.ndarray,
+        file: np.ndarray,
+        bad_reads: np.ndarray,
+        size: np.ndarray,
+    ) -> None:
+        slab = work.slab
+        assert slab is not None
+        read = np.searchsorted(slab.place, slab.piece_place, side="right") - 1
+        verdict: dict[int, BaseException | None] = {}
+        for row in np.flatnonzero(bad_reads).tolist():
+            part, number = work.files[file[row]]
+            verdict[row] = _why(part, number, results, int(file[row]), row, int(slab.nbytes[row]), int(size[file[row]]))
+        keep = ~bad_reads[read]
+        count = 0
+        for n, (part, spans) in enumerate(work.rows):
+            mine = slice(count, count + len(spans))
+            count += len(spans)
+            missing = np.array([row in verdict and verdict[row] is None for row in read[mine].tolist()], bool)
+            for row in np.unique(read[mine][~keep[mine]]).tolist():
+                if (error := verdict[row]) is not None:
+                    some = spans[read[mine] == row]
+                    part.fail(some, error)
+                    self._settle(part, part.finish(some, stored=False))
+            if missing.any():
+                self._again.append(Work("fill", [(part, spans[missing])]))
+            work.rows[n] = (part, spans[keep[mine]])
+        work.slab = _kept(slab, keep)
+
+    def _lost_chunks(self, work: Work) -> bool:
+        """Check chunks that the host decoded."""
+        wait(work.pending)
+        errors = [future.exception() for future in work.pending]
+        if not any(errors):
+            return False
+        ((part, spans),) = work.rows
+        for span, error in zip(spans.tolist(), errors, strict=True):
+            if error is not None:
+                part.fail(np.array([span]), error)
+        # Its buffer holds anything, and its jobs are lost: they get that, and the others what they want.
+        return True
+
+    # Ends
+
+    def _finish(self, work: Work, *, stored: bool) -> None:
+        by_host = work.kind in ("host", "large")
+        for part, spans in work.rows:
+            self.counts["chunks"] += len(spans) if stored else 0
+            self._settle(part, part.finish(spans, stored=stored, by_host=by_host))
+
+    def _fail_spans(self, part: Part, spans: np.ndarray) -> None:
+        """Count spans as done whose jobs know that they are broken."""
+        self._settle(part, part.finish(spans, stored=False))
+
+    def _abandon(self, work: Work, error: BaseException) -> None:
+        """Fail all jobs of a work that cannot go on."""
+        if isinstance(work.pending, list):
+            wait(work.pending)
+        elif work.pending is not None:
+            work.pending.abandon()
+        if work.taken is not None:
+            self.staging.await_copied(work.taken)
+        for part, spans in work.rows:
+            part.fail(spans, error)
+            self._settle(part, part.finish(spans, stored=False))
+
+    def _end_wave(self, error: BaseException) -> None:
+        """Fail all jobs that are under way, once nothing reads or writes for them any more."""
+        self._works = None
+        while self._reading:
+            work = self._reading.popleft()
+            self._abandon(work, error)
+        while self._decoding:
+            work = self._decoding.popleft()
+            assert work.placed is not None
+            work.placed.event.synchronize()
+            for part, spans in work.rows:
+                self._settle(part, part.finish(spans, stored=True))
+        self._again.clear()
+        for part in self._wave:
+            part.fail_all(error)
+            self._settle(part, part.all_jobs())
+        self._wave = []
+
+    def _settle(self, part: Part, jobs: list[int]) -> None:
+        for job in jobs:
+            ticket = part.tickets[job]
+            for number, event in part.events.items():
+                ticket.pending_events[number] = event
+            ticket.count(part.counts_of(job))
+            ticket.portions -= 1
+            if ticket.portions:
+                continue
+            events = list(ticket.pending_events.values())
+            if ticket.failed or ticket.cancelled:  # its output must not be written any more
+                for event in events:
+                    event.synchronize()
+            self.counts["jobs"] += 1
+            ticket.settle(events, None if ticket.failed else self._describe(part, job, self))
+
+
+def _why(
+    part: Part, number: int, results: ReadResults, file: int, row: int, wanted: int, size: int
+) -> BaseException | None:
+    """Say why a read failed; None where its chunk is not stored."""
+    opened, got, name = int(results.opened[file]), int(results.nbytes[row]), part.object_name(number)
+    known = bool(part.versions[number, 1] >= 0)
+    if opened < 0:
+        if not known and is_missing(part.paths(np.array([number]))[0]):
+            return None
+        return ChunkError(f"{name} cannot be opened: {os.strerror(-opened)}")
+    before, after = results.before[file], results.after[file]
+    if (before[3] & 0o170000) != stat.S_IFREG:
+        return ChunkError(f"{name} cannot be read: it is no file")
+    if size >= 0 and before[1] != size:
+        layout = part.layout
+        return ChunkError(
+            f"{name} has {before[1]} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {size}"
+        )
+    if known and (before[:3] != part.versions[number]).any():
+        return part.replaced(number, int(before[1]))
+    if (before[:3] != after[:3]).any():
+        part.versions[number] = before[:3]
+        return part.replaced(number, int(after[1]))
+    if got < 0:
+        return ChunkError(f"{name} cannot be read: {os.strerror(-got)}")
+    return ChunkError(f"{name}: {got} of {wanted} bytes could be read")
+
+
+def _kept(slab: Any, keep: np.ndarray) -> Any:
+    """Leave out spans that were not read; the reads stay, since their memory does."""
+    return replace(
+        slab, pieces=slab.pieces[keep], piece_place=slab.piece_place[keep], piece_nbytes=slab.piece_nbytes[keep]
+    )
+
+
+def _file_reads(work: Work, base: int) -> FileReads:
+    slab = work.slab
+    assert slab is not None
+    file = np.cumsum(np.diff(slab.object, prepend=-1) != 0) - 1
+    paths: list[str] = []
+    first = 0
+    files = work.files
+    while first < len(files):  # the files of a part are named together
+        part = files[first][0]
+        last = first
+        while last < len(files) and files[last][0] is part:
+            last += 1
+        paths += part.paths(np.array([number for _, number in files[first:last]]))
+        first = last
+    return FileReads(paths, file, slab.offset, slab.nbytes, base + slab.place)
+
+
+def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, int]]:
+    assert place is not None
+    return zip(spans.tolist(), place.tolist(), strict=True)
+
+
+def _host_memory() -> int:
+    """Bytes of host memory that one reader stages in at most."""
+    return min(256 * 2**20, PROCESS.total().host_nbytes)

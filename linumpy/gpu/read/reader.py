@@ -1,0 +1,550 @@
+"""One reader for many jobs: regions of many arrays, from any thread, through one staging ring.
+
+In: what names an array, and regions. Out: tickets, whose arrays are CuPy's on a device, NumPy's in host memory. Chunks
+of different jobs share reads, decoders and kernels; a chunk that several of them want is read and decoded once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import is_device_array, require_cuda
+from linumpy.errors import RegionError, UnsupportedLayoutError
+from linumpy.gpu.read.loop import Loop
+from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.staging import DeviceStaging, HostStaging
+from linumpy.gpu.read.ticket import Request, Ticket
+from linumpy.gpu.read.wave import Part
+from linumpy.gpu.read.works import Limits, limits_for
+from linumpy.io.layout import read_layout
+from linumpy.io.source import Source, open_source
+from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
+from linumpy.plan.read.plan import ReadPlan
+from linumpy.plan.region import Region, normalize_region
+
+#: Layouts that are kept.
+_LAYOUTS = 256
+#: Boxes that one request has; a larger region becomes several, made when it is their turn.
+_REQUEST_BOXES = 2**16
+
+
+@dataclass(frozen=True)
+class ReaderStats:
+    """What a reader has done so far.
+
+    Attributes
+    ----------
+    jobs, chunks, boxes, slabs : int
+        Jobs that are over; chunks read; boxes cut; slabs.
+    bytes_read : int
+        Stored bytes.
+    layout_hits, layout_misses, index_hits, index_misses : int
+        Of arrays that were opened before, and of shard indexes.
+    plan_seconds, io_seconds, place_seconds : float
+        Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
+    device_bytes : int
+        Device memory that is held for slabs.
+    """
+
+    jobs: int
+    chunks: int
+    boxes: int
+    slabs: int
+    bytes_read: int
+    layout_hits: int
+    layout_misses: int
+    index_hits: int
+    index_misses: int
+    plan_seconds: float
+    io_seconds: float
+    place_seconds: float
+    device_bytes: int
+
+
+class Reader:
+    """Reads regions of Zarr arrays for many callers at once.
+
+    Parameters
+    ----------
+    device : int or "cpu", optional
+        CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
+    scratch_bytes : int
+        Device memory for slabs; outputs come beside it.
+    decode_on : {"device", "host"}, optional
+        Where encoded chunks are decoded; by default where it takes less time.
+
+    Raises
+    ------
+    GpuUnavailableError
+        No CUDA device; ``device="cpu"`` needs none.
+    ValueError
+        Less than 1 MiB of scratch.
+
+    Examples
+    --------
+    >>> from linumpy.gpu import Reader
+    >>> with Reader(device="cpu") as reader:  # doctest: +SKIP
+    ...     tickets = reader.submit_many("brain.zarr", [np.s_[0:64, 0:64, 0:64], np.s_[64:128, 0:64, 0:64]])
+    ...     crops = [ticket.result() for ticket in tickets]
+    """
+
+    def __init__(
+        self,
+        device: Any = None,
+        scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
+        *,
+        decode_on: str | None = None,
+        slab_nbytes: int | None = None,
+    ) -> None:
+        if scratch_bytes < MIN_SCRATCH_BYTES:
+            raise ValueError(f"scratch_bytes={scratch_bytes}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+        self.on_device = device != "cpu"
+        self._cupy = require_cuda() if self.on_device else None
+        self.device: int | None = None
+        if self._cupy is not None:
+            self.device = self._cupy.cuda.runtime.getDevice() if device is None else int(device)
+        self.limits = limits_for(
+            int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
+        )
+        self._arrays = _Layouts()
+        self._process = os.getpid()
+        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe)
+        self._loop.start()
+        weakref.finalize(self, _close_loop, self._loop, self._process)
+
+    def _make_staging(self, host_nbytes: int) -> Any:
+        if not self.on_device:
+            return HostStaging(host_nbytes)
+        return DeviceStaging(self.limits.scratch_bytes, host_nbytes)
+
+    def _context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self.device)
+
+    def submit(
+        self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
+    ) -> Ticket:
+        """Ask for one region.
+
+        Parameters
+        ----------
+        source, region, level, dtype
+            As for :func:`linumpy.gpu.read_zarr_to_gpu`.
+        out : cupy.ndarray or numpy.ndarray, optional
+            Where to put it; strides may be any that are positive.
+
+        Returns
+        -------
+        Ticket
+            Whose ``result()`` waits for the array.
+
+        Raises
+        ------
+        UnsupportedLayoutError
+            An array that this reader cannot read; the message says why.
+        FileNotFoundError, SourceError, RegionError, TypeError, ValueError
+            As :func:`linumpy.gpu.read_zarr_to_gpu`.
+        """
+        return self.submit_layout(self.layout_of(source, level), region, out=out, dtype=dtype)
+
+    def submit_many(
+        self, source: Source, regions: Any, *, level: int = 0, outs: Sequence[Any] | None = None, dtype: Any = None
+    ) -> list[Ticket]:
+        """Ask for many regions of one array, planned together.
+
+        Parameters
+        ----------
+        source, level, dtype
+            As for :meth:`submit`.
+        regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
+            First voxel and the one behind the last, along each axis; or what :meth:`submit` takes.
+        outs : sequence of arrays, optional
+            One for each region.
+        """
+        layout = self.layout_of(source, level)
+        if isinstance(regions, np.ndarray):
+            start, stop = _bounds(regions, layout.shape)
+            shapes = [tuple(row) for row in (stop - start).tolist()]
+        else:
+            boxes = [normalize_region(region, layout.shape) for region in regions]
+            start = np.array([box.start for box in boxes], np.int64).reshape(-1, len(layout.shape))
+            stop = np.array([box.stop for box in boxes], np.int64).reshape(-1, len(layout.shape))
+            shapes = [box.shape for box in boxes]
+        kept = None if isinstance(regions, np.ndarray) else np.array([box.kept for box in boxes], bool)
+        return self._submit(layout, start, stop, shapes, kept, outs, dtype)
+
+    def submit_batch(self, jobs: Iterable[tuple[Source, Any, Any, Any]]) -> list[Ticket]:
+        """Ask for regions of many arrays: tuples of source, region, `out` or None, dtype or None."""
+        return [self.submit(source, region, out=out, dtype=dtype) for source, region, out, dtype in jobs]
+
+    def submit_layout(
+        self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
+    ) -> Ticket:
+        """Ask for one region of an array whose layout is known; see :meth:`submit`."""
+        box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
+        start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
+        kept = np.array([box.kept], bool).reshape(1, -1)
+        outs = None if out is None else [out]
+        return self._submit(layout, start, stop, [box.shape], kept, outs, dtype, timed=timed)[0]
+
+    def layout_of(self, source: Source, level: int = 0) -> ArrayLayout:
+        """Say how an array is stored; known ones are not opened again while their metadata is as it was.
+
+        Raises
+        ------
+        UnsupportedLayoutError
+            This reader cannot read it.
+        """
+        layout = self._arrays.get(source, level)
+        if layout.unsupported is not None:
+            raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
+        return layout
+
+    def _submit(
+        self,
+        layout: ArrayLayout,
+        start: np.ndarray,
+        stop: np.ndarray,
+        shapes: list[tuple[int, ...]],
+        kept: np.ndarray | None,
+        outs: Sequence[Any] | None,
+        dtype: Any,
+        *,
+        timed: bool = False,
+    ) -> list[Ticket]:
+        if os.getpid() != self._process:
+            raise RuntimeError("this reader was made by the parent of this process: make one here")
+        if outs is not None and len(outs) != len(shapes):
+            raise ValueError(f"outs has {len(outs)} arrays, but there are {len(shapes)} regions")
+        if not shapes:
+            return []
+        given = dtype if dtype is not None else None if outs is None else outs[0].dtype
+        target = cast_dtype(layout.dtype, given)
+        with self._context():
+            arrays = self._outputs(shapes, target) if outs is None else [*outs]
+            for array, shape in zip(arrays, shapes, strict=True):
+                _check_out(array, shape, target, on_device=self.on_device)
+            home = ready = None
+            if self._cupy is not None:
+                home = self._cupy.cuda.get_current_stream()
+                ready = home.record(self._cupy.cuda.Event(disable_timing=True))
+        tickets = [Ticket(array, layout.name, self._order, home if outs is None else None) for array in arrays]
+        for ticket in tickets:
+            ticket.timed = timed
+        conversion = Conversion(layout.dtype, target, layout.swapped)
+        strides = _strides(arrays, kept, (len(shapes), layout.rank))
+        addresses = np.array([_address(array) for array in arrays], np.int64)
+        jobs = _Jobs(self.limits, layout, conversion, start, stop, strides, addresses, ready, tickets)
+        self._loop.submit(jobs, jobs.boxes)
+        return tickets
+
+    def _outputs(self, shapes: list[tuple[int, ...]], dtype: np.dtype) -> list[Any]:
+        xp = np if self._cupy is None else self._cupy
+        return [xp.empty(shape, dtype) for shape in shapes]
+
+    def _order(self, stream: Any, events: list[Any]) -> None:
+        """Let a stream wait for events."""
+        if self._cupy is None or not events:
+            return
+        stream = self._cupy.cuda.get_current_stream() if stream is None else stream
+        for event in events:
+            stream.wait_event(event)
+
+    def _describe(self, part: Part, job: int, loop: Loop) -> ReadReport:
+        return _report(self, part, job, loop)
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is held for slabs."""
+        return 0 if self._loop.staging is None else int(self._loop.staging.arena_nbytes)
+
+    def stats(self) -> ReaderStats:
+        """Say what has been done so far."""
+        counts, indexes = self._loop.counts, self._loop.indexes
+        return ReaderStats(
+            jobs=int(counts["jobs"]),
+            chunks=int(counts["chunks"]),
+            boxes=int(counts["boxes"]),
+            slabs=int(counts["slabs"]),
+            bytes_read=int(counts["bytes_read"]),
+            layout_hits=self._arrays.hits,
+            layout_misses=self._arrays.misses,
+            index_hits=indexes.hits,
+            index_misses=indexes.misses,
+            plan_seconds=counts["plan"],
+            io_seconds=counts["io"],
+            place_seconds=counts["place"],
+            device_bytes=self.device_bytes,
+        )
+
+    def close(self) -> None:
+        """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
+        _close_loop(self._loop, self._process)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _close_loop(loop: Loop, process: int) -> None:
+    if os.getpid() == process:  # a child has none of its parent's threads
+        loop.close()
+
+
+class _Jobs:
+    """Regions of one array as the loop takes them: one request, or several where the regions are large."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        layout: ArrayLayout,
+        conversion: Conversion,
+        start: np.ndarray,
+        stop: np.ndarray,
+        strides: np.ndarray,
+        addresses: np.ndarray,
+        ready: Any,
+        tickets: list[Ticket],
+    ) -> None:
+        self._limits, self._layout, self._conversion = limits, layout, conversion
+        self._strides, self._ready, self._tickets = strides, ready, tickets
+        self._portions = self._cut(start, stop, addresses)
+        chunk = np.array(layout.chunk_shape, np.int64)
+        count = np.where(stop > start, -(-stop // chunk) - start // chunk, 0)
+        self._counts = count.astype(float).prod(axis=1)
+        self.boxes = int(min(self._counts.sum(), _REQUEST_BOXES))
+        # The first request is made by the caller's thread, the others when it is their turn.
+        self._first: Request | None = next(self._portions)
+
+    def next_request(self) -> Request | None:
+        """Return the next request; None at the end."""
+        if self._first is not None:
+            request, self._first = self._first, None
+            return request
+        return next(self._portions, None)
+
+    def abandon(self, error: BaseException) -> None:
+        """End jobs of which nothing has begun; those that have are ended with their wave."""
+        for ticket in self._tickets:
+            if not ticket.done():
+                ticket.fail(error)
+                ticket.settle([], None)
+
+    def _cut(self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Iterator[Request]:
+        rows = np.arange(len(start))
+        small = self._counts <= _REQUEST_BOXES
+        while len(rows):
+            if not small[rows[0]]:
+                yield from self._cut_one(int(rows[0]), start[rows[0]], stop[rows[0]], int(addresses[rows[0]]))
+                rows = rows[1:]
+                continue
+            end = int(np.searchsorted(np.cumsum(self._counts[rows]), _REQUEST_BOXES, side="right"))
+            large = np.flatnonzero(~small[rows])
+            take = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
+            rows = rows[len(take) :]
+            tickets = [self._tickets[row] for row in take.tolist()]
+            yield self._request(start[take], stop[take], addresses[take], self._strides[take], tickets)
+
+    def _cut_one(self, row: int, start: np.ndarray, stop: np.ndarray, address: int) -> Iterator[Request]:
+        """Part a large region along the grid of stored objects."""
+        layout, ticket, strides = self._layout, self._tickets[row], self._strides[row]
+        plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
+        chunk = np.array(layout.chunk_shape, np.int64)
+        pending = None
+        for box in plan.batches(_REQUEST_BOXES):
+            if pending is not None:
+                ticket.portions += 1  # the ticket is not over before the last request is
+                yield pending
+            corners = np.array(box, np.int64)
+            begin = np.maximum(start, corners[:, 0] * chunk)
+            end = np.minimum(stop - corners[:, 1] * chunk + chunk, chunk) + (corners[:, 1] - 1) * chunk
+            at = np.array([address + int(((begin - start) * strides).sum())])
+            pending = self._request(begin[None], end[None], at, strides[None], [ticket])
+        if pending is not None:
+            yield pending
+
+    def _request(
+        self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray, strides: np.ndarray, tickets: list[Ticket]
+    ) -> Request:
+        layout = self._layout
+        raw = layout.chain is None
+        longest = self._limits.box_nbytes(layout.chunk_nbytes, raw=raw)
+        boxes = cut_boxes(layout, start, stop, strides, longest)
+        by_chunk = not raw or is_cut_whole(layout, longest)
+        return Request(layout, self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets)
+
+
+class _Layouts:
+    """Layouts of the arrays that were read last; for several threads.
+
+    A path is looked at again when the files of its metadata are other ones; an open array is known while it lives.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[object, tuple[Any, ArrayLayout]] = OrderedDict()
+        self.hits = self.misses = 0
+
+    def get(self, source: Source, level: int) -> ArrayLayout:
+        """Return the layout of an array."""
+        key, version = _identity(source, level)
+        with self._lock:
+            entry = self._known.get(key) if key is not None else None
+            if entry is not None and entry[0] == version:
+                self._known.move_to_end(key)
+                self.hits += 1
+                return entry[1]
+            self.misses += 1
+        array = open_source(source, level)
+        layout = read_layout(array)
+        if key is not None:
+            # What is known by its identity must not be given back while it is known.
+            with self._lock:
+                self._known[key] = (version, layout)
+                while len(self._known) > _LAYOUTS:
+                    self._known.popitem(last=False)
+        return layout
+
+
+def _identity(source: Source, level: int) -> tuple[object, Any]:
+    """Name a source, and say what must be the same for its layout to be."""
+    if isinstance(source, zarr.Array):
+        return ("array", id(source.metadata), level), source.metadata
+    if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
+        folder = os.path.abspath(source)
+        files = [_stamp(f"{folder}/{name}") for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
+        if files[0] is not None or files[1] is not None:
+            inside = [_stamp(f"{folder}/{number}/{name}") for number in (level,) for name in ("zarr.json", ".zarray")]
+            return ("path", folder, level), (*files, *inside)
+    return None, None
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _bounds(regions: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    if regions.ndim != 3 or regions.shape[1:] != (len(shape), 2) or regions.dtype.kind not in "iu":
+        raise RegionError(
+            f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {len(shape)}, 2)"
+        )
+    start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
+    wrong = ((start < 0) | (stop < start) | (stop > np.array(shape, np.int64))).any(axis=1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
+    return start, stop
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
+    if is_device_array(out) if not on_device else not is_device_array(out):
+        kind = "CuPy" if on_device else "NumPy"
+        raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
+    if out.size and any(n > 1 and step <= 0 for n, step in zip(shape, out.strides, strict=True)):
+        raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data) if isinstance(array, np.ndarray) else int(array.data.ptr)
+
+
+def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
+    """Bytes between neighbours along the axes of the array; axes that were dropped have one element."""
+    if kept is None or kept.all():
+        return np.array([array.strides for array in arrays], np.int64).reshape(shape)
+    strides = np.zeros(shape, np.int64)
+    for row, array in enumerate(arrays):
+        strides[row, kept[row]] = array.strides
+    return strides
+
+
+def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
+    ticket = part.tickets[job]
+    seconds = time.perf_counter() - ticket.begin
+    decode = scatter = None
+    if ticket.timed and reader._cupy is not None:
+        elapsed = reader._cupy.cuda.get_elapsed_time
+        for _, (_, _, last) in part.timings:
+            last.synchronize()
+        scatter = sum(elapsed(middle, last) for _, (_, middle, last) in part.timings) / 1e3
+        if part.layout.chain is not None:
+            decode = sum(elapsed(first, middle) for kind, (first, middle, _) in part.timings if kind == "device") / 1e3
+    array = ticket._array
+    return ReadReport(
+        source=part.layout.name,
+        backend="kvikio" if reader.on_device else "linumpy",
+        gds="not used",
+        engine=loop.engine_name,
+        fallback="",
+        shape=tuple(array.shape),
+        dtype=str(part.conversion.target),
+        bytes_read=ticket.counts.bytes_read,
+        bytes_decoded=int(array.size) * part.conversion.target.itemsize,
+        chunks_read=ticket.counts.chunks - ticket.counts.filled,
+        chunks_filled=ticket.counts.filled,
+        files_opened=ticket.counts.files_opened,
+        scratch_bytes=reader.device_bytes,
+        plan_seconds=0.0,
+        read_seconds=seconds,
+        scatter_seconds=scatter,
+        decoder="" if part.layout.chain is None else str(part.layout.chain),
+        decode_seconds=decode,
+        chunks_decoded_by_host=ticket.counts.by_host,
+    )
+
+
+_readers: dict[int | str, Reader] = {}
+_readers_lock = threading.Lock()
+
+
+def shared_reader(device: int | str) -> Reader:
+    """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
+    with _readers_lock:
+        reader = _readers.get(device)
+        if reader is None:
+            reader = _readers[device] = Reader(device)
+        return reader
+
+
+def release() -> None:
+    """Close the readers that this process shares, and give back their memory; the next read makes new ones."""
+    with _readers_lock:
+        readers = list(_readers.values())
+        _readers.clear()
+    for reader in readers:
+        reader.close()
+
+
+def _forget() -> None:
+    """In a child process, which has none of its parent's threads."""
+    global _readers_lock
+    _readers_lock = threading.Lock()
+    _readers.clear()
+
+
+atexit.register(release)
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,134 @@
+"""Whole scripts, timed: the benchmark is right about what is right, and cleans up after itself."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from benchmark.made_up import result_of
+
+from linumpy.benchmark.command import Output, run
+from linumpy.benchmark.report import size
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites import scripts
+from linumpy.benchmark.suites.scripts import REACH_NBYTES, SCRIPTS, EndToEndRequest, end_to_end_cases, not_judged
+from scripts import linum_benchmark_tissue as script
+
+SMALL = {"gib": 2**-11, "tile": (16, 20, 24), "tile_bytes": 2**17}
+
+
+def measure(request, output=None):
+    with end_to_end_cases(request) as (folder, cases):
+        return run(cases, Settings(2), output, folder)
+
+
+@pytest.mark.parametrize("use_gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_a_small_run(tmp_path, capsys, use_gpu):
+    (tmp_path / "work").mkdir()
+    request = EndToEndRequest(**SMALL, folder=tmp_path / "work", use_gpu=use_gpu)
+    results = measure(request, Output(tmp_path / "out.json"))
+    assert [one.case.name for one in results] == list(SCRIPTS)
+    rows, columns = request.tiles
+    assert rows * columns >= 34
+    for one in results:
+        assert one.case.nbytes == 2 * 16 * 20 * 24 * rows * columns
+        assert one.verdict == ""
+        assert one.marks[0].got > 0
+        assert [entry.name for entry in one.entries] == ["script", "read", "compute", "write", "serial"]
+        for entry in one.entries:
+            assert entry.verdict == "ok", entry.note
+            assert len(entry.seconds) == 2
+            assert min(entry.seconds) > 0
+    # float32 pixels, and an eighth of the voxels.
+    assert [one.ours.note for one in results] == [f"{size(results[0].case.nbytes // 8)} written"] * 2
+    assert list((tmp_path / "work").iterdir()) == []
+    assert [one["name"] for one in json.loads((tmp_path / "out.json").read_text())["cases"]] == list(SCRIPTS)
+    told = capsys.readouterr().out
+    assert f"mosaic: {rows} × {columns} tiles of 16×20×24 uint16" in told
+    assert "linum-resample-mosaic-grid" in told
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, name, capsys):
+    from linumpy.mosaic import aip, grid
+
+    module, function = {"linum-aip": (aip, "project"), "linum-resample-mosaic-grid": (grid, "resample_tiles")}[name]
+    plain, calls = getattr(module, function), []
+
+    def spoilt(tiles, *arguments):
+        made = plain(tiles, *arguments)
+        calls.append(1)
+        if len(calls) == 3:
+            made[..., -1, -1] += 2
+        return made
+
+    monkeypatch.setattr(module, function, spoilt)
+    request = EndToEndRequest(**SMALL, folder=tmp_path, only=(name,), use_gpu=False)
+    (result,) = measure(request)
+    assert "is wrong by 2" in result.ours.note
+    assert (result.verdict, result.ours.seconds, result.marks[0].got) == ("WRONG", (), None)
+    assert "WRONG: the tile at" in capsys.readouterr().out
+
+
+def test_the_mosaic_is_what_is_said(tmp_path):
+    request = EndToEndRequest(**SMALL, use_gpu=False)
+    path, base, numbers = scripts._make_mosaic(request, tmp_path)
+    array = scripts.open_mosaic(path).array.array
+    assert array.chunks == request.tile
+    assert (array.dtype, numbers.shape) == (np.uint16, request.tiles)
+    assert np.array_equal(array[:, 20:40, 48:72], base + numbers[1, 2])
+    assert base.std() > 10
+
+
+def test_the_mark_is_judged_on_a_gpu_and_for_large_mosaics():
+    assert not_judged(False, REACH_NBYTES) == "no GPU"
+    assert not_judged(True, REACH_NBYTES - 1) == "less than 16 GiB"
+    assert not_judged(True, REACH_NBYTES) == ""
+
+
+def test_the_mark_is_the_slower_of_reading_and_writing(tmp_path):
+    with end_to_end_cases(EndToEndRequest(**SMALL, folder=tmp_path, only=("linum-aip",), use_gpu=False)) as (_, cases):
+        (case,) = cases
+    times = {"script": 2.5, "read": 1.1, "compute": 0.2, "write": 2.0, "serial": 4.0}
+    judged = dataclasses.replace(case, not_judged="")
+    assert result_of(judged, times, Settings(3)).verdict == "met"
+    assert result_of(judged, times | {"script": 2.6}, Settings(3)).verdict == "MISSED"
+    assert result_of(judged, times | {"read": 3.0, "script": 3.5}, Settings(3)).verdict == "met"
+    assert result_of(case, times | {"script": 9.0}, Settings(3)).verdict == ""
+
+
+def test_tiles_are_about_square():
+    assert EndToEndRequest(16).tiles == (22, 24)
+    assert EndToEndRequest(1e-6).tiles == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"gib": 0}, ValueError, "0 GiB"),
+        ({"gib": 1, "only": ("mean-projection",)}, ValueError, "'mean-projection' is unknown from end to end"),
+        ({"gib": 1, "folder": "no"}, FileNotFoundError, "no folder"),
+    ],
+)
+def test_requests_that_cannot_be(tmp_path, options, error, message):
+    if "folder" in options:
+        options = options | {"folder": tmp_path / options["folder"]}
+    with pytest.raises(error, match=message):
+        EndToEndRequest(**options)
+
+
+def test_a_disk_that_is_too_small(tmp_path):
+    with pytest.raises(ValueError, match="GiB free"):
+        measure(EndToEndRequest(2**19, tmp_path, use_gpu=False))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_script(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
+    words = ["--end-to-end", "0.001", "--folder", str(tmp_path), "--runs", "1", "--only", "linum-aip"]
+    assert script.main(words) == 0
+    assert "on the CPU; in the page cache" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as done:
+        script.main(["--end-to-end", "-1"])
+    assert done.value.code == 2
+    assert "-1.0 GiB" in capsys.readouterr().err
