@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Estimate how much more than random crops is read from arrays, and which chunks would be better for them.
 
-A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and each
-crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own, and,
+A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
+each crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own, and,
 where it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
 
 For example:
@@ -37,7 +37,7 @@ def _tell(arguments: argparse.Namespace) -> None:
     from linumpy.stream.sources import open_info
     from linumpy.stream.survey import amplification, table
 
-    config = Config(batch_size=1, host_buffer_bytes=1, device_buffer_bytes=1)
+    config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
     opened = [open_info(str(one), arguments.level, config) for one in arguments.arrays]
     rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
     print(table(rows))

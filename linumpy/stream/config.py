@@ -161,7 +161,7 @@ class Config:
     batch_size : int
         Samples in a batch.
     host_buffer_bytes : int
-        Memory of the reader: its staging ring in pinned host memory and on the device.
+        Memory of the reader: its staging ring in pinned host memory and on the device; 1 MiB at least.
     device_buffer_bytes : int
         Device memory of batches and of crops before they are resampled, allocated at construction. With
         ``device="cpu"`` it is host memory.
@@ -262,7 +262,7 @@ class Config:
 
 
 _LEAST = {
-    "batch_size": 1, "host_buffer_bytes": 1, "device_buffer_bytes": 1, "lookahead_batches": 2, "n_io_threads": 1,
+    "batch_size": 1, "host_buffer_bytes": 2**20, "device_buffer_bytes": 1, "lookahead_batches": 2, "n_io_threads": 1,
     "n_compute_threads": 0, "n_zarrs_meta_cache": 1, "n_shards_meta_cache": 1, "max_chunk_uncompressed_bytes": 0,
     "max_gpu_memory_bytes": 0, "max_bytes_per_element": 0, "cache_bytes": 0, "seed": 0, "epoch": 0, "rank": 0,
     "world_size": 1,

@@ -1,8 +1,8 @@
 """Memory of a pipeline, allocated once: batches, and staged crops.
 
 :class:`Memory` is one allocation, cut into equal slots for batches and a ring for staged crops when the first batch
-says how large they are. A slot is given to a :class:`Lease`; every array of a batch holds it, and when the last one is gone,
-the slot is free again: a tensor that a framework took over by DLPack keeps its storage as long as it lives.
+says how large they are. A slot is given to a :class:`Lease`; every array of a batch holds it, and when the last one is
+gone, the slot is free again: a tensor that a framework took over by DLPack keeps its storage as long as it lives.
 """
 
 from __future__ import annotations

@@ -98,9 +98,10 @@ class Pipeline:
     def _make_reader(self) -> Any:
         from linumpy.gpu import Reader
 
-        device = "cpu" if self.device_id is None else self.device_id
         config = self.config
-        return Reader(device, scratch_bytes=config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes)
+        device = "cpu" if self.device_id is None else self.device_id
+        cached = {"cache_bytes": config.allowed_cache_bytes} if config.cache_bytes else {}
+        return Reader(device, config.host_buffer_bytes, **cached)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite."""
@@ -346,19 +347,16 @@ class Pipeline:
     def _counters(self) -> dict[str, Any]:
         producer, stats = self._producer, self._reader.stats()
 
-        def seconds(name: str, nbytes: int = 0) -> Metric:
-            return Metric(producer.waves, float(getattr(stats, name, 0.0)), nbytes)
-
         return {
             "plan": Metric(producer.planned, producer.plan_seconds, producer.planned_nbytes),
-            "io": seconds("io_seconds", int(getattr(stats, "bytes_read", 0))),
-            "h2d": seconds("h2d_seconds", int(getattr(stats, "bytes_read", 0))),
-            "decompress": seconds("decode_seconds"),
-            "assemble": seconds("scatter_seconds"),
+            "io": Metric(stats.slabs, stats.io_seconds, stats.bytes_read),
+            "h2d": Metric(),
+            "decompress": Metric(),
+            "assemble": Metric(stats.slabs, stats.place_seconds),
             "meta_hits": producer.sources.hits,
             "meta_misses": producer.sources.misses,
-            "shard_hits": int(getattr(stats, "shard_index_hits", 0)),
-            "shard_misses": int(getattr(stats, "shard_index_misses", 0)),
+            "shard_hits": stats.index_hits,
+            "shard_misses": stats.index_misses,
             "waves": producer.waves,
         }
 

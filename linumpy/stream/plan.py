@@ -44,6 +44,8 @@ class ArrayInfo:
         Voxel spacing in µm along the axes of space, where it is known.
     factors : tuple of float
         Voxels of level 0 in one of this level along each axis.
+    unsupported : str or None
+        Why the reader does not take it.
     """
 
     source: Any
@@ -55,6 +57,7 @@ class ArrayInfo:
     space: int
     spacing: tuple[float, ...] | None
     factors: tuple[float, ...]
+    unsupported: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Pulled
 from linumpy.stream.memory import Lease, Memory
 from linumpy.stream.plan import CropRead, PartShape, check_alike, plan_sample, stage_offsets
+from linumpy.stream.reads import Fallback, ReadJob, submit
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Sources
 
@@ -79,6 +80,7 @@ class Producer:
     def __init__(self, config: Config, reader: Any, memory: Memory, stream: Any) -> None:
         self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
         self.sources, self.feed = Sources(config), Feed(config)
+        self._fallback = Fallback(self.sources.pool)
         self.changed = threading.Condition()
         self.ready: deque[InFlight] = deque()
         self.parts: tuple[PartShape, ...] | None = None
@@ -217,11 +219,11 @@ class Producer:
             shape = (len(item.samples), *part.shape)
             item.arrays.append(self._memory.leased(item.lease, offset, shape, part.element))
             offset += part.nbytes(self._config.batch_size)
-        requests, rows = self._requests(item, reads)
+        jobs, rows = self._jobs(item, reads)
         if self._closed:
             raise ShutdownError("the pipeline is closed")
         with self.on_stream():
-            tickets = self._reader.submit_batch(requests) if requests else []
+            tickets = submit(self._reader, jobs, self._fallback)
         item.tickets = list(zip(rows, tickets, strict=True))
         self.waves += 1
 
@@ -303,12 +305,12 @@ class Producer:
             self._stage_free.synchronize()
         return begin
 
-    def _requests(self, item: InFlight, reads: list[CropRead]) -> tuple[list[tuple[Any, ...]], list[int]]:
+    def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
         item.stage = (self._take_stage(offsets[-1]), offsets[-1])
-        requests: list[tuple[Any, ...]] = []
+        jobs: list[ReadJob] = []
         rows: list[int] = []
         for number, read in enumerate(reads):
             part = number % count
@@ -322,10 +324,9 @@ class Producer:
                 if read.region is not None:
                     out = item.arrays[part][read.row][tuple(slice(a, b) for a, b in read.inside)]
             if read.region is not None and out is not None:
-                region = tuple(slice(a, b) for a, b in read.region)
-                requests.append((read.info.source, region, out, out.dtype))
+                jobs.append(ReadJob(read.info, read.region, out))
                 rows.append(read.row)
-        return requests, rows
+        return jobs, rows
 
 
 class _OnStream:

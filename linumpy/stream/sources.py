@@ -32,7 +32,7 @@ class Sources:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
+        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
         self._kept: OrderedDict[Key, Future[ArrayInfo]] = OrderedDict()
         self._lock = threading.Lock()
         self.hits = self.misses = 0
@@ -49,7 +49,7 @@ class Sources:
                 self.hits += 1
                 return found
             self.misses += 1
-            opened = self._pool.submit(open_info, key[0], key[1], self._config)
+            opened = self.pool.submit(open_info, key[0], key[1], self._config)
             self._kept[key] = opened
             while len(self._kept) > self._config.n_zarrs_meta_cache:
                 self._kept.popitem(last=False)
@@ -57,7 +57,7 @@ class Sources:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=True, cancel_futures=True)
         self._kept.clear()
 
 
@@ -118,7 +118,7 @@ def _info(
     known: Any = None if spacing is None else tuple(spacing)
     return ArrayInfo(
         array, uri, tuple(array.shape), layout.chunk_shape, layout.object_shape, array.dtype.newbyteorder("="),
-        space, known, factors,
+        space, known, factors, layout.unsupported,
     )  # fmt: skip
 
 

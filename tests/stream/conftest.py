@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stream_stand_in import Reader, make_array
+from stream_arrays import make_array
 
 from linumpy import stream
 
@@ -20,8 +20,8 @@ def pipeline():
     made = []
 
     def make(**options):
-        options = {"batch_size": 2, "host_buffer_bytes": 1 << 22, "device_buffer_bytes": 1 << 24, **options}
-        made.append(stream.Pipeline(stream.Config(device="cpu", **options), reader=Reader()))
+        options = {"batch_size": 2, "host_buffer_bytes": 4 << 20, "device_buffer_bytes": 1 << 24, **options}
+        made.append(stream.Pipeline(stream.Config(device="cpu", **options)))
         return made[-1]
 
     yield make

@@ -17,7 +17,7 @@ NEEDED = {"batch_size": 8, "host_buffer_bytes": 1 << 20, "device_buffer_bytes": 
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("batch_size", 1), ("host_buffer_bytes", 1), ("device_buffer_bytes", 1), ("lookahead_batches", 2),
+    [("batch_size", 1), ("host_buffer_bytes", 2**20), ("device_buffer_bytes", 1), ("lookahead_batches", 2),
      ("n_io_threads", 1), ("n_compute_threads", 0), ("n_zarrs_meta_cache", 1), ("max_gpu_memory_bytes", 0)],
 )  # fmt: skip
 def test_numbers_that_are_too_small(name, least):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvrtc import compilations, compile_kernel
 from scipy import ndimage
-from stream_stand_in import make_array
+from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
@@ -87,9 +87,7 @@ def test_borders_are_those_of_numpy_pad(tmp_path_factory, case, pad, stored, dty
     expected = around[tuple(slice(a + w[0], b + w[0]) for (a, b), w in zip(aabb, width, strict=True))]
     path = make_array(tmp_path_factory.mktemp("a") / "a.zarr", values, (2,) * len(shape))
     settings_ = config(dtype=dtype, pad=pad, pad_value=7)
-    from stream_stand_in import Reader
-
-    with stream.Pipeline(settings_, reader=Reader()) as p:
+    with stream.Pipeline(settings_) as p:
         p.push(stream.Sample(path, aabb))
         batch = p.pop()
         got = batch.numpy()[0]

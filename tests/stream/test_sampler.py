@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stream_stand_in import make_array
+from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.io.ome import open_image

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from script_runs import load
-from stream_stand_in import make_array
+from stream_arrays import make_array
 
 from linumpy.stream.plan import ArrayInfo
 from linumpy.stream.survey import amplification

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from stream_stand_in import Reader, make_array
+from stream_arrays import make_array
 
 from linumpy import stream
 
@@ -43,7 +43,7 @@ def stub(monkeypatch):
 
 def test_it_yields_every_batch_in_each_iteration(stub, crops):
     samples, expected = crops
-    dataset = stream.torch_dataset(config(), samples, reader=Reader())
+    dataset = stream.torch_dataset(config(), samples)
     for _ in range(2):
         assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected)
 
@@ -51,7 +51,7 @@ def test_it_yields_every_batch_in_each_iteration(stub, crops):
 def test_two_ranks_share_the_samples(stub, crops):
     samples, expected = crops
     for rank in range(2):
-        dataset = stream.torch_dataset(config(rank=rank, world_size=2), samples, reader=Reader())
+        dataset = stream.torch_dataset(config(rank=rank, world_size=2), samples)
         assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected[rank::2])
 
 
@@ -59,7 +59,7 @@ def test_parts_come_as_a_dict(stub, crops):
     samples, expected = crops
     part = stream.Part("labels", kind="labels")
     pairs = [stream.Sample(one.uri, one.aabb, parts=(part,)) for one in samples]
-    first = next(iter(stream.torch_dataset(config(), pairs, reader=Reader())))
+    first = next(iter(stream.torch_dataset(config(), pairs)))
     assert list(first) == ["image", "labels"]
     assert np.array_equal(first["labels"], expected[:2].astype("u2"))
     assert first["labels"].dtype == np.uint16
@@ -67,7 +67,7 @@ def test_parts_come_as_a_dict(stub, crops):
 
 def test_it_goes_on_from_a_state(stub, crops):
     samples, expected = crops
-    dataset = stream.torch_dataset(config(), samples, reader=Reader())
+    dataset = stream.torch_dataset(config(), samples)
     with pytest.raises(RuntimeError, match="no iteration"):
         dataset.state_dict()
     running = iter(dataset)
@@ -75,7 +75,7 @@ def test_it_goes_on_from_a_state(stub, crops):
     next(running)
     state = dataset.state_dict()
     running.close()
-    later = stream.torch_dataset(config(), samples, reader=Reader())
+    later = stream.torch_dataset(config(), samples)
     later.load_state_dict(state)
     assert np.array_equal(np.concatenate([one.copy() for one in later]), expected[4:])
 
@@ -83,7 +83,7 @@ def test_it_goes_on_from_a_state(stub, crops):
 def test_workers_are_refused(stub, crops):
     stub.info = object()
     with pytest.raises(RuntimeError, match="num_workers=0"):
-        next(iter(stream.torch_dataset(config(), crops[0], reader=Reader())))
+        next(iter(stream.torch_dataset(config(), crops[0])))
 
 
 @pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch, which the test environment does not install")
@@ -94,7 +94,7 @@ def test_with_pytorch(crops, dtype):
 
     samples, expected = crops
     for rank in range(2):
-        dataset = stream.torch_dataset(config(dtype=dtype, rank=rank, world_size=2), samples, reader=Reader())
+        dataset = stream.torch_dataset(config(dtype=dtype, rank=rank, world_size=2), samples)
         loader = DataLoader(dataset, batch_size=None, num_workers=0)
         batches = [one.clone() for one in loader]
         assert batches[0].dtype == (torch.bfloat16 if dtype == "bf16" else torch.float32)
