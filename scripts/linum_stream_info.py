@@ -2,8 +2,8 @@
 """Estimate how much more than random crops is read from arrays, and which chunks would be better for them.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
-each crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own, and,
-where it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
+each crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own,
+and, where it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
 
 For example:
   linum-stream-info brain.ome.zarr --crop 128 128 128

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -145,8 +146,8 @@ class Sample:
             raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Return every part, the sample's own array first."""
-        return (Part(self.name, self.uri, "image", self.level), *self.parts)
+        """Return every part, the sample's own array first; where a part names no array, it is of that one."""
+        return (_own_part(self.name, self.level), *self.parts)
 
     def __str__(self) -> str:
         return f"{self.uri}[{', '.join(f'{a}:{b}' for a, b in self.aabb)}]"
@@ -166,7 +167,7 @@ class Config:
         Device memory of batches and of crops before they are resampled, allocated at construction. With
         ``device="cpu"`` it is host memory.
     dtype : Dtype
-        Of the batch: f32, f16, bf16 or as stored.
+        Of the batch: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
     lookahead_batches : int
         Batches that are read ahead at most; memory may allow fewer.
     n_io_threads : int
@@ -206,7 +207,7 @@ class Config:
     batch_size: int
     host_buffer_bytes: int
     device_buffer_bytes: int
-    dtype: Dtype = Dtype.F32
+    dtype: Any = Dtype.F32
     lookahead_batches: int = 2
     n_io_threads: int = 4
     n_compute_threads: int = 0
@@ -268,6 +269,11 @@ _LEAST = {
     "world_size": 1,
 }  # fmt: skip
 assert set(_LEAST) <= {one.name for one in fields(Config)}
+
+
+@lru_cache(maxsize=1024)
+def _own_part(name: str, level: int) -> Part:
+    return Part(name, None, "image", level)
 
 
 def _set(record: Any, name: str, value: Any) -> None:

@@ -100,7 +100,7 @@ class Pipeline:
 
         config = self.config
         device = "cpu" if self.device_id is None else self.device_id
-        cached = {"cache_bytes": config.allowed_cache_bytes} if config.cache_bytes else {}
+        cached: dict[str, Any] = {"cache_bytes": config.allowed_cache_bytes} if config.cache_bytes else {}
         return Reader(device, config.host_buffer_bytes, **cached)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:

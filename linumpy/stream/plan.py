@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ class ArrayInfo:
     spacing: tuple[float, ...] | None
     factors: tuple[float, ...]
     unsupported: str | None = None
+
+    @cached_property
+    def is_finest(self) -> bool:
+        """Whether its voxels are those of level 0."""
+        return all(factor == 1 for factor in self.factors)
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,8 @@ def crop_box(sample: Sample, part: Part, info: ArrayInfo) -> Box:
         raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {info.name} has {rank}")
     if part.shape is not None and len(part.shape) != rank:
         raise RankMismatch(f"shape of part {part.name!r} has {len(part.shape)} axes, {info.name} has {rank}")
+    if part.shape is None and info.is_finest:
+        return sample.aabb
     box = []
     for axis, (start, stop) in enumerate(sample.aabb):
         factor = info.factors[axis]
@@ -346,7 +354,7 @@ def _staged(row: int, box: Box, info: ArrayInfo, part: Part, config: Config, war
 
 
 def _three(values: Any) -> Any:
-    first, second, third = (value.item() if isinstance(value, np.generic) else value for value in values)
+    first, second, third = values.tolist() if isinstance(values, np.ndarray) else values
     return first, second, third
 
 
@@ -373,7 +381,7 @@ def _read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple
         first, last = math.floor(low + 0.5 - _SLACK), math.floor(high + 0.5 + _SLACK)
     else:
         first, last = math.floor(low - _SLACK), math.floor(high + _SLACK) + 1
-    if pad == "constant":
+    if pad == "constant" or (first >= 0 and last < n):
         return max(first, 0), min(last, n - 1) + 1
     if pad == "edge":
         return min(max(first, 0), n - 1), min(max(last, 0), n - 1) + 1

@@ -169,10 +169,18 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
     """Round to bfloat16, halves to even; returns the bits as uint16."""
     with np.errstate(over="ignore"):
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(nan, (bits >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40), rounded).astype(np.uint16)
+        single = np.ascontiguousarray(values, np.float32)
+    bits = single.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(single)
+    if nan.any():
+        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    return result
 
 
 def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:

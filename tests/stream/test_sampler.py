@@ -206,16 +206,15 @@ def test_crops_larger_than_the_volume_are_cut(tmp_path):
 def test_what_a_stitcher_refuses():
     grid = stream.CropGrid("unused", (4,), 0, volume=(8,))
     first, second = grid
-    with (
-        pytest.raises(stream.InvalidArgument, match="1 of 2 crops were never added"),
-        stream.Stitcher(grid, np.zeros(8)) as stitcher,
-    ):
+    stitcher = stream.Stitcher(grid, np.zeros(8))
+    stitcher.add([first], np.zeros((1, 4)))
+    with pytest.raises(stream.InvalidArgument, match="was added already"):
         stitcher.add([first], np.zeros((1, 4)))
-        with pytest.raises(stream.InvalidArgument, match="was added already"):
-            stitcher.add([first], np.zeros((1, 4)))
-        with pytest.raises(stream.InvalidArgument, match="is no crop of the grid"):
-            stitcher.add([stream.Sample("unused", ((1, 5),), index=1)], np.zeros((1, 4)))
-        with pytest.raises(stream.InvalidArgument, match="expected"):
-            stitcher.add([second], np.zeros((1, 5)))
+    with pytest.raises(stream.InvalidArgument, match="is no crop of the grid"):
+        stitcher.add([stream.Sample("unused", ((1, 5),), index=1)], np.zeros((1, 4)))
+    with pytest.raises(stream.InvalidArgument, match="expected"):
+        stitcher.add([second], np.zeros((1, 5)))
+    with pytest.raises(stream.InvalidArgument, match="1 of 2 crops were never added"):
+        stitcher.__exit__(None)
     with pytest.raises(stream.InvalidArgument, match="overlap along axis 0"):
         stream.CropGrid("unused", (4,), 4, volume=(8,))
