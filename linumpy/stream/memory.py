@@ -60,6 +60,20 @@ def _give_back(freed: queue.SimpleQueue[Any], slot: int, streams: set[int]) -> N
     freed.put((slot, events))
 
 
+def _device_memory(nbytes: int, device_id: int) -> Any:
+    """Allocate outside of CuPy's pool: freeing waits for the device, whichever stream still reads a tensor."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            cupy.get_default_memory_pool().free_all_blocks()
+            free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            raise MemoryError(f"device_buffer_bytes={nbytes}: the device has {free} bytes free")
+        return cupy.cuda.Memory(nbytes)
+
+
 class Memory:
     """One allocation on the device, or on the host.
 
@@ -79,10 +93,7 @@ class Memory:
             begin = int(self._base.ctypes.data)
             self.address = -(-begin // ALIGNED) * ALIGNED
         else:
-            import cupy
-
-            with cupy.cuda.Device(device_id):
-                self._base = cupy.cuda.alloc(nbytes)
+            self._base = _device_memory(nbytes, device_id)
             self.address = int(self._base.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = self._stage_used = 0

@@ -233,6 +233,8 @@ class Pipeline:
         self._producer.close()
         if self._own_reader:
             self._reader.close()
+        if self._stream is not None:
+            self._stream.synchronize()
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -312,7 +314,7 @@ class Pipeline:
         for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
             for read in direct:
                 for slab in borders(part.shape, read.inside):
-                    array[(read.row, *slab)] = narrow(np.array(config.pad_value), array.dtype)
+                    array[(read.row, *slab)] = narrow(np.array(config.pad_value), array.dtype)[()]
             good = [one for one in staged if one.read.row not in errors]
             if good:
                 resample(array, part, good, config.pad or "edge", config.pad_value, self._threads)

@@ -249,26 +249,34 @@ def plan_sample(
     parts = sample.all_parts()
     boxes = [crop_box(sample, part, info) for part, info in zip(parts, infos, strict=True)]
     shapes = tuple(part_shape(part, box, info, config) for part, box, info in zip(parts, boxes, infos, strict=True))
-    warp = _warp(boxes, infos, config, index, epoch)
+    steps = _all_steps(infos)
+    warp = _warp(boxes, infos, steps, config, index, epoch)
     reads = tuple(
-        _plan_crop(row, box, info, part, shape, config, warp)
-        for part, box, info, shape in zip(parts, boxes, infos, shapes, strict=True)
+        _plan_crop(row, box, info, part, shape, step, config, warp)
+        for part, box, info, shape, step in zip(parts, boxes, infos, shapes, steps, strict=True)
     )
     return shapes, reads
 
 
-def _warp(boxes: Sequence[Box], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:
+def _warp(
+    boxes: Sequence[Box],
+    infos: Sequence[ArrayInfo],
+    steps: Sequence[tuple[float, ...] | None],
+    config: Config,
+    index: int,
+    epoch: int,
+) -> Warp | None:
     if config.augment is None:
         return None
     if config.augment.needs_spacing:
-        for info in infos:
-            if info.spacing is None:
+        for info, step in zip(infos, steps, strict=True):
+            if step is None:
                 raise InvalidArgument(
                     f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm"
                 )
     halves = [
-        [(stop - start - 1) / 2 * step for (start, stop), step in zip(_last(box), _steps(info), strict=True)]
-        for box, info in zip(boxes, infos, strict=True)
+        [(stop - start - 1) / 2 * n for (start, stop), n in zip(_last(box), step or _ONES, strict=True)]
+        for box, step in zip(boxes, steps, strict=True)
     ]
     flat = 3 - min(info.space for info in infos)
     half = np.max(halves, axis=0)
@@ -281,14 +289,37 @@ def _last(box: Box) -> Box:
     return ((0, 1),) * (3 - len(box)) + tuple(box[-3:])
 
 
-def _steps(info: ArrayInfo) -> tuple[float, ...]:
-    """Spacing along (Z, Y, X); 1 where it is not known."""
-    spacing = info.spacing or (1.0,) * info.space
-    return (1.0,) * (3 - info.space) + tuple(spacing)
+_ONES = (1.0, 1.0, 1.0)
+
+
+def _all_steps(infos: Sequence[ArrayInfo]) -> list[tuple[float, ...] | None]:
+    """Return the spacing of each part along (Z, Y, X); None where it is not known.
+
+    An array without a spacing, such as plain labels, has the voxels of level 0 of the first part: its crop is given in
+    them.
+    """
+    first = infos[0]
+    finest = None
+    if first.spacing is not None:
+        finest = tuple(s / f for s, f in zip(first.spacing, first.factors[-first.space :], strict=True))
+    found: list[tuple[float, ...] | None] = []
+    for info in infos:
+        known = info.spacing
+        if known is None and info.is_finest and info.space == first.space:
+            known = finest
+        found.append(None if known is None else (1.0,) * (3 - info.space) + known)
+    return found
 
 
 def _plan_crop(
-    row: int, box: Box, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
+    row: int,
+    box: Box,
+    info: ArrayInfo,
+    part: Part,
+    shape: PartShape,
+    step: tuple[float, ...] | None,
+    config: Config,
+    warp: Warp | None,
 ) -> CropRead:
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
     if any(reaches_out) and config.pad is None:
@@ -306,7 +337,7 @@ def _plan_crop(
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
         raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
-    return _staged(row, box, info, part, config, warp)
+    return _staged(row, box, info, part, np.array(step or _ONES), config, warp)
 
 
 def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
@@ -317,8 +348,10 @@ def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
     return CropRead(row, info, region, inside, None)
 
 
-def _staged(row: int, box: Box, info: ArrayInfo, part: Part, config: Config, warp: Warp | None) -> CropRead:
-    last, steps = _last(box), np.array(_steps(info))
+def _staged(
+    row: int, box: Box, info: ArrayInfo, part: Part, steps: np.ndarray, config: Config, warp: Warp | None
+) -> CropRead:
+    last = _last(box)
     first = np.array([start for start, _ in last], float)
     size = np.array([stop - start for start, stop in last], float)
     volume = tuple(stop for _, stop in _last(tuple((0, n) for n in info.shape)))

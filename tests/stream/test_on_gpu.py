@@ -66,7 +66,7 @@ def test_batches_are_the_crops(arrays, dtype, cupy):
 def test_consumers_on_other_streams_that_are_late(arrays, cupy):
     """A batch is not overwritten before what its consumer has queued is done, also when it is given back at once."""
     busy = cupy.RawKernel(
-        'extern "C" __global__ void busy(long long n) { const long long end = clock64() + n; while (clock64() < end); }',
+        'extern "C" __global__ void busy(long long n) { for (const long long end = clock64() + n; clock64() < end;); }',
         "busy",
     )
     own = cupy.cuda.Stream(non_blocking=True)

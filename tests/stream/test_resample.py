@@ -369,3 +369,17 @@ def test_the_device_does_what_numpy_does(cupy, pad):
 
 def test_pointers_have_eight_bytes():
     assert ctypes.sizeof(ctypes.c_void_p) == 8  # as ROW says
+
+
+def test_plain_labels_have_the_voxels_of_their_image():
+    rng = np.random.default_rng(0)
+    image, mask = rng.random((20, 20, 20)).astype("f4"), rng.integers(0, 9, (20, 20, 20)).astype("u1")
+    settings_ = config(augment=GEOMETRY, pad="edge")
+    infos = [info_of(image, (3.0, 1.0, 2.0)), info_of(mask)]
+    parts = (Part("labels", kind="labels"),)
+    shapes, reads = planned(image, ((4, 14),) * 3, settings_, parts=parts, infos=infos)
+    known = [info_of(image, (3.0, 1.0, 2.0)), info_of(mask, (3.0, 1.0, 2.0))]
+    _, expected = planned(image, ((4, 14),) * 3, settings_, parts=parts, infos=known)
+    assert np.array_equal(made(shapes[1], reads[1], "edge"), made(shapes[1], expected[1], "edge"))
+    with pytest.raises(stream.InvalidArgument, match="no voxel spacing"):
+        planned(image, ((4, 14),) * 3, settings_, parts=parts, infos=infos[::-1])
