@@ -7,6 +7,8 @@ imports no GPU package.
 from linumpy.stream.augment import Augment, Elastic
 from linumpy.stream.batch import Batch, BatchInfo, Tensor
 from linumpy.stream.config import Config, Dtype, Part, Sample
+from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
+from linumpy.stream.crops.stitch import CropGrid, Stitcher
 from linumpy.stream.errors import (
     DecodeError,
     DtypeMismatch,
@@ -22,9 +24,7 @@ from linumpy.stream.errors import (
     TryAgain,
 )
 from linumpy.stream.pipeline import Pipeline, set_log_level
-from linumpy.stream.sampler import CropSampler, Histogram, Volume
 from linumpy.stream.stats import Metric, Stats
-from linumpy.stream.stitch import CropGrid, Stitcher
 from linumpy.stream.torch_dataset import torch_dataset
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which augmentation a sample gets: :class:`Augment` (ranges) and what is drawn from it, :class:`Warp`. Pure.
+"""Which augmentation a sample gets, :class:`Augment` → :class:`Warp`, and which voxels a warped crop needs. Pure.
 
 All is in physical units: offsets from the centre of a crop in µm along (Z, Y, X). What is drawn depends on the seed,
 the epoch and the number of the sample alone. A voxel of the crop at offset ``p`` shows the volume at offset
@@ -21,6 +21,8 @@ Range = tuple[float, float]
 AUGMENT_STREAM, CROP_STREAM, ORDER_STREAM = 1, 2, 3
 #: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
+#: Rounding errors of coordinates, which may be computed in another order on the device.
+_SLACK = 1e-6
 
 
 def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -298,3 +300,43 @@ def _least_and_most(name: str, value: Any) -> Range:
     if low < 0:
         raise ValueError(f"{name} must be >= 0 (got {value})")
     return low, high
+
+
+def reach(
+    matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of the coordinates that the voxels of a crop have in the volume.
+
+    A cubic B-spline lies between the least and the greatest of its control points, so that displacements inside of the
+    crop that exceed those at its faces are within the bounds.
+    """
+    ends = matrix * (size - 1)
+    low = offset + np.minimum(ends, 0).sum(axis=1)
+    high = offset + np.maximum(ends, 0).sum(axis=1)
+    if grid is not None:
+        low = low + grid.min(axis=(1, 2, 3))
+        high = high + grid.max(axis=(1, 2, 3))
+    return low, high
+
+
+def read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[int, int]:
+    """Return (start, stop) of the voxels along an axis that coordinates from `low` to `high` are interpolated from."""
+    if order == 0:
+        first, last = math.floor(low + 0.5 - _SLACK), math.floor(high + 0.5 + _SLACK)
+    else:
+        first, last = math.floor(low - _SLACK), math.floor(high + _SLACK) + 1
+    if pad == "constant" or (first >= 0 and last < n):
+        return max(first, 0), min(last, n - 1) + 1
+    if pad == "edge":
+        return min(max(first, 0), n - 1), min(max(last, 0), n - 1) + 1
+    voxels = fold(np.arange(first, min(last, first + 2 * n) + 1), n, pad)
+    return int(voxels.min()), int(voxels.max()) + 1
+
+
+def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
+    """Take coordinates back into an axis of `n` voxels, as ``numpy.pad`` continues it in mode edge or reflect."""
+    if pad == "edge" or n == 1:
+        return np.clip(voxels, 0, n - 1)
+    period = 2 * n - 2
+    turned = np.mod(voxels, period)
+    return np.where(turned < n, turned, period - turned)

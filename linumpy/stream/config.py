@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import keyword
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -94,8 +95,7 @@ class Part:
     dtype: Dtype | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name.isidentifier()) or self.name.startswith("_"):
-            raise ValueError(f"name of a part must be an identifier without a leading underscore (got {self.name!r})")
+        _check_name(self.name)
         if self.kind not in ("image", "labels"):
             raise ValueError(f"kind must be image or labels (got {self.kind!r})")
         _set(self, "level", _integer("level", self.level, 0))
@@ -141,6 +141,7 @@ class Sample:
         _set(self, "aabb", _aabb(self.aabb))
         _set(self, "level", _integer("level", self.level, 0))
         _set(self, "parts", tuple(self.parts))
+        _check_name(self.name)
         names = [self.name, *(part.name for part in self.parts)]
         if len(set(names)) < len(names):
             raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
@@ -269,6 +270,12 @@ _LEAST = {
     "world_size": 1,
 }  # fmt: skip
 assert set(_LEAST) <= {one.name for one in fields(Config)}
+
+
+def _check_name(name: Any) -> None:
+    """Refuse what cannot be a field of a named tuple."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(f"name of a part must be an identifier without a leading underscore (got {name!r})")
 
 
 @lru_cache(maxsize=1024)

@@ -255,6 +255,8 @@ class Pipeline:
         with producer.changed:
             while not producer.ready:
                 self._check_open()
+                if producer.failure is not None:
+                    raise as_stream_error(producer.failure)
                 if producer.is_idle:
                     raise TryAgain(_nothing_comes(producer.waiting_samples, self.config.batch_size))
                 self._check_starved(producer, begin)

@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.stream.augment import NEUTRAL, Intensity, Warp, draw_warp
+from linumpy.stream.augment import NEUTRAL, Intensity, Warp, draw_warp, reach, read_bounds
 from linumpy.stream.config import Box, Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 
-#: Rounding errors of coordinates, which may be computed in another order on the device.
-_SLACK = 1e-6
 ALIGNED = 512
 
 
@@ -372,7 +370,7 @@ def _staged(
             sigma = np.where(blurred, warp.intensity.blur / steps, 0.0)
     low, high = reach(matrix, offset, size, grid)
     pad = config.pad or "edge"
-    bounds = [_read_bounds(float(a), float(b), n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
+    bounds = [read_bounds(float(a), float(b), n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
     lead = tuple(box[: len(box) - 3]) if len(box) > 3 else ()
     region = None
     if all(start < stop for start, stop in bounds):
@@ -389,46 +387,6 @@ def _staged(
 def _three(values: Any) -> Any:
     first, second, third = values.tolist() if isinstance(values, np.ndarray) else values
     return first, second, third
-
-
-def reach(
-    matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the coordinates that the voxels of a crop have in the volume.
-
-    A cubic B-spline lies between the least and the greatest of its control points, so that displacements inside of the
-    crop that exceed those at its faces are within the bounds.
-    """
-    ends = matrix * (size - 1)
-    low = offset + np.minimum(ends, 0).sum(axis=1)
-    high = offset + np.maximum(ends, 0).sum(axis=1)
-    if grid is not None:
-        low = low + grid.min(axis=(1, 2, 3))
-        high = high + grid.max(axis=(1, 2, 3))
-    return low, high
-
-
-def _read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[int, int]:
-    """Return (start, stop) of the voxels along an axis that coordinates from `low` to `high` are interpolated from."""
-    if order == 0:
-        first, last = math.floor(low + 0.5 - _SLACK), math.floor(high + 0.5 + _SLACK)
-    else:
-        first, last = math.floor(low - _SLACK), math.floor(high + _SLACK) + 1
-    if pad == "constant" or (first >= 0 and last < n):
-        return max(first, 0), min(last, n - 1) + 1
-    if pad == "edge":
-        return min(max(first, 0), n - 1), min(max(last, 0), n - 1) + 1
-    voxels = fold(np.arange(first, min(last, first + 2 * n) + 1), n, pad)
-    return int(voxels.min()), int(voxels.max()) + 1
-
-
-def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
-    """Take coordinates back into an axis of `n` voxels, as ``numpy.pad`` continues it in mode edge or reflect."""
-    if pad == "edge" or n == 1:
-        return np.clip(voxels, 0, n - 1)
-    period = 2 * n - 2
-    turned = np.mod(voxels, period)
-    return np.where(turned < n, turned, period - turned)
 
 
 def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:

@@ -16,9 +16,8 @@ from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Pulled
 from linumpy.stream.memory import Lease, Memory
 from linumpy.stream.plan import CropRead, PartShape, check_alike, plan_sample, stage_offsets
-from linumpy.stream.reads import Fallback, ReadJob, submit
 from linumpy.stream.resample import Staged
-from linumpy.stream.sources import Sources
+from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 
 
 @dataclass
@@ -86,6 +85,7 @@ class Producer:
         self.parts: tuple[PartShape, ...] | None = None
         self.plan_seconds, self.planned, self.planned_nbytes, self.waves = 0.0, 0, 0, 0
         self.starved_since: float | None = None
+        self.failure: BaseException | None = None
         self.batch_id = 0
         self._partial: list[tuple[Pulled, list[Any]]] = []
         self._busy = self._flushing = self._closed = False
@@ -134,7 +134,7 @@ class Producer:
             self._closed = True
             self.changed.notify_all()
         self._memory.stop()
-        self._thread.join(timeout=60)
+        self._thread.join(timeout=5)  # an iterable may block for ever; the thread is a daemon
         self.sources.close()
         for item in self.ready:
             self.abandon(item)
@@ -158,6 +158,10 @@ class Producer:
                         self.changed.notify_all()
         except ShutdownError:
             pass
+        except BaseException as error:  # nobody else would notice that the thread has ended
+            with self.changed:
+                self.failure = error
+                self.changed.notify_all()
 
     def _may_go_on(self) -> bool:
         with self.changed:
@@ -176,11 +180,11 @@ class Producer:
                 self.feed.drop_current()
                 failed = error
                 break
-            if pulled is None:
+            if pulled is None or self._closed:
                 break
             self._partial.append((pulled, self.sources.request(pulled.sample)))
         full = len(self._partial) >= self._config.batch_size or (self._flushing and not self.feed.has_more)
-        if failed is None and not full:
+        if self._closed or (failed is None and not full):
             return
         chosen, self._partial = self._partial, []
         if not chosen and failed is None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from linumpy.stream.augment import Intensity
+from linumpy.stream.augment import Intensity, fold
 from linumpy.stream.config import Dtype
-from linumpy.stream.plan import PartShape, Resampling, fold
+from linumpy.stream.plan import PartShape, Resampling
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: float) -> None:

@@ -103,7 +103,13 @@ def test_parts_that_are_refused():
     box = ((0, 1),)
     with pytest.raises(ValueError, match=r"different names \(got image, image\)"):
         stream.Sample("a", box, parts=[stream.Part("image")])
-    for wrong in ({"name": "a b"}, {"name": "_a"}, {"name": "a", "kind": "mask"}, {"name": "a", "level": -1}):
+    for wrong in (
+        {"name": "a b"},
+        {"name": "_a"},
+        {"name": "class"},
+        {"name": "a", "kind": "mask"},
+        {"name": "a", "level": -1},
+    ):
         with pytest.raises(ValueError, match="must be"):
             stream.Part(**wrong)
     with pytest.raises(TypeError, match="uri must be a path"):

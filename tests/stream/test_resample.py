@@ -17,9 +17,9 @@ from stream_arrays import make_array
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
 from linumpy.stream import resample as resample_module
-from linumpy.stream.augment import Intensity, Warp, draw_warp
+from linumpy.stream.augment import Intensity, Warp, draw_warp, reach
 from linumpy.stream.config import Dtype, Part
-from linumpy.stream.plan import ArrayInfo, PartShape, plan_sample, reach
+from linumpy.stream.plan import ArrayInfo, PartShape, plan_sample
 from linumpy.stream.resample import PACKAGE, ROW, Staged, kernel_spec
 from linumpy.stream.resample_host import bfloat16_bits, coordinates, fill_row, normals, philox
 

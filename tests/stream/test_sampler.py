@@ -11,7 +11,7 @@ from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.io.ome import open_image
-from linumpy.stream.stitch import _weights, positions
+from linumpy.stream.crops.stitch import _weights, positions
 from linumpy.write.writer import OmeZarrWriter
 
 

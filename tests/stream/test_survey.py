@@ -9,8 +9,8 @@ import pytest
 from script_runs import load
 from stream_arrays import make_array
 
+from linumpy.stream.crops.survey import amplification
 from linumpy.stream.plan import ArrayInfo
-from linumpy.stream.survey import amplification
 
 
 def info(shape, chunk, dtype="u2"):
