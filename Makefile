@@ -1,7 +1,11 @@
 # make demo   read, resample and analyse a synthetic OCT mosaic
 # make test   run the tests (those for the GPU too, where there is one)
 # make test-slow   the same with the long matrices
-# make lint   check style, types, import directions and shell scripts
+# make gpu-test    run the tests that need a GPU, and fail where there is none
+# make sanitize    run some of them under compute-sanitizer (memcheck, racecheck): slow
+# make bench  time reading, resampling and the work on tissue beside their peers, into bench-out/
+# make lint   check style, spelling, types, import directions, CUDA and shell scripts
+# make format     apply the styles that lint checks
 #
 # Each makes .venv with this machine's python3 if it is not there, and installs what it needs.
 
@@ -10,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow gpu-test sanitize bench lint format clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.has-base
@@ -31,12 +35,41 @@ test-slow: $(VENV)/.has-test
 	$(BIN)/python -m pytest -n auto --dist worksteal --slow -m "not gpu"
 	@if shell_scripts/gpu_extra.sh >/dev/null; then $(BIN)/python -m pytest --slow -m gpu --require-gpu; fi
 
+gpu-test: $(VENV)/.has-test
+	$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu
+	$(BIN)/python -m pytest -m gpu_alone --require-gpu
+
+# Both tools slow kernels down a hundredfold, so each kernel's smallest tests stand for it: SANITIZE names them.
+SANITIZE ?= tests/gpu/codecs/test_encoded_on_gpu.py tests/gpu/ndimage tests/gpu/oct tests/gpu/resize
+sanitize: $(VENV)/.has-test
+	for tool in memcheck racecheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
+			$(BIN)/python -m pytest -q -m "gpu and not gpu_alone" --require-gpu $(SANITIZE) || exit; \
+	done
+
+bench: $(VENV)/.has-test
+	mkdir -p bench-out
+	$(BIN)/linum-benchmark-kvikio-zarr --suite raw --json bench-out/raw.json --plot bench-out/raw.png
+	$(BIN)/linum-benchmark-kvikio-zarr --suite codecs --json bench-out/codecs.json --plot bench-out/codecs.png
+	$(BIN)/linum-benchmark-resampling --json bench-out/resampling.json --plot bench-out/resampling.png
+	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
+
+# Of CUDA: all but what is rewritten on other branches and formatted when these are merged.
+CUDA = $$(git ls-files '*.cu' '*.cuh' ':!linumpy/gpu/codecs' ':!linumpy/gpu/read')
+
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(CUDA)
 	$(BIN)/shellcheck -x -P SCRIPTDIR $$(git ls-files '*.sh' .ci/run)
+	$(BIN)/codespell
+
+format: $(VENV)/.has-lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CUDA)
 
 $(VENV)/.has-base: pyproject.toml
 	$(INSTALL) base
@@ -48,4 +81,4 @@ $(VENV)/.has-lint: pyproject.toml
 	$(INSTALL) lint
 
 clean:
-	rm -rf $(VENV) demo-out build dist *.egg-info
+	rm -rf $(VENV) demo-out bench-out build dist *.egg-info

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.suites.read_paths import PATH_NAMES
 from linumpy.benchmark.suites.reading import ReadRequest, read_cases
 from linumpy.benchmark.suites.specs import CODECS, SUITES, CaseSpec

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.resampling import MAKERS
 from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
 from linumpy.device import resolve

@@ -40,6 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]")
     parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
     parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
+    parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="Where arrays go. [where temporary files go]")
     command.add_options(parser, "3")
     return parser
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings(3 if args.runs is None else args.runs)
         request = StreamRequest(
             tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, int(args.buffers * 2**30),
+            args.lookahead,
             resolve().is_cuda,
         )  # fmt: skip
         with stream_cases(request) as (folder, cases):

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.scripts import SCRIPTS, EndToEndRequest, end_to_end_cases
 from linumpy.benchmark.suites.tissue import MAKERS
 from linumpy.device import resolve

@@ -17,7 +17,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from linumpy.benchmark import machine, report
-from linumpy.benchmark.runner import Case, CaseResult, Entry, Settings, failures, run_cases
+from linumpy.benchmark.cases import Case, CaseResult, Entry, Settings
+from linumpy.benchmark.runner import failures, run_cases
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Cases of functions on arrays in memory: timed by CUDA events, beside the same function by a peer.
 
-In: makers by their names, an array module, a scale. Out: :class:`~linumpy.benchmark.runner.Case` records, made one
+In: makers by their names, an array module, a scale. Out: :class:`~linumpy.benchmark.cases.Case` records, made one
 after another so that only one is in memory, after a copy on the device: the limit by which bandwidths are judged.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from linumpy.benchmark.runner import Case, Check, Entry, Mark, Prepared, ready
+from linumpy.benchmark.cases import Case, Check, Entry, Mark, Prepared, ready
 from linumpy.device import require_cuda
 
 #: Makes each case by its name, from an array module and a scale.

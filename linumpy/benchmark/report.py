@@ -1,6 +1,6 @@
 """Results as people and programs read them: one table, one JSON document, one plot.
 
-In: :class:`~linumpy.benchmark.runner.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
+In: :class:`~linumpy.benchmark.cases.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
 document's ``schema`` is 2: times are in seconds, sizes in bytes, rates in GiB per second of the bytes that the case
 counts; whatever was not measured is null.
 """
@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linumpy.benchmark.cases import OK, UNAVAILABLE, Case, CaseResult, EntryResult, MarkResult, Settings
 from linumpy.benchmark.machine import Machine
-from linumpy.benchmark.runner import OK, UNAVAILABLE, Case, CaseResult, EntryResult, MarkResult, Settings
 from linumpy.io.files import replacing
 
 if TYPE_CHECKING:

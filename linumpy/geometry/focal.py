@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 from linumpy.gpu.oct.shift import shift_along_depth
@@ -69,7 +70,7 @@ class FocalCurvature:
         return vv * v**2 + vu * v * u + uu * u**2
 
 
-def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCurvature:
+def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> FocalCurvature:
     """Find the focal curvature from the surface of a mosaic.
 
     A quadratic is fitted to each tile (robustly: iteratively reweighted least squares, weights of Huber, Robust
@@ -128,7 +129,7 @@ def detect_focal_curvature(surface: Any, tile_shape: tuple[int, int]) -> FocalCu
     return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted), (own[0], own[1], own[2]))
 
 
-def mean_tile(surface: Any, tile_shape: tuple[int, int], *, most: int = 2**24) -> Any:
+def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24) -> Array:
     """What the tiles of a mosaic share, to look at: the median over tiles of the surface without its plane.
 
     Parameters
@@ -160,7 +161,7 @@ def mean_tile(surface: Any, tile_shape: tuple[int, int], *, most: int = 2**24) -
 
 
 def correct_focal_curvature(
-    vol: Any,
+    vol: Array,
     curvature: FocalCurvature,
     *,
     depth_axis: int = 0,
@@ -169,7 +170,7 @@ def correct_focal_curvature(
     wrap: bool = False,
     fill_value: float = 0,
     use_gpu: bool | None = None,
-) -> Any:
+) -> Array:
     """Take the focal curvature out of a mosaic, or of a part of it.
 
     Each A-line is shifted towards the surface by the curvature at its place in its tile, so that a flat surface becomes

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu.oct import surface as interface
@@ -20,11 +21,11 @@ __all__ = ["InterfaceFit", "crop_below_interface", "find_tissue_interface", "fit
 
 
 def find_tissue_interface(
-    vol: Any,
+    vol: Array,
     s_xy: int = 15,
     s_z: float = 2,
     use_log: bool = True,
-    mask: Any = None,
+    mask: Array | None = None,
     order: int = 1,
     detect_cutting_errors: bool = False,
     *,
@@ -68,8 +69,8 @@ def find_tissue_interface(
 
 
 def remove_outliers(
-    surface: Any, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, use_gpu: bool | None = None
-) -> tuple[Any, Any]:
+    surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, use_gpu: bool | None = None
+) -> tuple[Array, Array]:
     """Replace what sticks out of a surface by the median around it.
 
     A voxel is an outlier if its difference from the median of its neighbourhood is farther from zero than `threshold`
@@ -127,15 +128,15 @@ def remove_outliers(
 
 
 def crop_below_interface(
-    vol: Any,
-    surface: Any,
+    vol: Array,
+    surface: Array,
     planes: int | None = None,
     *,
     offset: int = 0,
     depth_axis: int = 0,
     fill_value: float = 0,
     use_gpu: bool | None = None,
-) -> Any:
+) -> Array:
     """Cut out the tissue below a surface: each A-line begins at its own surface, which becomes flat.
 
     Parameters

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 
 _STEPS = 60  # of Levenberg and Marquardt's method
@@ -37,16 +38,16 @@ class InterfaceFit:
     """
 
     model: str
-    surface: Any
+    surface: Array
     parameters: dict[str, float]
     rms: float
 
 
 def fit_interface(
-    surface: Any,
+    surface: Array,
     model: str = "quadratic",
     *,
-    mask: Any = None,
+    mask: Array | None = None,
     spacing: tuple[float, float, float] = (1.0, 1.0, 1.0),
     use_gpu: bool | None = None,
 ) -> InterfaceFit:

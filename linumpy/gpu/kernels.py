@@ -10,6 +10,7 @@ import functools
 import importlib.resources
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +36,20 @@ class KernelSpec:
         Preprocessor definitions: types, rank, mode; never a shape.
     package : str
         Package that the source is data of.
+    flags : tuple of str
+        Further options of NVRTC.
     """
 
     source: str
     name: str
     defines: tuple[tuple[str, str], ...]
     package: str = SHARED
+    flags: tuple[str, ...] = ()
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the compiler."""
-        return (_STANDARD, *(f"-D{key}={value}" for key, value in self.defines))
+        return (_STANDARD, *self.flags, *(f"-D{key}={value}" for key, value in self.defines))
 
 
 @functools.cache
@@ -155,6 +159,11 @@ def index_type(size: int) -> str:
 def address_of(array: Any) -> int:
     """Where the first element of an array lies, on a device or, in tests, in host memory."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Order axes as memory has them, the contiguous one last; those of one voxel, whose strides say nothing, first."""
+    return tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]) * (shape[axis] > 1))))
 
 
 def int32(*values: int) -> tuple[np.int32, ...]:

@@ -14,7 +14,9 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
@@ -67,7 +69,7 @@ def read_zarr(
     region: Any = None,
     level: int = 0,
     device: str | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     return_report: bool = False,
 ) -> Any:
     """Read a Zarr array, or a region of it: into GPU memory where there is a GPU, else into host memory.
@@ -125,8 +127,8 @@ def read_zarr_to_gpu(
     region: Any = None,
     level: int = 0,
     backend: str = "auto",
-    dtype: Any = None,
-    out: Any = None,
+    dtype: DTypeLike | None = None,
+    out: Array | None = None,
     strict: bool = False,
     scratch_bytes: int | None = None,
     return_report: bool = False,
@@ -207,7 +209,7 @@ def read_zarr_to_gpu(
     return (result, report) if return_report else result
 
 
-def _request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> output.ReadRequest:
+def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
     """Check what is wanted; without a GPU name the call that works without one too."""
     try:
         return output.make_request(plan, dtype, out, scratch_bytes)

@@ -88,7 +88,7 @@ class OmeZarrImage:
         Of NGFF.
     axes : tuple of Axis
         In the order of the arrays' axes.
-    levels : tuple of zarr.Array
+    levels : tuple of zarr.Array[Any]
         Finest first.
     spacing : tuple of tuple of float
         For each level the voxel spacing in µm along the axes of type space, in their order.
@@ -101,7 +101,7 @@ class OmeZarrImage:
     name: str
     version: str
     axes: tuple[Axis, ...]
-    levels: tuple[zarr.Array, ...]
+    levels: tuple[zarr.Array[Any], ...]
     spacing: tuple[tuple[float, ...], ...]
     origin: tuple[tuple[float, ...], ...]
     linumpy: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class OmeZarrImage:
 
 def read_omezarr(
     path: str | Path | zarr.Group, level: int = 0, *, spacing: Spacing | None = None
-) -> tuple[zarr.Array, tuple[float, ...]]:
+) -> tuple[zarr.Array[Any], tuple[float, ...]]:
     """Open one resolution level of an OME-Zarr image.
 
     The array keeps all axes of the image, such as t and c; :func:`linumpy.io.volume.open_volumes` picks from them.
@@ -138,7 +138,7 @@ def read_omezarr(
 
     Returns
     -------
-    array : zarr.Array
+    array : zarr.Array[Any]
         The level, unread.
     spacing : tuple of float
         Voxel spacing of the level in µm along its axes of type space.
@@ -153,7 +153,7 @@ def read_omezarr(
     return image.levels[level], image.spacing[level]
 
 
-def open_level(group: zarr.Group, level: int) -> zarr.Array:
+def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
     """Open one resolution level of an OME-Zarr group, whatever its axes and units say.
 
     Raises
@@ -288,7 +288,7 @@ def _datasets(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any
     return datasets
 
 
-def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array:
+def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
     path = str(dataset["path"])
     if {".", ".."} & set(path.replace("\\", "/").split("/")):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")

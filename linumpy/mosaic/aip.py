@@ -6,7 +6,7 @@ columns of whole depth; the next is read while one is projected and the last is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from linumpy.gpu.oct.projection import project
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.output import Write, new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
-from linumpy.write.writer import Progress
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.resample.overlap import work_through
+from linumpy.write.writer import OmeZarrWriter, Progress
 
 #: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
@@ -97,12 +97,12 @@ def project_mosaic(
     check_apart([output], [source])
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    with new_image(
+    with OmeZarrWriter(
         output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
         chunks=(*(1 for _ in image.leading), size[first], size[second]), overwrite=overwrite,
-    ) as (write, _):  # fmt: skip
-        _project(image, size, write, use_gpu, progress)
+    ) as writer:  # fmt: skip
+        _project(image, size, writer.write, use_gpu, progress)
     return MosaicProjection(_shape(image), image.nbytes)
 
 
@@ -164,7 +164,7 @@ def _shape(image: MosaicImage) -> tuple[int, int]:
 def _project(
     image: MosaicImage,
     size: tuple[int, ...],
-    write: Write,
+    write: Callable[[tuple[int | slice, ...], Any], None],
     use_gpu: bool,
     progress: Progress | None,
 ) -> None:

@@ -24,10 +24,10 @@ from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, dete
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.output import new_image
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes, work_through
-from linumpy.write.writer import Progress
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
+from linumpy.resample.overlap import work_through
+from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +128,10 @@ def correct_mosaic(
     curvature = detect_focal_curvature(surface, tile_shape)
     log.info("%s: %s", image.name, curvature)
     depth_axis, array = image.depth_axis, image.array
-    with new_image(
+    with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
         chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=tile_attributes(image, tile_shape),
-    ) as (write, _):  # fmt: skip
+    ) as writer:  # fmt: skip
 
         def flatten(box: Box, voxels: Any) -> Any:
             first, second = (box[axis].start for axis in image.lateral_axes)
@@ -147,7 +147,7 @@ def correct_mosaic(
             boxes(array.shape, column_shape(array, depth_axis, tile_bytes)),
             lambda box: read_box(array, box, use_gpu),
             flatten,
-            write,
+            writer.write,
             use_gpu=use_gpu,
         )
         if reports:

@@ -18,11 +18,11 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes, work_through
+from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
-from linumpy.write.writer import Progress
+from linumpy.resample.overlap import work_through
+from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,11 @@ def resample_mosaic_grid(
     )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
     lateral = [grid.new_tile[axis] for axis in image.lateral_axes]
-    with new_image(
+    with OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, n_levels=n_levels, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
-    ) as (write, _):  # fmt: skip
+    ) as writer:  # fmt: skip
 
         def resample(place: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
             made = resample_tiles(tiles, grid.part(place[1]))
@@ -127,7 +127,7 @@ def resample_mosaic_grid(
             image.places(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
             lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
             resample,
-            lambda place, tiles: write((*place[0], *grid.new_box(place[1])), tiles),
+            lambda place, tiles: writer.write((*place[0], *grid.new_box(place[1])), tiles),
             use_gpu=use_gpu,
         )
     return ResampledGrid(grid, image.nbytes)

@@ -23,7 +23,6 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.output import new_image
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.stacking import (
     StackPlan,
@@ -34,8 +33,9 @@ from linumpy.mosaic.stacking import (
     parts,
     plan_stack,
 )
-from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape, work_through
-from linumpy.write.writer import Progress
+from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.resample.overlap import work_through
+from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
@@ -371,12 +371,12 @@ def _write_stack(
             progress(sum(one.nbytes for one in voxels.values()))
         return made
 
-    with new_image(
+    with OmeZarrWriter(
         output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, n_levels=n_levels,
         chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite,
-    ) as (write, stored):  # fmt: skip
-        size = tile_shape(plan.shape, stored, dtype.itemsize, tile_bytes)
-        work_through(boxes(plan.shape, size), read, blend, write, use_gpu=use_gpu)
+    ) as writer:  # fmt: skip
+        size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
+        work_through(boxes(plan.shape, size), read, blend, writer.write, use_gpu=use_gpu)
         if decisions is not None:
             _write_decisions(decisions, rows, overwrite)
 

@@ -25,9 +25,9 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.output import new_image
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, work_through
-from linumpy.write.writer import Progress
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.resample.overlap import work_through
+from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
@@ -144,11 +144,11 @@ def find_mosaic_surface(
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
-    with new_image(
+    with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
         axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), size[first], size[second]),
-    ) as (write, _):  # fmt: skip
+    ) as writer:  # fmt: skip
 
         def find(place: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
             _, box = place
@@ -164,7 +164,7 @@ def find_mosaic_surface(
             image.places(size),
             lambda place: read_column(image, place[1], method.s_xy // 2, use_gpu, place[0]),
             find,
-            lambda place, depth: write((*place[0], place[1][first], place[1][second]), depth),
+            lambda place, depth: writer.write((*place[0], place[1][first], place[1][second]), depth),
             use_gpu=use_gpu,
         )
         if sketch is not None and overlay is not None:

@@ -2,18 +2,18 @@
 
 In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
 in the arrays of the target, each written whole: raw chunks straight to their files, many at a time
-(``linumpy.write.raw_chunks``), all others by zarr. Here the next block's read and the last block's write go on in a
-thread each, on a device also on a stream each, while a block is made; there are two buffers of each kind and no more.
-:func:`make_block` makes a single one, on a worker of dask.
+(``linumpy.write.raw_chunks``), all others by zarr. Reading, making and writing overlap (``linumpy.resample.overlap``);
+on a device there are two buffers for boxes and two for blocks. :func:`make_block` makes a single one, on a worker of
+dask.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,9 +26,10 @@ from linumpy.gpu.read.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.source import Source, local_store, open_source
 from linumpy.io.volume import Volume, as_volume
-from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.block import make_box
+from linumpy.resample.overlap import work_through
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 
 
@@ -76,7 +77,7 @@ class BlockJob:
 
 
 def make_block(job: BlockJob, number: int) -> int:
-    """Make one block from beginning to end; returns its number.
+    """Make one block from beginning to end, on CuPy's current stream; returns its number.
 
     To make it twice does no harm: the same bytes are written to the same chunks.
     """
@@ -98,34 +99,15 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     done : callable
         Called with each block when it is written, in this thread.
     """
-    queue = deque(blocks)
-    if not queue:
+    wanted = list(blocks)
+    if not wanted:
         return
-    writes: deque[tuple[Block, Future]] = deque()
-
-    def settle(at_most: int) -> None:
-        while len(writes) > at_most:
-            block, write = writes.popleft()
-            write.result()
-            done(block)
-
-    with (
-        closing(open_stage(job, slots=2)) as stage,
-        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
-        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
-    ):
-        read: Future = reader.submit(stage.read, queue[0])
-        while queue:
-            block, source = queue.popleft(), read.result()
-            if queue:
-                read = reader.submit(stage.read, queue[0])
-            settle(at_most=1)  # the buffer that this block goes to must have been written out
-            writes.append((block, writer.submit(stage.write, block, stage.transform(block, source))))
-        settle(at_most=0)
+    with closing(open_stage(job, slots=2)) as stage:
+        work_through(wanted, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 class Stage(Protocol):
-    """Where blocks are made. Each method takes its turn with the buffers, block after block."""
+    """What reads, makes and writes blocks, each in the same order, on a device on CuPy's current stream."""
 
     def read(self, block: Block) -> Any:
         """Read the box of the source that a block needs."""
@@ -137,7 +119,7 @@ class Stage(Protocol):
         """Write the block, and return when all of it is written."""
 
     def close(self) -> None:
-        """Wait until no buffer is in use any more."""
+        """Wait for the threads that write."""
 
 
 def open_stage(job: BlockJob, *, slots: int) -> Stage:
@@ -178,82 +160,52 @@ class HostStage:
 
 
 class CudaStage:
-    """Blocks are made on a device. Buffers are made once, for the largest block."""
+    """Blocks are made on a device. Buffers are made once, for the largest block, and used in turn."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
         self._job, self._slots = job, slots
         self._source, target = job.open()
         self._dtype = target.dtype
-        self._index = cupy.cuda.Device().id  # new threads start on device 0
-        if slots > 1:
-            self._reading, self._working, self._writing = _streams(self._index)
-        else:  # nothing overlaps
-            self._reading = self._working = self._writing = cupy.cuda.get_current_stream()
         source, output = job.plan.largest
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # what the memory was before is over and done with
-        self._free: list[Any] = [None] * slots
-        self._turns = {"read": 0, "transform": 0, "write": 0}
+        cupy.cuda.get_current_stream().synchronize()  # the pool's last use of this memory has ended
+        self._made: list[Any] = [None] * slots
+        self._reads, self._transforms = itertools.count(), itertools.count()
         self._scope = ExitStack()
         self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
             # For all reads and writes at once: each by itself would set kvikio's threads up anew.
             self._scope.enter_context(transfer_settings())
 
-    def _device(self) -> Any:
-        return require_cuda().cuda.Device(self._index)
-
-    def _turn(self, kind: str) -> int:
-        slot = self._turns[kind] % self._slots
-        self._turns[kind] += 1
-        return slot
-
     def read(self, block: Block) -> Any:
         """Read into the next buffer, once the block made from it before is done."""
-        slot = self._turn("read")
-        with self._device(), self._reading:
-            if self._free[slot] is not None:
-                self._reading.wait_event(self._free[slot])
-            box = _view(self._boxes[slot], block.source_shape, self._dtype)
-            if box.size:
-                region = self._source.region(block.source_box)
-                read_zarr_to_gpu(self._source.array, region=region, out=box, scratch_bytes=self._job.scratch_bytes)
-            return box, self._reading.record()
+        slot = next(self._reads) % self._slots
+        if self._made[slot] is not None:
+            require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
+        box = _view(self._boxes[slot], block.source_shape, self._dtype)
+        if box.size:
+            region = self._source.region(block.source_box)
+            read_zarr_to_gpu(self._source.array, region=region, out=box, scratch_bytes=self._job.scratch_bytes)
+        return box
 
     def transform(self, block: Block, source: Any) -> Any:
         """Start to make the block."""
-        slot, (box, ready) = self._turn("transform"), source
-        with self._device(), self._working:
-            self._working.wait_event(ready)
-            out = _view(self._blocks[slot], block.shape, self._dtype)
-            make_box(box, self._job.plan.grid, block, self._job.cval, out)
-            self._free[slot] = self._working.record()
-            return out, self._free[slot]
+        slot = next(self._transforms) % self._slots
+        out = _view(self._blocks[slot], block.shape, self._dtype)
+        make_box(source, self._job.plan.grid, block, self._job.cval, out)
+        self._made[slot] = require_cuda().cuda.get_current_stream().record()
+        return out
 
     def write(self, block: Block, result: Any) -> None:
-        """Write from where it is, once it is made."""
-        out, made = result
-        with self._device(), self._writing:
-            self._writing.wait_event(made)
-            write_block(self._chunks, block, out, self._job.entries)
+        """Write it from the device."""
+        write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for all streams: after an error the last kernel may still be at work."""
+        """Wait for the threads that write."""
         self._scope.close()
-        for stream in (self._reading, self._working, self._writing):
-            stream.synchronize()
-
-
-@functools.cache
-def _streams(device: int) -> tuple[Any, Any, Any]:
-    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
-    cupy = require_cuda()
-    with cupy.cuda.Device(device):
-        reading, working, writing = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
-        return reading, working, writing
 
 
 def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:

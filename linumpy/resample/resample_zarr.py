@@ -85,7 +85,7 @@ def resample_zarr(
 
     Parameters
     ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+    source : str, Path, zarr.Array[Any], zarr.Group, Store, StorePath or (Store, str)
         An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, each of whose times and channels is
         resampled by itself; or an array of two or three axes, with `source_spacing`.
     target : str or Path
@@ -275,7 +275,7 @@ def _check_dtype(array: Volume, order: int) -> None:
 
 def plan_blocks(
     grid: AffineGrid,
-    source: zarr.Array | Volume,
+    source: zarr.Array[Any] | Volume,
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
@@ -288,7 +288,7 @@ def plan_blocks(
     ----------
     grid : AffineGrid
         What is made.
-    source : zarr.Array or Volume
+    source : zarr.Array[Any] or Volume
         The volume.
     stored : tuple of int
         What is whole in storage of the target, along the axes of space.
@@ -356,7 +356,7 @@ def _request(
     return Request("resample_zarr", volumes.leading_shape + counts, named, (("source data", data),))
 
 
-def _check_unchanged(array: zarr.Array, request: Request) -> None:
+def _check_unchanged(array: zarr.Array[Any], request: Request) -> None:
     """Refuse a result that may hold two versions of the source."""
     data = identify_data(array)
     if data is not None and request.origin != (("source data", data),):
@@ -370,7 +370,7 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array) -> Callable[[Path], object]:
+def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array[Any]) -> Callable[[Path], object]:
     """Return what makes the empty target."""
 
     def create(folder: Path) -> None:

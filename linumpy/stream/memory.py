@@ -28,33 +28,36 @@ class Lease:
     ----------
     slot : int
         The slot.
-    address, nbytes : int
+    address : int
         Where it lies.
-    freed : queue.SimpleQueue
-        Takes the slot, with the streams that its readers used, when this object is gone. Its `put` may be called from a
-        destructor, wherever the garbage collector runs.
+    memory : Memory
+        Whose queue takes the slot when this object is gone, with events behind what its readers have queued.
     """
 
-    def __init__(self, slot: int, address: int, nbytes: int, freed: queue.SimpleQueue[Any], owner: Any) -> None:
-        self.slot, self.address, self.nbytes = slot, address, nbytes
+    def __init__(self, slot: int, address: int, memory: Memory) -> None:
+        self.slot, self.address, self.nbytes = slot, address, memory.slot_nbytes
         self.streams: set[int] = set()
-        self._owner = owner
-        weakref.finalize(self, _give_back, freed, slot, self.streams).atexit = False
+        self._owner = memory.base
+        weakref.finalize(self, _give_back, memory.freed, slot, self.streams, memory.device_id).atexit = False
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 
-def _give_back(freed: queue.SimpleQueue[Any], slot: int, streams: set[int]) -> None:
-    """Free a slot behind what its readers have queued so far."""
+def _give_back(freed: queue.SimpleQueue[Any], slot: int, streams: set[int], device_id: int | None) -> None:
+    """Free a slot behind what its readers have queued so far.
+
+    The queue's `put` may be called from a destructor, wherever the garbage collector runs.
+    """
     events: list[Any] = []
     try:
         if streams:
             import cupy
 
-            for pointer in streams:
-                events.append(cupy.cuda.ExternalStream(pointer).record(cupy.cuda.Event(disable_timing=True)))
+            with cupy.cuda.Device(device_id):
+                for pointer in streams:
+                    events.append(cupy.cuda.ExternalStream(pointer).record(cupy.cuda.Event(disable_timing=True)))
     except Exception:  # a stream that its owner has destroyed: wait for the whole device instead
         events = [None]
     freed.put((slot, events))
@@ -87,18 +90,18 @@ class Memory:
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
         self.nbytes, self.device_id = nbytes, device_id
-        self._base: Any
+        self.base: Any
         if device_id is None:
-            self._base = np.empty(nbytes + ALIGNED, np.uint8)
-            begin = int(self._base.ctypes.data)
+            self.base = np.empty(nbytes + ALIGNED, np.uint8)
+            begin = int(self.base.ctypes.data)
             self.address = -(-begin // ALIGNED) * ALIGNED
         else:
-            self._base = _device_memory(nbytes, device_id)
-            self.address = int(self._base.ptr)
+            self.base = _device_memory(nbytes, device_id)
+            self.address = int(self.base.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = self._stage_used = 0
         self._stages: deque[tuple[int, int]] = deque()
-        self._freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
+        self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
         """Cut the memory, once: slots for batches, and a ring for staged crops.
@@ -130,7 +133,7 @@ class Memory:
         self.slot_nbytes, self.slots = slot_nbytes, slots
         self._stage_begin = slots * slot_nbytes
         for slot in range(slots):
-            self._freed.put((slot, []))
+            self.freed.put((slot, []))
 
     @property
     def stage_capacity(self) -> int:
@@ -146,7 +149,7 @@ class Memory:
             :meth:`stop` was called.
         """
         try:
-            found = self._freed.get(timeout=timeout)
+            found = self.freed.get(timeout=timeout)
         except queue.Empty:
             return None
         if found is None:
@@ -154,7 +157,7 @@ class Memory:
         slot, events = found
         for event in events:
             self._wait(event)
-        return Lease(slot, self.address + slot * self.slot_nbytes, self.slot_nbytes, self._freed, self._base)
+        return Lease(slot, self.address + slot * self.slot_nbytes, self)
 
     def _wait(self, event: Any) -> None:
         """Wait on the host until a consumer's work is done: the reader's streams do not know it."""
@@ -165,7 +168,7 @@ class Memory:
 
     def stop(self) -> None:
         """Wake up whoever waits for a slot."""
-        self._freed.put(None)
+        self.freed.put(None)
 
     def take_stage(self, nbytes: int) -> int | None:
         """Take bytes of the ring; returns where they begin, None where they do not fit now.
@@ -206,7 +209,7 @@ class Memory:
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
         """Return an array at an offset that holds no lease."""
-        return self._array(self.address + offset, shape, dtype, self._base)
+        return self._array(self.address + offset, shape, dtype, self.base)
 
     def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
         """Return an array in a slot that keeps the slot from being given to another batch."""

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
 from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
@@ -133,7 +135,7 @@ class OmeZarrWriter:
         self,
         path: str | Path,
         shape: Sequence[int],
-        dtype: Any,
+        dtype: DTypeLike,
         spacing: Sequence[float],
         *,
         axes: str | None = None,
@@ -235,10 +237,10 @@ class OmeZarrWriter:
         finally:
             self._at_work = False
 
-    def __setitem__(self, region: Any, block: Any) -> None:
+    def __setitem__(self, region: Any, block: Array | ArrayLike) -> None:
         self.write(region, block)
 
-    def write(self, region: Any, block: Any) -> None:
+    def write(self, region: Any, block: Array | ArrayLike) -> None:
         """Write a region, and return when it is on the file system.
 
         Parameters
@@ -261,19 +263,19 @@ class OmeZarrWriter:
         OSError
             Such as a full disk. The image cannot be finished then.
         """
-        box, block = self._checked(region, block)
+        box, voxels = self._checked(region, block)
         whole = self._pyramid.whole(0, box)
         cut = [] if whole == box else [one for one in split(box, self.stored) if self._pyramid.whole(0, one) is None]
         name = _text(box)
         if cut and not self._cut.limit:
             raise ValueError(self._refusal(name, cut[0]))
-        here = is_device_array(block)
-        with self._state.writing(whole, box, name), block.device if here else nullcontext():
+        here = is_device_array(voxels)
+        with self._state.writing(whole, box, name), voxels.device if here else nullcontext():
             self._on_device = self._on_device or here
             if cut:
-                self._keep(cut, box, block, name)
+                self._keep(cut, box, voxels, name)
             if whole is not None:
-                self._write_whole(whole, block if whole == box else block[within(whole, box)])
+                self._write_whole(whole, voxels if whole == box else voxels[within(whole, box)])
 
     def _checked(self, region: Any, block: Any) -> tuple[Box, Any]:
         wanted = normalize_region(region, self.shape)
@@ -379,7 +381,7 @@ class OmeZarrWriter:
 
 def write_omezarr(
     path: str | Path,
-    array: Any,
+    array: Array | ArrayLike,
     spacing: Sequence[float],
     *,
     axes: str | None = None,
@@ -412,13 +414,12 @@ def write_omezarr(
     Path
         `path`.
     """
-    if not hasattr(array, "shape"):
-        array = np.asarray(array)
+    voxels: Any = array if hasattr(array, "shape") else np.asarray(array)
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options |= {"axes": axes, "name": name, "origin": origin, "n_levels": levels, "downsampling": downsampling}
     options |= {"ngff_version": ngff_version, "durable": durable, "progress": progress}
-    with OmeZarrWriter(path, array.shape, array.dtype, spacing, **options) as writer:
-        writer[...] = array
+    with OmeZarrWriter(path, voxels.shape, voxels.dtype, spacing, **options) as writer:
+        writer[...] = voxels
     return Path(path)
 
 

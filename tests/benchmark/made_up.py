@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from linumpy.benchmark import machine
-from linumpy.benchmark.runner import Case, CaseResult, Entry, Settings, ready, run_case
+from linumpy.benchmark.cases import Case, CaseResult, Entry, Settings, ready
+from linumpy.benchmark.runner import run_case
 from linumpy.benchmark.suites.read_paths import standard_paths
 from linumpy.benchmark.suites.reading import read_case
 from linumpy.benchmark.suites.specs import SUITES

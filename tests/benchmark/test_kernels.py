@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from linumpy.benchmark.cases import CannotRunError, Settings
 from linumpy.benchmark.command import run
 from linumpy.benchmark.kernels import COPY, kernel_case, kernel_cases
-from linumpy.benchmark.runner import CannotRunError, Settings, run_cases
+from linumpy.benchmark.runner import run_cases
 from linumpy.errors import GpuUnavailableError
 
 

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from linumpy.benchmark import machine
-from linumpy.benchmark.runner import CannotRunError
+from linumpy.benchmark.cases import CannotRunError
 from linumpy.benchmark.suites import read_paths as paths
 from linumpy.benchmark.suites.read_paths import PATH_NAMES, standard_paths
 from linumpy.benchmark.suites.specs import CaseSpec

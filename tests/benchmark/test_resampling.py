@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from linumpy.benchmark.cases import CannotRunError, Settings
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import CannotRunError, Settings, failures
-from linumpy.benchmark.suites import torch_peer
+from linumpy.benchmark.runner import failures
+from linumpy.benchmark.suites.peers import grid_sample as torch_grid_sample
 from linumpy.benchmark.suites.resampling import MAKERS
 from scripts import linum_benchmark_resampling as script
 
@@ -62,7 +63,7 @@ def test_coordinates_of_images_that_are_no_cubes(torch):
     image = rng.normal(size=(5, 7, 11)).astype("f4")
     coordinates = np.stack([rng.uniform(0, n - 1, (4, 6)) for n in image.shape]).astype("f4")
     seen = []
-    with torch_peer.grid_sample(image, coordinates, lambda got: seen.append(got) or "") as other:
+    with torch_grid_sample(image, coordinates, lambda got: seen.append(got) or "") as other:
         assert other.check(other.call()) == ""
     assert seen[0].shape == (4, 6)
     assert np.allclose(seen[0], ndimage.map_coordinates(image, coordinates, order=1), atol=1e-4)

@@ -10,18 +10,8 @@ import pytest
 from benchmark.made_up import result_of
 
 from linumpy.benchmark import runner
-from linumpy.benchmark.runner import (
-    CannotRunError,
-    Case,
-    Entry,
-    Mark,
-    Prepared,
-    Settings,
-    failures,
-    ready,
-    run_case,
-    run_cases,
-)
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Settings, ready
+from linumpy.benchmark.runner import failures, run_case, run_cases
 from linumpy.errors import UnsupportedLayoutError
 
 RIGHT = np.arange(960, dtype="u2")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from benchmark.made_up import result_of
 
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.report import size
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import scripts
 from linumpy.benchmark.suites.scripts import REACH_NBYTES, SCRIPTS, EndToEndRequest, end_to_end_cases, not_judged
 from scripts import linum_benchmark_tissue as script

@@ -9,7 +9,7 @@ import pytest
 import tensorstore
 import zarr
 
-from linumpy.benchmark.runner import Mark
+from linumpy.benchmark.cases import Mark
 from linumpy.benchmark.suites import stores as cases
 from linumpy.benchmark.suites.specs import SUITES, CaseSpec
 from linumpy.benchmark.suites.stores import generate, open_stored

@@ -44,7 +44,7 @@ def test_a_small_run(tmp_path, capsys, dtype):
 def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, name):
     if name == "stream":
         plain = stream.Pipeline.batches
-        monkeypatch.setattr(stream.Pipeline, "batches", lambda self, n: _spoilt(plain(self, n)))
+        monkeypatch.setattr(stream.Pipeline, "batches", lambda self, n: iter(_spoilt(plain(self, n))))
     else:
         monkeypatch.setattr(stream, "_read_batches", lambda *arguments: _zeros(arguments[0]))
     result = measure(tmp_path)[0]

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.tissue import MAKERS
 from scripts import linum_benchmark_tissue as script
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from benchmark.made_up import result_of
 
+from linumpy.benchmark.cases import Settings
 from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import zarr_to_zarr
 from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
 from linumpy.benchmark.volumes import check_free, flush, write_tiles

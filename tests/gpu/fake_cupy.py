@@ -18,6 +18,7 @@ from collections import deque
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
@@ -375,7 +376,9 @@ class Device:
         cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
         for module in (cupy, cupyx):
             module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        here = _Here(id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
+        here = _Here(
+            id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024}
+        )
         cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
         cupy.asnumpy = lambda array: array.get()
@@ -387,7 +390,11 @@ class Device:
             get_current_stream=lambda: self.stream,
             alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
             runtime=types.SimpleNamespace(
-                memcpyAsync=self.memcpy, memcpyHostToDevice=1, memcpyDeviceToHost=2, getDevice=lambda: 0, getDeviceCount=lambda: 1
+                memcpyAsync=self.memcpy,
+                memcpyHostToDevice=1,
+                memcpyDeviceToHost=2,
+                getDevice=lambda: 0,
+                getDeviceCount=lambda: 1,
             ),
         )
         return cupy, cupyx

@@ -18,6 +18,7 @@ import pytest
 
 from linumpy.io import file_reads, posix_aio, read_jobs, uring
 from linumpy.io.file_reads import FileReads, Pending, ReadEngine
+from linumpy.io.plain_reads import read_files
 
 KINDS = ["io_uring", "POSIX AIO", "threads that pread"]
 
@@ -201,12 +202,12 @@ def test_failures_are_those_of_plain_calls(engine, tmp_path, monkeypatch, small)
     paths = list(expected)
     for some in ([path] for path in paths) if small else [paths]:
         reads, _ = batch(some, [(file, 0, 500) for file in range(len(some)) for _ in range(2)])
-        results = engine.start(reads).wait()
         codes = [expected[path] for path in some]
-        assert results.nbytes.reshape(-1, 2).tolist() == [[code or 500] * 2 for code in codes]
-        assert results.opened.tolist() == [code if -code in unopened else 0 for code in codes]
         versions = [[0] * 4 if -code in unopened else version(path) for path, code in zip(some, codes, strict=True)]
-        assert results.before.tolist() == results.after.tolist() == versions
+        for results in (engine.start(reads).wait(), read_files(reads)):
+            assert results.nbytes.reshape(-1, 2).tolist() == [[code or 500] * 2 for code in codes]
+            assert results.opened.tolist() == [code if -code in unopened else 0 for code in codes]
+            assert results.before.tolist() == results.after.tolist() == versions
     os.close(writer)
 
 
@@ -295,7 +296,7 @@ def between_steps(monkeypatch, act):
     monkeypatch.setattr(read_jobs.ReadJob, "steps", changed)
 
 
-@pytest.mark.parametrize("how", ["replaced", "written again", "truncated", "removed"])
+@pytest.mark.parametrize("how", ["replaced", "replaced for a moment", "written again", "truncated", "removed"])
 def test_a_file_that_changes_between_its_reads_is_told(small_units, tmp_path, monkeypatch, how):
     all_through_threads(monkeypatch)
     (path,) = write(tmp_path, [8000])
@@ -303,7 +304,13 @@ def test_a_file_that_changes_between_its_reads_is_told(small_units, tmp_path, mo
     other.write_bytes(bytes(8000))
 
     def act(number):
-        if number == 2:
+        if how == "replaced for a moment":
+            if number == 1:
+                os.rename(path, other.with_name("aside"))
+                os.link(other, path)
+            elif number == 3:
+                os.rename(other.with_name("aside"), path)
+        elif number == 2:
             if how == "replaced":
                 other.rename(path)
             elif how == "written again":
@@ -461,26 +468,38 @@ def test_small_batches_are_read_by_the_caller(tmp_path, monkeypatch):
         read(engine, paths, [(0, 0, 3000), (1, 60_000, 20_000), (1, 5, 7), (2, 1, 300_000), (2, 600_000, 5)])
 
 
-def test_small_batches_that_are_not_cached_are_left_to_threads(tmp_path, monkeypatch):
-    """As the kernel says by EAGAIN, and file systems that cannot tell by EOPNOTSUPP."""
-    paths = write(tmp_path, [2000])
+class Library:
+    """A C library whose file system says `code` where it is asked not to wait, and takes `seconds`."""
 
-    class Library:
-        code, calls = errno.EAGAIN, 0
+    def __init__(self, code, seconds):
+        self.code, self.seconds, self.flags, self._libc = code, seconds, [], file_reads._libc
 
-        def preadv2(self, *arguments):
-            self.calls += 1
+    def preadv2(self, *arguments):
+        self.flags.append(arguments[-1])
+        time.sleep(self.seconds)
+        if arguments[-1]:
             file_reads.ctypes.set_errno(self.code)
             return -1
+        return self._libc.preadv2(*arguments)
 
-    library = Library()
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "asked"),
+    [
+        (errno.EAGAIN, 0, [os.RWF_NOWAIT]),  # not in the page cache
+        (errno.EOPNOTSUPP, 0.002, [os.RWF_NOWAIT, 0]),  # the file system cannot tell, and is slow
+        (errno.EOPNOTSUPP, 0, [os.RWF_NOWAIT, 0] * 9),
+    ],
+)
+def test_small_batches_of_slow_files_are_left_to_threads(tmp_path, monkeypatch, code, seconds, asked):
+    paths, library = write(tmp_path, [2000]), Library(code, seconds)
     monkeypatch.setattr(file_reads, "_libc", library)
     with contextlib.closing(ReadEngine(2)) as engine:
-        for library.code in (errno.EAGAIN, errno.EOPNOTSUPP):
-            engine._cold = library.calls = 0
-            for _ in range(9):
-                read(engine, paths, [(0, 0, 1500)])
-            assert library.calls == 1  # a file system or a disk is not asked again at once
+        if not seconds:
+            monkeypatch.setattr(file_reads, "_SLOW", 10)  # this machine may be slow, too
+        for _ in range(9):
+            read(engine, paths, [(0, 0, 1500)])
+    assert library.flags == asked
 
 
 def test_callers_take_no_more_files_than_they_may(tmp_path, monkeypatch):
@@ -494,7 +513,6 @@ def test_callers_take_no_more_files_than_they_may(tmp_path, monkeypatch):
         at_once.pop()
         return read_files(reads, read)
 
-    read_files = file_reads.read_files
     with contextlib.closing(ReadEngine(2, descriptors=16)) as engine:
         monkeypatch.setattr(file_reads, "read_files", slow)
         threads = [threading.Thread(target=read, args=(engine, paths, [(0, 0, 1500)])) for _ in range(8)]

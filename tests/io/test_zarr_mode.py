@@ -26,8 +26,9 @@ from zarr.registry import register_buffer, register_ndbuffer
 from linumpy.gpu import zarr_to_dask
 from linumpy.io import zarr_mode
 from linumpy.io.zarr_mode import gpu_mode, host_zarr_context, in_mode_of_caller, read_on_host, write_from_host
-from linumpy.mosaic.tiles import boxes, read_box, work_through
+from linumpy.mosaic.tiles import boxes, read_box
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample.overlap import work_through
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.write.writer import write_omezarr
 

@@ -1,4 +1,4 @@
-"""The one room that works through tiles: how many are in memory, and in which order a device works on them."""
+"""Tiles, and the steps that work through them: how many are in memory, and in which order a device works on them."""
 
 import gc
 import threading
@@ -8,8 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
-from linumpy.mosaic import tiles as room
-from linumpy.mosaic.tiles import boxes, tile_shape, work_through
+from linumpy.mosaic.tiles import boxes, tile_shape
+from linumpy.resample import overlap
+from linumpy.resample.overlap import work_through
 
 
 class Tile:
@@ -168,8 +169,8 @@ class FakeEvent:
 
 def test_on_a_device_each_step_waits_for_the_one_before_it(monkeypatch):
     cuda = FakeCuda()
-    monkeypatch.setattr(room, "require_cuda", lambda: cuda)
-    room._streams.cache_clear()
+    monkeypatch.setattr(overlap, "require_cuda", lambda: cuda)
+    overlap._streams.cache_clear()
 
     class DeviceTile(Tile):
         def __del__(self):
@@ -183,7 +184,7 @@ def test_on_a_device_each_step_waits_for_the_one_before_it(monkeypatch):
         return work
 
     work_through(range(4), step("read", DeviceTile), step("compute"), step("write"), use_gpu=True)
-    room._streams.cache_clear()
+    overlap._streams.cache_clear()
     log = cuda.log
     for n in range(4):
         # Each on its own stream; compute follows the read; the write begins, and the tile goes, when compute is done.
@@ -235,4 +236,4 @@ def test_threads_work_on_the_callers_device_on_streams_of_their_own(cupy):
     )
     assert {device for device, _ in seen.values()} == {cupy.cuda.Device().id}
     assert len({stream for _, stream in seen.values()}) == 3
-    assert room._streams(cupy.cuda.Device().id) is room._streams(cupy.cuda.Device().id)
+    assert overlap._streams(cupy.cuda.Device().id) is overlap._streams(cupy.cuda.Device().id)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.gpu.interpolation import affine_transform
-from linumpy.plan.grid.blocks import CLIPPED_MODES, MODES, AffineGrid, Block, ResamplePlan
+from linumpy.plan.boundary import MODES
+from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, ResamplePlan
 from linumpy.resample import block as room
 from linumpy.resample.block import affine_box
 

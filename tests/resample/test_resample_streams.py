@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample import overlap
 from linumpy.resample import pipeline as resample_blocks
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
 
@@ -24,6 +25,9 @@ here = threading.local()
 class Event:
     def __init__(self, stream):
         self.stream, self.place = stream, stream.first + len(stream.work)
+
+    def synchronize(self):
+        self.stream.run(self.place)
 
 
 class Stream:
@@ -92,12 +96,17 @@ def empty(shape, dtype):
 
 NULL = Stream()
 
+
+def current():
+    return getattr(here, "stream", None) or NULL
+
+
 FAKE = types.SimpleNamespace(
     empty=empty,
     cuda=types.SimpleNamespace(
         Device=Device,
         Stream=Stream,
-        get_current_stream=lambda: getattr(here, "stream", None) or NULL,
+        get_current_stream=current,
     ),
 )
 
@@ -110,10 +119,10 @@ def device(monkeypatch):
     def read(array, *, region, out, scratch_bytes):
         assert type(out) is DeviceArray
         assert scratch_bytes == 12345
-        here.stream.put(lambda: np.copyto(out, array[region]))
+        current().put(lambda: np.copyto(out, array[region]))
 
     def transform(source, grid, block, cval, out):
-        here.stream.put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
+        current().put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
 
     write_block = resample_blocks.write_block
 
@@ -121,12 +130,13 @@ def device(monkeypatch):
         """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
         host = np.empty(data.shape, data.dtype)
         time.sleep(0.002)  # so that the others run ahead
-        here.stream.put(lambda: np.copyto(host, data.view(np.ndarray)))
-        here.stream.synchronize()
+        current().put(lambda: np.copyto(host, data.view(np.ndarray)))
+        current().synchronize()
         write_block(chunks, block, host, entries)
 
-    streams = functools.lru_cache(resample_blocks._streams.__wrapped__)  # its own for each test
-    monkeypatch.setattr(resample_blocks, "_streams", streams)
+    streams = functools.lru_cache(overlap._streams.__wrapped__)  # its own for each test
+    monkeypatch.setattr(overlap, "_streams", streams)
+    monkeypatch.setattr(overlap, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(resample_blocks, "write_block", write)
     monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
@@ -161,7 +171,8 @@ def test_blocks_through_two_buffers(job, request, monkeypatch, eager):
     monkeypatch.setattr(Stream, "made", 0)
     monkeypatch.setattr(Stream, "eager", eager)
     done = []
-    make_blocks(job, job.plan, done.append)
+    with Stream():  # the caller's
+        make_blocks(job, job.plan, done.append)
     assert [block.number for block in done] == list(range(20))
     assert np.array_equal(zarr.open_array(job.target)[...], expected)
 
@@ -179,5 +190,6 @@ def test_a_missing_wait_would_show(job, request, monkeypatch):
     expected = by_hand(job)
     request.getfixturevalue("device")
     monkeypatch.setattr(Stream, "wait_event", lambda *_: None)
-    make_blocks(job, job.plan, int_of)
+    with Stream():
+        make_blocks(job, job.plan, int_of)
     assert not np.array_equal(zarr.open_array(job.target)[...], expected)

@@ -34,7 +34,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io import place
 from linumpy.io.ome import open_image
 from linumpy.io.source import identify_data
-from linumpy.plan.grid.blocks import MODES
+from linumpy.plan.boundary import MODES
 from linumpy.resample import pipeline as resample_blocks
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.resample_zarr import resample_zarr

@@ -10,7 +10,7 @@ from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
-from linumpy.mosaic.tiles import work_through
+from linumpy.resample.overlap import work_through
 from linumpy.write.writer import write_omezarr
 
 SCRIPTS = {"linum_aip": "linum-aip", "linum_aip_png": "linum-aip-png"}

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import linumpy
-from linumpy.benchmark.runner import Prepared
+from linumpy.benchmark.cases import Prepared
 from linumpy.benchmark.suites import reading
 from linumpy.benchmark.suites.read_paths import PATH_NAMES, ReadPath
 from linumpy.benchmark.suites.specs import SUITES

@@ -1,8 +1,8 @@
 """The ways from a stored array to one in memory, each ready to be called again and again.
 
-In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: a :class:`~linumpy.benchmark.runner.Prepared` reading,
+In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: a :class:`~linumpy.benchmark.cases.Prepared` reading,
 whose call makes a new array every time, on the device where there is one and else on the host. Errors:
-:class:`~linumpy.benchmark.runner.CannotRunError`, in one line, where this machine lacks what a way needs.
+:class:`~linumpy.benchmark.cases.CannotRunError`, in one line, where this machine lacks what a way needs.
 
 Every way starts from the array's folder, so that opening it is in its time. kvikio gets the same threads and tasks
 in every way that uses it; all else keeps the defaults that its users get.
@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.benchmark.cases import CannotRunError, Prepared
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
-from linumpy.benchmark.runner import CannotRunError, Prepared
 from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import install_line, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
@@ -47,8 +47,8 @@ class ReadPath:
     title : str
         For people.
     prepare : callable
-        StoredArray → context in which the :class:`~linumpy.benchmark.runner.Prepared` reading can be called; raises
-        :class:`~linumpy.benchmark.runner.CannotRunError`.
+        StoredArray → context in which the :class:`~linumpy.benchmark.cases.Prepared` reading can be called; raises
+        :class:`~linumpy.benchmark.cases.CannotRunError`.
     is_limit : bool
         Whether this is what the hardware gives, not a way to read the array.
     """

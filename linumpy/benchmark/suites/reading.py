@@ -1,6 +1,6 @@
 """Reading a Zarr array: linumpy, other ways to the GPU, and the limits of the hardware.
 
-In: a :class:`ReadRequest`. Out: a :class:`~linumpy.benchmark.runner.Case` for each array. Stores that are made in a
+In: a :class:`ReadRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each array. Stores that are made in a
 folder of the caller's stay; those of a temporary folder, and every flat file, are removed.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from linumpy.benchmark.cases import Case, Entry, Mark, Prepared
 from linumpy.benchmark.report import size
-from linumpy.benchmark.runner import Case, Entry, Mark, Prepared
 from linumpy.benchmark.suites.read_paths import PATH_NAMES, ReadPath, standard_paths
 from linumpy.benchmark.suites.specs import CaseSpec
 from linumpy.benchmark.suites.stores import StoredArray, difference, generate, new_store, open_stored

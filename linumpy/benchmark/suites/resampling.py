@@ -1,6 +1,6 @@
 """What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records.
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.cases.Case` records.
 """
 
 from __future__ import annotations
@@ -12,33 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.benchmark.cases import Case, Prepared
 from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.runner import Case, Prepared
-from linumpy.benchmark.suites import torch_peer
-from linumpy.device import is_device_array, to_host
+from linumpy.benchmark.suites import resampling_stacks
+from linumpy.benchmark.suites.peers import TURN, grid_sample, peer_module, scipy_module, speckled, wrong_voxels
+from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
 
 #: Points of a result that are compared with SciPy.
 _CHECKED = 2000
 #: Planes of an image that are resized by SciPy, three times.
 _PLANES = 24
-#: A turn about all axes, with a little scale.
-# So many digits that no coordinate lies halfway between two voxels, where rounding alone would choose a label.
-TURN = np.array(
-    [
-        [0.98031742, 0.11873921, -0.05171937],
-        [-0.11057831, 0.97113743, 0.09041617],
-        [0.06098351, -0.08071459, 0.99017273],
-    ]
-)
-
-
-def speckled(xp: ModuleType, side: int, dtype: str) -> Any:
-    """Smooth waves with speckle, 0 to 4000."""
-    line = xp.sin(xp.linspace(0, 20, side, dtype=xp.float32))
-    image = line[:, None, None] * line[None, :, None] * line[None, None, ::-1]
-    noise = xp.random.RandomState(0).uniform(0, 1, (side, side)).astype(xp.float32)
-    return ((image + 1) * 1500 + noise * 1000).astype(dtype)
 
 
 def _smooth_coordinates(xp: ModuleType, side: int) -> Any:
@@ -89,7 +73,7 @@ def _map(
     def by_torch() -> AbstractContextManager[Prepared]:
         # PyTorch samples floats linearly; its coordinates from -1 to 1 are a little less exact, and beyond the
         # outermost voxels it fades out where SciPy stops.
-        return torch_peer.grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))
+        return grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))
 
     nbytes = coordinates.nbytes + source.size * source.itemsize
     return kernel_case(
@@ -227,52 +211,6 @@ def _box_error(got: Any, image: np.ndarray, start: list[int]) -> float:
     return float(np.abs(found - truth[inside]).max())
 
 
-def wrong_voxels(
-    got: Any,
-    some: np.ndarray,
-    source: np.ndarray,
-    truth: Callable[[np.ndarray], np.ndarray],
-    relative: float = 1e-5,
-) -> str:
-    """Compare some voxels with SciPy in float64, relative to the range, and within 1 for integers that are rounded."""
-    found = to_host(got.reshape(-1)[_index(got, some)]).astype(np.float64)
-    expected = truth(source.astype(np.float64))
-    tolerance = relative * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
-    worst = float(np.abs(found - expected).max(initial=0))
-    return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
-
-
-def _index(array: Any, some: np.ndarray) -> Any:
-    if not is_device_array(array):
-        return some
-    import cupy
-
-    return cupy.asarray(some)
-
-
-def peer_module(array: Any) -> ModuleType:
-    """Return CuPy's ``ndimage`` for its arrays, else SciPy's."""
-    if not is_device_array(array):
-        return scipy_module()
-    import cupyx.scipy.ndimage as ndimage
-
-    return ndimage
-
-
-def scipy_module() -> ModuleType:
-    """Return SciPy's ``ndimage``, the truth."""
-    import scipy.ndimage as ndimage
-
-    return ndimage
-
-
-def _stacks() -> ModuleType:
-    """Stacks and labels; they take from here what all cases share."""
-    from linumpy.benchmark.suites import resampling_stacks
-
-    return resampling_stacks
-
-
 #: In their order, each with what it is to reach, × CuPy.
 MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
@@ -288,12 +226,12 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "map-order5": lambda xp, s: _map(xp, s, "map-order5", "float32", 5, smooth=True, reach=4.0, filters=True),
     "affine-order2": lambda xp, s: _affine(xp, s, "affine-order2", 2, 4.0, filters=True),
     "affine-order5": lambda xp, s: _affine(xp, s, "affine-order5", 5, 4.0, filters=True),
-    "stack-planes": lambda xp, s: _stacks().affine_stack(xp, s, "stack-planes", (2048, 64, 64), 1),
-    "stack-planes-cubic": lambda xp, s: _stacks().affine_stack(xp, s, "stack-planes-cubic", (2048, 64, 64), 3),
-    "stack-volumes": lambda xp, s: _stacks().affine_stack(xp, s, "stack-volumes", (256, 32, 32, 32), 1),
-    "stack-channels": lambda xp, s: _stacks().displaced_channels(xp, s, "stack-channels"),
-    "labels-half": lambda xp, s: _stacks().resized_labels(xp, s, "labels-half", 0.5, "uint16"),
-    "labels-double": lambda xp, s: _stacks().resized_labels(xp, s, "labels-double", 2, "uint16"),
-    "labels-turned": lambda xp, s: _stacks().turned_labels(xp, s, "labels-turned", "uint16"),
+    "stack-planes": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-planes", (2048, 64, 64), 1),
+    "stack-planes-cubic": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-planes-cubic", (2048, 64, 64), 3),
+    "stack-volumes": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-volumes", (256, 32, 32, 32), 1),
+    "stack-channels": lambda xp, s: resampling_stacks.displaced_channels(xp, s, "stack-channels"),
+    "labels-half": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-half", 0.5, "uint16"),
+    "labels-double": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-double", 2, "uint16"),
+    "labels-turned": lambda xp, s: resampling_stacks.turned_labels(xp, s, "labels-turned", "uint16"),
     "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
 }

@@ -1,6 +1,6 @@
 """What is timed of stacks of small images, and of labels; see :mod:`linumpy.benchmark.suites.resampling`.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records. A stack's peer is a loop over
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.cases.Case` records. A stack's peer is a loop over
 its images by CuPy.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.benchmark.cases import Case
 from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.runner import Case
-from linumpy.benchmark.suites.resampling import TURN, peer_module, scipy_module, speckled, wrong_voxels
+from linumpy.benchmark.suites.peers import TURN, peer_module, scipy_module, speckled, wrong_voxels
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, apply_displacement_field, resize
 

@@ -1,6 +1,6 @@
 """Whole scripts on a raw mosaic: how close they come to the slower of reading alone and writing alone.
 
-In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.runner.Case` for each script. The mosaic is made
+In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each script. The mosaic is made
 first; of every tile it is known what must come out. It stays in the page cache.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.benchmark.cases import Case, Entry, Mark, ready
 from linumpy.benchmark.report import size
-from linumpy.benchmark.runner import Case, Entry, Mark, ready
 from linumpy.benchmark.volumes import check_free, write_tiles
 from linumpy.device import require_cuda, synchronize
 from linumpy.gpu.oct.projection import project

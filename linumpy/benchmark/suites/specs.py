@@ -14,7 +14,7 @@ import numcodecs
 import numpy as np
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from linumpy.benchmark.runner import Mark
+from linumpy.benchmark.cases import Mark
 
 
 def _blosc(zarr_format: int) -> Any:

@@ -91,6 +91,8 @@ class StreamRequest:
         Of the batches of linumpy.
     buffer_bytes : int
         Of host and of device memory of the pipeline, each.
+    lookahead : int
+        Batches that linumpy reads ahead.
     use_gpu : bool
         Whether batches go to the device.
     """
@@ -101,6 +103,7 @@ class StreamRequest:
     batches: int | None = None
     dtype: str = "bf16"
     buffer_bytes: int = 4 << 30
+    lookahead: int = 4
     use_gpu: bool = True
 
 
@@ -231,20 +234,20 @@ def _ours(work: Work, **options: Any) -> Iterator[Prepared]:
         raise CannotRunError("the reader has no chunk cache")
     config = Config(
         batch_size=work.load.batch, host_buffer_bytes=request.buffer_bytes, device_buffer_bytes=request.buffer_bytes,
-        dtype=request.dtype, device=None if request.use_gpu else "cpu", **options,
+        dtype=request.dtype, lookahead_batches=request.lookahead, device=None if request.use_gpu else "cpu", **options,
     )  # fmt: skip
     check = _finite if config.augment is not None else _checked(work)
     with Pipeline(config) as pipeline:
 
-        def call() -> np.ndarray:
+        def call() -> Any:
             pipeline.push(work.crops)
-            first: Any = None
-            for batch in pipeline.batches(work.batches):
-                with batch as tensor:
-                    first = tensor.numpy() if first is None else first
+            batches = pipeline.batches(work.batches)
+            first = next(batches)
+            for batch in batches:
+                batch.release()
             return first
 
-        yield Prepared(call, check, note=lambda: f"bound by {pipeline.stats.bound}")
+        yield Prepared(call, lambda batch: check(batch.numpy()), note=lambda: f"bound by {pipeline.stats.bound}")
 
 
 def _read_batches(work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray]) -> np.ndarray:

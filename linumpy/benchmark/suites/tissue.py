@@ -1,6 +1,6 @@
 """What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records.
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.cases.Case` records.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.benchmark.cases import Case
 from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.runner import Case
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations

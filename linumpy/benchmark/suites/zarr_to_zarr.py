@@ -1,6 +1,6 @@
 """``resample_zarr`` on a raw volume: how close it comes to reading and writing the same bytes at the same time.
 
-In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.runner.Case`. The volume is made first and halved; boxes
+In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.cases.Case`. The volume is made first and halved; boxes
 of the result are compared with SciPy's. The volume stays in the page cache.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.report import size
-from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.suites.scripts import not_judged
 from linumpy.benchmark.volumes import check_free, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda

@@ -38,7 +38,9 @@ template <class S> struct WidenSmall {
 template <> struct Widen<float, unsigned char> : WidenSmall<unsigned char> {};
 template <> struct Widen<float, unsigned short> : WidenSmall<unsigned short> {};
 template <> struct Widen<float, short> {
-    static __device__ __forceinline__ float raised(short v) { return __int_as_float(0x4B000000 | ((v ^ 0x8000) & 0xffff)); }
+    static __device__ __forceinline__ float raised(short v) {
+        return __int_as_float(0x4B000000 | ((v ^ 0x8000) & 0xffff));
+    }
     static __device__ __forceinline__ float of(short v) { return raised(v) - 8421376.0f; }
 };
 
@@ -52,7 +54,9 @@ template <> struct Range<short> { static constexpr short low = -32768, high = 32
 template <> struct Range<unsigned short> { static constexpr unsigned short low = 0, high = 65535; };
 template <> struct Range<int> { static constexpr int low = -2147483647 - 1, high = 2147483647; };
 template <> struct Range<unsigned> { static constexpr unsigned low = 0, high = 4294967295u; };
-template <> struct Range<int64> { static constexpr int64 low = -9223372036854775807ll - 1, high = 9223372036854775807ll; };
+template <> struct Range<int64> {
+    static constexpr int64 low = -9223372036854775807ll - 1, high = 9223372036854775807ll;
+};
 template <> struct Range<uint64> { static constexpr uint64 low = 0, high = 18446744073709551615ull; };
 
 template <class T, class C> struct Narrow {

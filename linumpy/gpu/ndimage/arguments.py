@@ -17,7 +17,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, to_host
 from linumpy.gpu.ndimage.target import Spline
-from linumpy.plan.grid.blocks import MODES
+from linumpy.plan.boundary import MODES
 
 #: Second names of modes, as SciPy has them.
 SYNONYMS = {"grid-mirror": "reflect"}

@@ -15,7 +15,7 @@ import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, load
 from linumpy.gpu.ndimage.sampling import Sampler
-from linumpy.plan.grid.blocks import MODES
+from linumpy.plan.boundary import MODES
 
 #: Axes of an image, and of a grid: what a launch may be told at once is limited.
 MOST_AXES = 16

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.arguments import check_image, read_output, read_places, read_spline
 from linumpy.gpu.ndimage.dispatch import Grid, sample_displaced, sample_grid
@@ -25,15 +27,15 @@ from linumpy.plan.grid.regrid import centred
 
 
 def shift(
-    image: Any,
+    image: Array,
     shift: float | Sequence[float],
     *,
     order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
-) -> Any:
+    output: Array | DTypeLike | None = None,
+) -> Array:
     """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
@@ -50,16 +52,16 @@ def shift(
 
 
 def zoom(
-    image: Any,
+    image: Array,
     zoom: float | Sequence[float],
     *,
     order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
+    output: Array | DTypeLike | None = None,
     grid_mode: bool = False,
-) -> Any:
+) -> Array:
     """Scale an image, its first voxels kept where they are, and its last ones too.
 
     With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
@@ -106,7 +108,7 @@ def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool)
 
 
 def rotate(
-    image: Any,
+    image: Array,
     angle: float,
     axes: tuple[int, int] = (1, 0),
     *,
@@ -115,8 +117,8 @@ def rotate(
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
-) -> Any:
+    output: Array | DTypeLike | None = None,
+) -> Array:
     """Turn an image about its middle by `angle` degrees in the plane of two axes, each plane by itself.
 
     With `reshape` the result is as large as it takes to hold all of it.
@@ -169,8 +171,8 @@ def _right_angle(quarters: int) -> tuple[float, float]:
 
 
 def apply_displacement_field(
-    image: Any,
-    field: Any,
+    image: Array,
+    field: Array,
     *,
     spacing: float | Sequence[float] | None = None,
     channel_axis: int | None = None,
@@ -178,8 +180,8 @@ def apply_displacement_field(
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
-) -> Any:
+    output: Array | DTypeLike | None = None,
+) -> Array:
     """Deform an image: voxel ``o`` of the result is the image at ``o + field[:, o]``.
 
     Parameters

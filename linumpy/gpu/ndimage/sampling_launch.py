@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type
-from linumpy.plan.grid.blocks import MODES  # the kernels number them in this order
+from linumpy.plan.boundary import MODES  # the kernels number them in this order
 
 #: Blocks along the second and third axis of a grid.
 GRID_LIMIT = 2**16 - 1

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy
 from linumpy.gpu.ndimage import dispatch as sampling_paths
@@ -29,15 +31,15 @@ from linumpy.gpu.ndimage.target import Target
 
 
 def map_coordinates(
-    image: Any,
-    coordinates: Any,
+    image: Array,
+    coordinates: Array,
     *,
     order: int = 3,
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
-) -> Any:
+    output: Array | DTypeLike | None = None,
+) -> Array:
     """Sample an image at given places.
 
     Parameters
@@ -95,7 +97,7 @@ def map_coordinates(
 
 
 def affine_transform(
-    image: Any,
+    image: Array,
     matrix: Any,
     offset: Any = 0.0,
     *,
@@ -104,8 +106,8 @@ def affine_transform(
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
-) -> Any:
+    output: Array | DTypeLike | None = None,
+) -> Array:
     """Sample an image on the grid of an affine map.
 
     Voxel ``o`` of the result is the image at ``matrix @ o + offset``.
@@ -167,7 +169,7 @@ def _lines(
 
 
 def geometric_transform(
-    image: Any,
+    image: Array,
     mapping: Callable[..., Sequence[Any]],
     output_shape: Sequence[int] | None = None,
     *,
@@ -175,10 +177,10 @@ def geometric_transform(
     mode: str = "constant",
     cval: float = 0.0,
     prefilter: bool = True,
-    output: Any = None,
+    output: Array | DTypeLike | None = None,
     extra_arguments: Sequence[Any] = (),
     extra_keywords: Mapping[str, Any] | None = None,
-) -> Any:
+) -> Array:
     """Sample an image where a function says.
 
     Parameters
@@ -237,7 +239,7 @@ def geometric_transform(
         more = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
         return ndimage.geometric_transform(source, mapping, shape, out, **how.options, **more)
 
-    return by_scipy.transform(image, how, target, call)
+    return by_scipy.transform(np.asarray(image), how, target, call)
 
 
 def _mapped(
@@ -257,7 +259,7 @@ def _mapped(
     return places
 
 
-def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: str = "mirror") -> Any:
+def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.float64, mode: str = "mirror") -> Array:
     """Find the coefficients of the spline that goes through an image's voxels.
 
     What the functions above do first for orders above 1, unless ``prefilter=False``: an image that is sampled many
@@ -306,7 +308,9 @@ def spline_filter(image: Any, order: int = 3, output: Any = np.float64, mode: st
     return _filter(image, order, range(image.ndim), output, name)
 
 
-def spline_filter1d(image: Any, order: int = 3, axis: int = -1, output: Any = np.float64, mode: str = "mirror") -> Any:
+def spline_filter1d(
+    image: Array, order: int = 3, axis: int = -1, output: Array | DTypeLike = np.float64, mode: str = "mirror"
+) -> Array:
     """Find the coefficients of the splines along one axis.
 
     Parameters

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, uint32
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, memory_order, uint32
 
 #: What can be asked for, with its bit of WANT in projection.cu.
 STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
@@ -178,13 +178,13 @@ def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -
 @functools.lru_cache(maxsize=256)
 def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Order the axes as memory has them; none where it has gaps."""
-    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]) if shape[axis] > 1 else -math.inf)
+    order = memory_order(shape, strides)
     pitch = itemsize
     for axis in reversed(order):
         if 0 not in shape and shape[axis] > 1 and strides[axis] != pitch:
             return ()
         pitch *= shape[axis]
-    return tuple(order)
+    return order
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, uint32
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, memory_order, uint32
 from linumpy.gpu.rounding import saturated
 
 _THREADS = 128
@@ -163,7 +163,7 @@ def _by_kernel(
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
         vol = xp.ascontiguousarray(vol)
-    order = sorted(range(3), key=lambda axis: (vol.shape[axis] > 1, -abs(vol.strides[axis]) * (vol.shape[axis] > 1)))
+    order = memory_order(vol.shape, vol.strides)
     shape = [planes if axis == depth_axis else vol.shape[axis] for axis in order]
     out = xp.empty(shape, vol.dtype).transpose(np.argsort(order).tolist())
     a, b = (axis for axis in order if axis != depth_axis)

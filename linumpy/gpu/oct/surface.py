@@ -16,8 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, current_queue, int32, int64, load, uint32, uploaded
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    KernelSpec,
+    Uploaded,
+    current_queue,
+    int32,
+    int64,
+    load,
+    memory_order,
+    uint32,
+    uploaded,
+)
 from linumpy.gpu.oct import surface_march as march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 
@@ -42,11 +54,11 @@ _GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in interface.cu
 
 
 def find_tissue_interface(
-    vol: Any,
+    vol: Array,
     s_xy: int = 15,
     s_z: float = 2,
     use_log: bool = True,
-    mask: Any = None,
+    mask: Array | None = None,
     order: int = 1,
     detect_cutting_errors: bool = False,
     *,
@@ -219,8 +231,7 @@ def choose_layout(
 ) -> InterfaceLayout:
     """Choose the way through a volume by its strides; pure."""
     z = depth_axis % 3
-    # An axis of one voxel may have any stride.
-    order = sorted(range(3), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]) * (shape[axis] > 1)))
+    order = memory_order(shape, strides)
     inner = order[-1]
     a, b = (axis for axis in order if axis != z)
     if inner == z:

@@ -20,20 +20,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from linumpy.errors import ChunkError
+from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.staging import MARGIN
 from linumpy.gpu.read.ticket import Request
 from linumpy.gpu.read.wave import Part, parts_of
 from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
+from linumpy.plan.decode.workspace import MARGIN
 
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
 #: Boxes that are carried out together, and that may wait.
 WAVE_BOXES, QUEUED_BOXES = 2**17, 2**19
+#: Seconds for which an idle reader keeps its share of what the process may use.
+_PAUSE = 0.05
 #: Seconds between two looks at decoders that are at work.
 _GLANCE = 50e-6
 
@@ -74,6 +77,7 @@ class Loop:
         self.indexes = IndexCache()
         self.engine: ReadEngine | None = None
         self.staging: Any = None
+        self._direct_engine: Any = None
         self._pool = DecodePool(limits.threads)
         self._changed = threading.Condition()
         self._queue: deque[Source] = deque()
@@ -131,6 +135,8 @@ class Loop:
 
     def _open(self) -> None:
         self.staging = self._make_staging(_host_memory())
+        if self.staging.direct:
+            self._direct_engine = CuFileEngine(self.staging.read_view)
 
     @property
     def engine_name(self) -> str:
@@ -183,11 +189,12 @@ class Loop:
                 self._changed.wait(_GLANCE)
                 return True
             self._wave = []
-            self._shares.close()
-            self._held = False
             if self._closing:
                 return False
-            self._changed.wait()
+            # What the process may use is given back after a while: a share costs as much as a small read.
+            if not self._changed.wait(_PAUSE if self._held else None):
+                self._shares.close()
+                self._held = False
             return True
 
     def _next_work(self) -> Work | None:
@@ -288,10 +295,13 @@ class Loop:
         if work.kind == "large":
             self._place_large(work)
             return
+        if work.kind == "fill":
+            for part, _ in work.rows:
+                part.check_still_there()
         self._plan_tables(work)
         assert work.plan is not None
-        work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes)
-        base = self.staging.host_address(work.taken)
+        work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
+        base = (self.staging.read_address if self._is_direct(work) else self.staging.host_address)(work.taken)
         if work.kind == "fill":
             self._place(work)
             return
@@ -302,7 +312,8 @@ class Loop:
             assert work.slab is not None
             assert self.engine is not None
             base += MARGIN if work.kind == "device" else 0
-            work.pending = self.engine.start(_file_reads(work, base))
+            engine = self._direct_engine if self._is_direct(work) else self.engine
+            work.pending = engine.start(_file_reads(work, base))
             for part, _ in work.files:
                 part.files_opened += 1
         self._reading.append(work)
@@ -321,10 +332,17 @@ class Loop:
     def _plan_tables(self, work: Work) -> None:
         work.plan = self.staging.plan_tables([part.table(spans, place) for part, spans, place in work.sources()])
 
-    def _take(self, nbytes: int) -> Any:
+    def _is_direct(self, work: Work) -> bool:
+        return bool(self.staging.direct) and work.kind in ("raw", "device")
+
+    def _take(self, nbytes: int, *, direct: bool = False) -> Any:
         """Take staging memory, as soon as older slabs have been copied out of it."""
-        while (taken := self.staging.take_host(nbytes)) is None:
-            oldest = self.staging.oldest_host()
+        staging = self.staging
+        take, find_oldest = (
+            (staging.take_read, staging.oldest_read) if direct else (staging.take_host, staging.oldest_host)
+        )
+        while (taken := take(nbytes)) is None:
+            oldest = find_oldest()
             if oldest is None:
                 raise MemoryError(f"a slab of {nbytes} bytes does not fit into {self.staging.host_nbytes} of staging")
             owner = next((work for work in self._reading if work.taken is oldest), None)
@@ -364,7 +382,8 @@ class Loop:
             )
         else:
             nbytes = self._host_nbytes(work)
-            work.placed = self.staging.place(work.taken, nbytes, work.plan, timed=work.timed)
+            place = self.staging.place_read if self._is_direct(work) else self.staging.place
+            work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
         self.counts["slabs"] += 1
         self._note_placed(work, begin)
         if work.kind == "device":

@@ -26,7 +26,7 @@ from linumpy.gpu.read.loop import Loop
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.staging import DeviceStaging, HostStaging
+from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
 from linumpy.gpu.read.ticket import Request, Ticket
 from linumpy.gpu.read.wave import Part
 from linumpy.gpu.read.works import Limits, limits_for
@@ -88,6 +88,11 @@ class Reader:
     decode_on : {"device", "host"}, optional
         Where encoded chunks are decoded; by default where it takes less time.
 
+    slab_nbytes : int, optional
+        Bytes of a slab at most, by default what measured fastest.
+    direct : bool
+        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
+
     Raises
     ------
     GpuUnavailableError
@@ -110,6 +115,7 @@ class Reader:
         *,
         decode_on: str | None = None,
         slab_nbytes: int | None = None,
+        direct: bool = False,
     ) -> None:
         if scratch_bytes < MIN_SCRATCH_BYTES:
             raise ValueError(f"scratch_bytes={scratch_bytes}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
@@ -121,7 +127,7 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._arrays = _Layouts()
+        self._arrays, self._direct = _Layouts(), direct
         self._process = os.getpid()
         self._loop = Loop(self._make_staging, self.limits, self._context, self._describe)
         self._loop.start()
@@ -130,7 +136,8 @@ class Reader:
     def _make_staging(self, host_nbytes: int) -> Any:
         if not self.on_device:
             return HostStaging(host_nbytes)
-        return DeviceStaging(self.limits.scratch_bytes, host_nbytes)
+        kind = DirectStaging if self._direct else DeviceStaging
+        return kind(self.limits.scratch_bytes, host_nbytes)
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self.device)
@@ -517,16 +524,16 @@ def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
     )
 
 
-_readers: dict[int | str, Reader] = {}
+_readers: dict[tuple[int | str, bool], Reader] = {}
 _readers_lock = threading.Lock()
 
 
-def shared_reader(device: int | str) -> Reader:
+def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
     """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
     with _readers_lock:
-        reader = _readers.get(device)
+        reader = _readers.get((device, direct))
         if reader is None:
-            reader = _readers[device] = Reader(device)
+            reader = _readers[device, direct] = Reader(device, direct=direct)
         return reader
 
 

@@ -5,6 +5,7 @@ In: requests of one array. Out: spans to read, tables that scatter them, and the
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,14 @@ class Part:
             f"{self.object_name(number)} was replaced while it was being read (it had {self.versions[number, 1]} bytes,"
             f" and has {found_nbytes} now): read it again when its writer is done"
         )
+
+    def check_still_there(self) -> None:
+        """Tell chunks that were never written from an array that has gone: a disk unmounted, a folder moved."""
+        name = "zarr.json" if self.layout.zarr_format == 3 else ".zarray"
+        if not os.path.exists(f"{self.layout.root}/{name}"):
+            raise ChunkError(
+                f"chunks of {self.layout.name} are missing, and so is {self.layout.root}/{name}: is the folder gone?"
+            )
 
     @property
     def file_nbytes(self) -> int | None:

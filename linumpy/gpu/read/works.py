@@ -55,6 +55,8 @@ class Limits:
         Where to decode, ``"device"`` or ``"host"``; None for where it takes less time.
     on_device : bool
         Whether there is a device.
+    slot_nbytes : int or None
+        Device memory of a slab of encoded chunks at most; None for a third of the scratch.
     """
 
     scratch_bytes: int
@@ -63,6 +65,7 @@ class Limits:
     threads: int
     decode_on: str | None
     on_device: bool
+    slot_nbytes: int | None = None
 
     @property
     def longest(self) -> int:
@@ -85,7 +88,7 @@ def limits_for(scratch_bytes: int, *, on_device: bool, decode_on: str | None, sl
     slab = min(slab_nbytes or STAGED_SLAB, room * 3 // 4 // 4096 * 4096)
     pieces = max(1, min(MAX_PIECES, (room - slab) // _ROW_NBYTES))
     threads = max(1, min(16, len(os.sched_getaffinity(0))))
-    return Limits(scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device)
+    return Limits(scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes)
 
 
 @dataclass(eq=False)
@@ -234,7 +237,19 @@ class Cutter:
         objects = part.wanted.object_index[spans] + self._object_base[number]
         new = Spans(spans + self._span_base[number], objects, part.stored_offset[spans], stored, weight)
         rest = self._rest.pop(kind, None)
-        yield from self._packed(kind, new if rest is None else rest.joined(new), last=False)
+        spans_so_far = new if rest is None else rest.joined(new)
+        if self._fits_one(kind, spans_so_far):
+            self._rest[kind] = spans_so_far
+        else:
+            yield from self._packed(kind, spans_so_far, last=False)
+
+    def _fits_one(self, kind: Kind | None, spans: Spans) -> bool:
+        """Say whether spans are sure to fit one slab, so that they need not be packed before the others are known."""
+        limits = self._limits.raw if kind is None else encoded_limits(self.ways[kind])
+        nbytes = int(spans.nbytes.sum()) + len(spans) * (limits.align + limits.gap)
+        weight = 0 if spans.weight is None else int(spans.weight.sum())
+        few = len(spans) <= min(limits.pieces, limits.objects)
+        return few and nbytes <= limits.nbytes - limits.align and nbytes + weight <= limits.capacity
 
     def _packed(self, kind: Kind | None, spans: Spans, *, last: bool) -> Iterator[Work]:
         """Pack spans; the last slab is kept, unless nothing follows, to be filled up from what is found next."""
@@ -269,11 +284,12 @@ def kind_of(part: Part) -> Kind | None:
 
 def way_of(kind: Kind, chunks: int, limits: Limits) -> DecodeWay:
     """Choose where chunks are decoded, by how many of them are in flight."""
+    room = limits.scratch_bytes - DEPTH * limits.pieces * _ROW_NBYTES
     return choose_way(
         kind[0],
         kind[1],
         chunks=chunks,
-        room=limits.scratch_bytes - DEPTH * limits.pieces * _ROW_NBYTES,
+        room=room if limits.slot_nbytes is None else min(room, DEPTH * limits.slot_nbytes),
         cores=limits.threads,
         table_nbytes=8,
         margin=256,

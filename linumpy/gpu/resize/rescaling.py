@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_resizing
 from linumpy.gpu.ndimage.dispatch import Grid, sample_grid
@@ -25,7 +26,7 @@ from linumpy.plan.grid.regrid import centred
 
 
 def resize(
-    image: Any,
+    image: Array,
     output_shape: Sequence[int],
     *,
     order: int = 1,
@@ -34,7 +35,7 @@ def resize(
     anti_aliasing_sigma: float | Sequence[float] | None = None,
     preserve_range: bool = True,
     clip: bool = True,
-) -> Any:
+) -> Array:
     """Resize an image, as scikit-image's ``resize`` does.
 
     The corners of the image stay where they are: voxel i of the result has its centre at (i + 1/2) n / m - 1/2, for an
@@ -147,13 +148,13 @@ def _unit_range(image: Any) -> Any:
 
 
 def resample_volume(
-    volume: Any,
+    volume: Array,
     current_spacing: Sequence[float],
     target_spacing: Sequence[float] | float,
     *,
     order: int = 1,
     anti_aliasing: bool = True,
-) -> tuple[Any, tuple[float, ...]]:
+) -> tuple[Array, tuple[float, ...]]:
     """Resample a volume to another voxel spacing.
 
     The extent of the volume, voxels times spacing, stays as it is; it is cut into the nearest whole number of voxels.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import sparse
 
+from linumpy.plan.boundary import fold
 from linumpy.plan.grid.blocks import gaussian_radius
 
 #: Boundary modes, by SciPy's names: the voxel that stands for one outside. Those outside a constant image are zero.
@@ -114,21 +115,9 @@ class Groups:
     weights: np.ndarray
 
 
-def fold(index: np.ndarray, size: np.ndarray, mode: str) -> np.ndarray:
-    """Find the voxels that stand for those outside; -1 for none. `size` has an entry for each row of `index`."""
-    size = size.reshape(-1, *(1,) * (index.ndim - 1))
-    if mode == "nearest":
-        return np.clip(index, 0, size - 1)
-    if mode == "grid-wrap":
-        return index % size
-    if mode == "reflect":
-        place = index % (2 * size)
-        return np.minimum(place, 2 * size - 1 - place)
-    if mode == "mirror":
-        period = np.maximum(1, 2 * size - 2)
-        place = index % period
-        return np.minimum(place, period - place)
-    return np.where((index >= 0) & (index < size), index, -1)
+def _beside(size: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Give sizes, one for each row of `index`, a shape that broadcasts with it."""
+    return size.reshape(-1, *(1,) * (index.ndim - 1))
 
 
 def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,12 +142,13 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         index, weights = np.floor(place + 0.5)[:, None], np.ones((plan.length, 1))
     else:
         index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - place, place - below], 1)
-    voxels = fold(index.astype(np.int64), size, plan.mode)
+    voxels = fold(index.astype(np.int64), _beside(size, index), plan.mode)
     radius = gaussian_radius(plan.sigma)
     if radius:
         taps = np.arange(-radius, radius + 1)
         bell = np.exp(-0.5 / plan.sigma**2 * taps**2)
-        smoothed = fold(voxels[..., None] + taps, size, plan.mode)
+        taken = voxels[..., None] + taps
+        smoothed = fold(taken, _beside(size, taken), plan.mode)
         voxels = np.where(voxels[..., None] < 0, -1, smoothed).reshape(plan.length, -1)
         weights = (weights[..., None] * (bell / bell.sum())).reshape(plan.length, -1)
     within = (voxels >= 0) & (weights != 0)

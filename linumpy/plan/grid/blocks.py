@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-#: How SciPy continues an image beyond its edges.
-MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap")
+from linumpy.plan.boundary import MODES, fold, period
+
 #: Of these a box that is cut at the edges of the image is continued as the image is.
 CLIPPED_MODES = ("constant", "nearest")
 #: Voxels around a box within which the spline's prefilter of each order forgets where the box was cut: the largest
@@ -298,22 +298,8 @@ def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[
     if n == 1 or high - low >= 2 * n:
         return 0, n
     # Whole turns are taken off first: they change nothing, and keep the numbers small.
-    turn = 2 * _period(n, grid.mode)
+    turn = 2 * int(period(n, grid.mode))
     shift = math.floor(low / turn) * turn
     voxels = np.arange(math.floor(low - shift) - before - 1, math.floor(high - shift) + after + 2)
-    folded = _fold(voxels, n, grid.mode)
+    folded = fold(voxels, n, grid.mode)
     return max(int(folded.min()) - 1, 0), min(int(folded.max()) + 2, n)
-
-
-def _period(n: int, mode: str) -> int:
-    """After how many voxels the continued image repeats itself."""
-    return {"reflect": 2 * n, "mirror": 2 * n - 2, "wrap": n - 1, "grid-wrap": n}[mode]
-
-
-def _fold(voxels: np.ndarray, n: int, mode: str) -> np.ndarray:
-    """Take numbers of voxels back into the source, as the mode continues it."""
-    period = _period(n, mode)
-    inside = voxels % period
-    if mode == "reflect":
-        return np.where(inside < n, inside, 2 * n - 1 - inside)
-    return np.where(inside < n, inside, period - inside) if mode == "mirror" else inside

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.errors import DeviceMemoryError
+from linumpy.plan.boundary import MODES
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape, source_bound, voxels_read
-from linumpy.plan.grid.blocks import CLIPPED_MODES, MODES, AffineGrid, ResamplePlan
+from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, ResamplePlan
 
 
 @st.composite

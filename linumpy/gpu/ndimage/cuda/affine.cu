@@ -98,7 +98,7 @@ __device__ __forceinline__ int row_in_tile() {
 // A thread makes MARCH voxels, one after another along the slowest axis. Places move one way on that march: where the
 // first and the last are inner ones, so are all.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
+    affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
     data += image_of_block(how.batch) * how.batch.image;
     target += image_of_block(how.batch) * how.batch.target;
@@ -145,7 +145,8 @@ struct alignas(16) FourHeld { COMPUTE voxel[4]; };
 // Copy four voxels into shared memory. Those that need no conversion are not waited for, see `arrived`.
 __device__ __forceinline__ void bring(FourHeld *to, const float *from, float) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from));
 #else
     *to = *reinterpret_cast<const FourHeld *>(from);
 #endif
@@ -172,7 +173,8 @@ struct Corner {
 // The planes of the brick in which eight columns of a row are needed by any place of the tile. Such a place is less than
 // (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile. Eight,
 // since memory gives 32 bytes at a time: those who bring them go from plane to plane together.
-__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin, int *end) {
+__device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin,
+                                              int *end) {
     const float z = corner.from_place[0], y = corner.from_place[1] + q;
     const float x = corner.from_place[2] + ((column & ~7) - corner.first[2] + 3.5f);
     constexpr int size[3] = {MARCH, TILE_Y, TILE_X};
@@ -196,7 +198,8 @@ __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &c
 
 // Bring the part of a brick that is needed into shared memory. Beyond the image lies its edge, which nobody looks at. A
 // thread brings four columns of a row in plane after plane.
-__device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const Corner &corner, COMPUTE *brick) {
+__device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const Corner &corner,
+                                      COMPUTE *brick) {
     const int chunk = static_cast<int>(threadIdx.x % CHUNKS), row = static_cast<int>(threadIdx.x / CHUNKS);
     if (row >= ROWS || 4 * chunk >= how.brick[2]) return;
     const int *box = how.image.box, *first = corner.first, column = first[2] + 4 * chunk;
@@ -210,7 +213,8 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
             line += min(max(column, 0), box[2] - 4);
 #pragma unroll 4
             for (; p < end; ++p, to += how.brick[1] * PITCH)
-                bring(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane, COMPUTE());
+                bring(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane,
+                      COMPUTE());
         } else {
             for (; p < end; ++p, to += how.brick[1] * PITCH) {
                 const SOURCE *from = line + min(max(first[0] + p, 0), box[0] - 1) * plane;
@@ -229,7 +233,7 @@ constexpr double NEAR = 1e-6;
 // more than a multiple of 32: the four rows of a warp's eight columns then lie in different banks, as far as the map is
 // near to the identity.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
+    affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
     data += image_of_block(how.batch) * how.batch.image;
     target += image_of_block(how.batch) * how.batch.target;
@@ -278,15 +282,15 @@ affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const
         return held;
     };
     const auto sum = [&](const Place *at) {
-        const int from = static_cast<int>(at[0].voxel - begin[0]) * plane + static_cast<int>(at[1].voxel - begin[1]) * PITCH +
-                         static_cast<int>(at[2].voxel - begin[2]);
+        const int from = static_cast<int>(at[0].voxel - begin[0]) * plane +
+                         static_cast<int>(at[1].voxel - begin[1]) * PITCH + static_cast<int>(at[2].voxel - begin[2]);
         return sum_inside(brick + from, at, PITCH, plane);
     };
     Place ends[2][3];
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
     if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
-#pragma unroll (TOGETHER)
+#pragma unroll(TOGETHER)
         for (int k = 0; k < MARCH; ++k) {
             Place at[3];
             grid.locate_all(how, k, at);

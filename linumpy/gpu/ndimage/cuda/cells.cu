@@ -13,6 +13,7 @@ extern "C" __global__ void to_cells(const UNIT *__restrict__ image, UNIT *__rest
     const int x = static_cast<int>((i >> CELL) << CELL_X) + (inside & ((1 << CELL_X) - 1));
     const int y = static_cast<int>(blockIdx.y << CELL_Y) + (inside >> CELL_X & ((1 << CELL_Y) - 1));
     const int z = static_cast<int>(blockIdx.z << CELL_Z) + (inside >> (CELL_X + CELL_Y));
-    const INDEX from = (static_cast<INDEX>(z < n0 ? z : n0 - 1) * n1 + (y < n1 ? y : n1 - 1)) * n2 + (x < n2 ? x : n2 - 1);
+    const INDEX from =
+        (static_cast<INDEX>(z < n0 ? z : n0 - 1) * n1 + (y < n1 ? y : n1 - 1)) * n2 + (x < n2 ? x : n2 - 1);
     cells[blockIdx.z * plane + blockIdx.y * row + i] = image[from];
 }

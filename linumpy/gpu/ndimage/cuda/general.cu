@@ -15,7 +15,7 @@ struct Request {
 #endif
     int whole[RANK];  // voxels of the whole image
     int start[RANK];  // where the box starts in it
-    int box[RANK];    // voxels of the box: the shape of the array
+    int box[RANK];  // voxels of the box: the shape of the array
 #if AFFINE
     int begin[OUT_RANK], shape[OUT_RANK];  // of the block in the whole output
 #endif
@@ -35,7 +35,8 @@ __device__ double sum_from(const SOURCE *__restrict__ data, const Taps *taps, IN
         double sum = 0;
         for (int k = 0; k < TAPS; ++k) {
             const INDEX offset = taps[AXIS].offset[k];
-            const double rest = sum_from<AXIS + 1>(data, taps, at + (offset < 0 ? 0 : offset), there && offset >= 0, outside);
+            const double rest =
+                sum_from<AXIS + 1>(data, taps, at + (offset < 0 ? 0 : offset), there && offset >= 0, outside);
             sum = fused(taps[AXIS].weight[k], rest, sum);
         }
         return sum;
@@ -49,7 +50,8 @@ __device__ double sample(const SOURCE *__restrict__ data, const double *c, const
     for (int a = RANK - 1; a >= 0; --a) {
         double at = c[a] + PAD;
         if (!bring_inside(at, how.whole[a]))
-            return MODE == CONSTANT || MODE == GRID_CONSTANT ? how.outside : static_cast<double>(__int_as_float(0x7FC00000));
+            return MODE == CONSTANT || MODE == GRID_CONSTANT ? how.outside
+                                                             : static_cast<double>(__int_as_float(0x7FC00000));
         const double down = floor(IS_EVEN ? at + 0.5 : at);
         weigh(at - down, taps[a].weight);
         const int64 first = static_cast<int64>(down) - ORDER / 2;
@@ -65,8 +67,8 @@ __device__ double sample(const SOURCE *__restrict__ data, const double *c, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-sample_general(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
-               const Request how) {
+    sample_general(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates,
+                   TARGET *__restrict__ target, const Request how) {
     const int64 p = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (p >= how.count) return;
     double c[RANK];

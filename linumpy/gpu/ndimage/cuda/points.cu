@@ -45,8 +45,8 @@ struct Points {
     int64 count;
     double outside;
     double sizes[3], inverse[3];  // of a voxel in units of displacement, and 1 / size
-    int whole[3];                 // voxels of the image
-    int grid[3];                  // planes, rows and columns of places
+    int whole[3];  // voxels of the image
+    int grid[3];  // planes, rows and columns of places
     int tiles[2];
 #if BATCH
     Batch batch;
@@ -73,9 +73,10 @@ __device__ __forceinline__ PLACE place_of(COORDINATE given, const Points &how, i
 // neighbours in the list otherwise: what one has brought into the cache is there for the other. A thread makes MARCH
 // of them, TOGETHER at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
-           const SOURCE *__restrict__ cells, const Points how) {
-    const Image image = {{how.whole[0], how.whole[1], how.whole[2]}, {0, 0, 0}, {how.whole[0], how.whole[1], how.whole[2]}};
+    map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
+               const SOURCE *__restrict__ cells, const Points how) {
+    const Image image = {
+        {how.whole[0], how.whole[1], how.whole[2]}, {0, 0, 0}, {how.whole[0], how.whole[1], how.whole[2]}};
     typedef decltype(locate(PLACE(), COMPUTE())) Place;
     const Inside<Place::BIAS> inside(image);
     static_assert(MARCH <= 32 && MARCH % TOGETHER == 0, "a bit for each");
@@ -105,7 +106,8 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
         for (int k = 0; k < TOGETHER; ++k)
 #pragma unroll
             for (int a = FIRST_AXIS; a < 3; ++a)
-                next[k][a] = __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
+                next[k][a] =
+                    __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
     };
     // Places go the short way at first, those that are not inner ones with any inner voxels, so that all loads are under
     // way at once. The others are made again at the end, by SciPy's rules.
@@ -135,7 +137,8 @@ map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coord
                 for (int a = 0; a < 3; ++a) first[a] = inner ? at[a].voxel - inside.origin[a] : 0;
                 const COMPUTE value = Cells(cells, how.whole).sum(at, first);
 #else
-                const COMPUTE value = sum_inside(data + (inner ? inside.first_voxel(at) : 0), at, inside.row, inside.plane);
+                const COMPUTE value =
+                    sum_inside(data + (inner ? inside.first_voxel(at) : 0), at, inside.row, inside.plane);
 #endif
                 if (!inner) others |= 1u << (i + k);
                 if (inner && i + k < left) store(target + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));

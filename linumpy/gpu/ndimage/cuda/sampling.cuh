@@ -16,7 +16,7 @@ constexpr int AFTER = ORDER / 2 + 1;
 struct Image {
     int whole[3];  // voxels of the whole image
     int start[3];  // where the box starts in it
-    int box[3];    // voxels of the box: the shape of the array
+    int box[3];  // voxels of the box: the shape of the array
 };
 
 __device__ __forceinline__ float mix(float a, float b, float f, float g) { return __fmaf_rn(f, b, __fmul_rn(g, a)); }
@@ -79,9 +79,7 @@ template <unsigned BIAS> struct Inside {
         if (RANK == 3) inner = inner && at[0].voxel - origin[0] < limits[0];
         return inner;
     }
-    __device__ __forceinline__ bool is_empty() const {
-        return !(limits[1] && limits[2] && (RANK == 2 || limits[0]));
-    }
+    __device__ __forceinline__ bool is_empty() const { return !(limits[1] && limits[2] && (RANK == 2 || limits[0])); }
     // The first voxel that an inner place reads, in the box.
     template <class P> __device__ __forceinline__ INDEX first_voxel(const P *at) const {
         if (sizeof(INDEX) == 8) {
@@ -164,8 +162,8 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 
 // A sample by SciPy's rules, whatever the place: NaN and what lies beyond all bounds give `outside` in the constant
 // modes and NaN in the others. Voxels beyond the box (there are none if the box was cut for its places) count as 0.
-__device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2, Image image,
-                                            COMPUTE outside) {
+__device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2,
+                                            Image image, COMPUTE outside) {
     const double place[3] = {c0, c1, c2};
     INDEX offset[3][TAPS] = {};  // of a voxel in the box; -1 for what is `outside`
     COMPUTE weight[3][TAPS];
@@ -175,7 +173,8 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
     for (int a = 2; a >= FIRST_AXIS; --a) {
         double c = place[a] + PAD;
         if (!bring_inside(c, image.whole[a]))
-            return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
+            return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside
+                                                             : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
         const double down = floor(IS_EVEN ? c + 0.5 : c);
         weigh(c - down, weight[a]);
         const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
@@ -221,13 +220,16 @@ struct Tile { int z, y, x; };
 // Blocks of a stack's images lie one after another; those of an image are numbered along one axis.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
-    int blocks;           // of an image
+    int blocks;  // of an image
 };
 __device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
     const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), rest = number / counts[1];
-    return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]), static_cast<int>(number % counts[1])};
+    return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]),
+            static_cast<int>(number % counts[1])};
 }
-__device__ __forceinline__ int64 image_of_block(const Batch &batch) { return blockIdx.x / static_cast<unsigned>(batch.blocks); }
+__device__ __forceinline__ int64 image_of_block(const Batch &batch) {
+    return blockIdx.x / static_cast<unsigned>(batch.blocks);
+}
 #define TILE_OF_BLOCK(how) tile_of_block((how).tiles, (how).batch)
 #define BLOCK_IN_IMAGE(how) (blockIdx.x % static_cast<unsigned>((how).batch.blocks))
 #else
@@ -235,8 +237,7 @@ __device__ __forceinline__ int64 image_of_block(const Batch &batch) { return blo
 #define BLOCK_IN_IMAGE(how) blockIdx.x
 #endif
 __device__ __forceinline__ Tile tile_of_block(const int *counts) {
-    if (!counts[1])
-        return {static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)};
+    if (!counts[1]) return {static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)};
     const unsigned rest = blockIdx.x / counts[1];
     return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]),
             static_cast<int>(blockIdx.x % counts[1])};

@@ -55,7 +55,8 @@ struct Axis {
 // BLOCK values of d for the oldest of a window, which holds `left` voxels before the end of the segment; d is `ending`
 // at that end.
 template <bool AT_END>
-__device__ __forceinline__ void go_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending, COMPUTE (&made)[BLOCK]) {
+__device__ __forceinline__ void go_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
+                                        COMPUTE (&made)[BLOCK]) {
     COMPUTE d = 0;
 #pragma unroll
     for (int k = WINDOW - 1; k >= 0; --k) {
@@ -63,11 +64,10 @@ __device__ __forceinline__ void go_back(const COMPUTE (&window)[WINDOW], int lef
         if (k < BLOCK) made[k] = d;
     }
 }
-__device__ __forceinline__ void make(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending, COMPUTE (&made)[BLOCK]) {
-    if (left >= WINDOW)
-        go_back<false>(window, left, ending, made);
-    else
-        go_back<true>(window, left, ending, made);
+__device__ __forceinline__ void make(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
+                                     COMPUTE (&made)[BLOCK]) {
+    if (left >= WINDOW) go_back<false>(window, left, ending, made);
+    else go_back<true>(window, left, ending, made);
 }
 __device__ __forceinline__ void move_on(COMPUTE (&window)[WINDOW]) {
 #pragma unroll
@@ -90,7 +90,8 @@ struct Column {
         return Widen<COMPUTE, SOURCE>::of(from[static_cast<INDEX>(axis.voxel(p)) * step]);
     }
     // Fill the first K of a window with c from voxel p on. Where `given` is not null, it is c before p. Returns that.
-    __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given, COMPUTE (&window)[WINDOW]) const {
+    __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given,
+                                             COMPUTE (&window)[WINDOW]) const {
         constexpr int BATCH = 8;  // all 2 K at once would be more code than the rest
         COMPUTE c = 0, before = 0;
 #pragma unroll 1
@@ -131,9 +132,9 @@ struct Column {
 //
 // states: null, or what `spline_boundaries` found.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
-               double value, int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
-               int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
+    spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold,
+                   int constant, double value, int segment, int segments, unsigned blocks, int64 lines, int64 count,
+                   int64 in_a, int64 in_b, int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
     const INDEX line = static_cast<INDEX>(blockIdx.x % blocks) * THREADS + static_cast<INDEX>(threadIdx.x);
     if (line >= lines) return;
     const Axis axis = {size, pad, fold, constant != 0, static_cast<COMPUTE>(value)};
@@ -175,9 +176,9 @@ spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int 
 //
 // states: 2 × (segments + 1) × lines. Threads side by side have lines side by side.
 extern "C" __global__ void __launch_bounds__(THREADS)
-spline_boundaries(const SOURCE *source, COMPUTE *states, int size, int pad, int fold, int constant, double value,
-                  int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
-                  int64 in_step) {
+    spline_boundaries(const SOURCE *source, COMPUTE *states, int size, int pad, int fold, int constant, double value,
+                      int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
+                      int64 in_step) {
     const INDEX line = static_cast<INDEX>(blockIdx.x % blocks) * THREADS + static_cast<INDEX>(threadIdx.x);
     if (line >= lines) return;
     const Axis axis = {size, pad, fold, constant != 0, static_cast<COMPUTE>(value)};
@@ -215,7 +216,8 @@ struct Rows {
         __syncwarp();
     }
     // As Column::begin; where `given` is not null, it is c before voxel p.
-    __device__ __forceinline__ void begin(const Axis &axis, int p, const COMPUTE *given, COMPUTE (&window)[WINDOW]) const {
+    __device__ __forceinline__ void begin(const Axis &axis, int p, const COMPUTE *given,
+                                          COMPUTE (&window)[WINDOW]) const {
         const int lane = threadIdx.x % 32;
         COMPUTE c = 0;
 #pragma unroll
@@ -239,8 +241,9 @@ struct Rows {
 
 // As `spline_columns`, of rows that lie one after another.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
-            double value, int segment, int segments, unsigned blocks, int64 lines, int64 in_pitch, int64 out_pitch) {
+    spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
+                double value, int segment, int segments, unsigned blocks, int64 lines, int64 in_pitch,
+                int64 out_pitch) {
     __shared__ COMPUTE tiles[THREADS / 32][32][BLOCK + 1];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64 top = (static_cast<int64>(blockIdx.x % blocks) * (THREADS / 32) + warp) * 32;
@@ -286,8 +289,8 @@ spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int siz
 
 // Axes of up to SHORT voxels, by the matrix of their filter. Lines are those of `spline_columns`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-spline_short(const SOURCE *source, TARGET *target, const double *matrix, int size, int64 lines, int64 count, int64 in_a,
-             int64 in_b, int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
+    spline_short(const SOURCE *source, TARGET *target, const double *matrix, int size, int64 lines, int64 count,
+                 int64 in_a, int64 in_b, int64 in_step, int64 out_a, int64 out_b, int64 out_step) {
     const INDEX line = static_cast<INDEX>(blockIdx.x) * THREADS + static_cast<INDEX>(threadIdx.x);
     if (line >= lines) return;
     const INDEX a = line / static_cast<INDEX>(count), b = line - a * static_cast<INDEX>(count);

@@ -7,11 +7,12 @@
 constexpr int LANES = 32, WARPS = 8;
 struct alignas(sizeof(UNIT) * PACK) Packed { UNIT voxel[PACK]; };
 
-extern "C" __global__ void __launch_bounds__(LANES * WARPS)
-take(const UNIT *__restrict__ in, UNIT *__restrict__ out, const int64 *__restrict__ planes, const int64 *__restrict__ rows,
-     const int *__restrict__ columns, const UNIT *__restrict__ outside, int height, int width, int across, int down,
-     int packed) {
-    const unsigned row_of_tiles = blockIdx.x / static_cast<unsigned>(across), plane = row_of_tiles / static_cast<unsigned>(down);
+extern "C" __global__ void __launch_bounds__(LANES *WARPS)
+    take(const UNIT *__restrict__ in, UNIT *__restrict__ out, const int64 *__restrict__ planes,
+         const int64 *__restrict__ rows, const int *__restrict__ columns, const UNIT *__restrict__ outside, int height,
+         int width, int across, int down, int packed) {
+    const unsigned row_of_tiles = blockIdx.x / static_cast<unsigned>(across),
+                   plane = row_of_tiles / static_cast<unsigned>(down);
     const int x = static_cast<int>((blockIdx.x % across) * LANES + threadIdx.x % LANES) * PACK;
     const int y = static_cast<int>(row_of_tiles % down) * (WARPS * MARCH) + static_cast<int>(threadIdx.x / LANES);
     if (x >= width) return;

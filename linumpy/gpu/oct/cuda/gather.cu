@@ -109,10 +109,10 @@ __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int d
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-shift_along_depth(const SOURCE *__restrict__ vol, SOURCE *__restrict__ out, const Shift *__restrict__ shifts,
-                  int64 from_a, int64 from_b, int64 from_z, int64 to_a, int64 to_b, int64 to_z, int size_b, int depth,
-                  int planes, int tile_a, int tile_b, int shift_a, int shift_b, int first_a, int first_b,
-                  unsigned lanes, unsigned blocks_lane, unsigned blocks_march, SOURCE fill) {
+    shift_along_depth(const SOURCE *__restrict__ vol, SOURCE *__restrict__ out, const Shift *__restrict__ shifts,
+                      int64 from_a, int64 from_b, int64 from_z, int64 to_a, int64 to_b, int64 to_z, int size_b,
+                      int depth, int planes, int tile_a, int tile_b, int shift_a, int shift_b, int first_a, int first_b,
+                      unsigned lanes, unsigned blocks_lane, unsigned blocks_march, SOURCE fill) {
     unsigned rest = blockIdx.x;
     const int lane = static_cast<int>(rest % blocks_lane * lanes + threadIdx.x % lanes);
     rest /= blocks_lane;

@@ -47,8 +47,8 @@ constexpr int TILE_A = 32, TILE_B = 64;
 constexpr int CHUNKS = 4;  // of 32 columns; a tile with its halo has no more
 
 extern "C" __global__ void __launch_bounds__(256)
-mean_tile(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
-          int size_a, int size_b, int first_a, int count_a, unsigned tiles_a, unsigned tiles_b, int s) {
+    mean_tile(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
+              int size_a, int size_b, int first_a, int count_a, unsigned tiles_a, unsigned tiles_b, int s) {
     extern __shared__ float shared[];
     const int rows = TILE_A + s - 1, columns = TILE_B + s - 1, pitch = columns | 1;  // odd: no bank conflicts
     float *const tile = shared, *const sums = shared + rows * pitch;
@@ -105,9 +105,9 @@ mean_tile(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride
 
 // The mean over s voxels along one axis (m); neighbouring threads take neighbours along the axis i, then groups of m.
 extern "C" __global__ void __launch_bounds__(256)
-mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_m, int64 stride_i, int64 stride_o,
-           int64 to_m, int64 to_i, int64 to_o, int size_m, int first_m, int count_m, int size_i, unsigned lanes,
-           unsigned blocks_i, unsigned blocks_m, int s) {
+    mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_m, int64 stride_i, int64 stride_o,
+               int64 to_m, int64 to_i, int64 to_o, int size_m, int first_m, int count_m, int size_i, unsigned lanes,
+               unsigned blocks_i, unsigned blocks_m, int s) {
     const int groups = blockDim.x / lanes;
     unsigned rest = blockIdx.x;
     const int m_block = static_cast<int>(rest % blocks_m);
@@ -171,8 +171,7 @@ __device__ inline void profiles(Value value, const float *weights, int radius, b
         before[N - 1 - j] = value(z - k0 - j);
         const float weight = weights[k0 + j];
 #pragma unroll
-        for (int d = 0; d < N; ++d)
-            out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
+        for (int d = 0; d < N; ++d) out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
     }
 }
 
@@ -180,10 +179,10 @@ __device__ inline void profiles(Value value, const float *weights, int radius, b
 constexpr int STEP = 8;
 
 extern "C" __global__ void __launch_bounds__(256)
-steepest_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
-                 const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd, Rule rule,
-                 int64 stride_a, int64 stride_b, int64 stride_z, int count_a, int size_b, int depth, int64 to_a,
-                 int64 to_b) {
+    steepest_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+                     const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd,
+                     Rule rule, int64 stride_a, int64 stride_b, int64 stride_z, int count_a, int size_b, int depth,
+                     int64 to_a, int64 to_b) {
     extern __shared__ float shared[];
     for (int k = threadIdx.x; k <= radius; k += blockDim.x) {
         shared[k] = weights[k];
@@ -202,18 +201,14 @@ steepest_columns(const float *__restrict__ mean, Depth *__restrict__ surface, fl
         const bool inside = z >= radius && z + STEP + radius <= depth;
         const auto straight = [&](int k) { return from[k * stride_z]; };
         const auto mirrored = [&](int k) { return from[reflected(k, depth) * stride_z]; };
-        if (inside)
-            profiles<STEP>(straight, shared, radius, odd, z, profile);
-        else
-            profiles<STEP>(mirrored, shared, radius, odd, z, profile);
+        if (inside) profiles<STEP>(straight, shared, radius, odd, z, profile);
+        else profiles<STEP>(mirrored, shared, radius, odd, z, profile);
 #pragma unroll
         for (int d = 0; d < STEP; ++d)
             if (z + d < depth) steepest.meet(profile[d], z + d);
 #if CUTTING
-        if (inside)
-            profiles<STEP>(straight, shared + radius + 1, radius, false, z, profile);
-        else
-            profiles<STEP>(mirrored, shared + radius + 1, radius, false, z, profile);
+        if (inside) profiles<STEP>(straight, shared + radius + 1, radius, false, z, profile);
+        else profiles<STEP>(mirrored, shared + radius + 1, radius, false, z, profile);
 #pragma unroll
         for (int d = 0; d < STEP; ++d)
             if (z + d < depth) steepest.meet_level(profile[d], z + d);
@@ -228,9 +223,9 @@ steepest_columns(const float *__restrict__ mean, Depth *__restrict__ surface, fl
 // Where depth is contiguous: GROUP A-lines of one a a block. Their mean along b and the profile in one go; a warp
 // takes a line.
 extern "C" __global__ void __launch_bounds__(128)
-steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
-               const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd, Rule rule,
-               int size_b, int depth, unsigned groups, int64 to_a, int64 to_b, int s) {
+    steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+                   const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd,
+                   Rule rule, int size_b, int depth, unsigned groups, int64 to_a, int64 to_b, int s) {
     extern __shared__ float shared[];
     const int padded = (depth + STEP - 1) / STEP * STEP + 2 * radius, pitch = spread(padded) + 1;
     float *const lines = shared + 2 * (radius + 1);
@@ -251,10 +246,8 @@ steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, floa
     for (int z = threadIdx.x; z < depth; z += blockDim.x) {
         const float *const here = from + z;
         const float *const there = here + static_cast<int64>(begin) * depth;
-        if (inside)
-            window_sums([&](int k) { return there[static_cast<int64>(k) * depth]; }, s, sum);
-        else
-            window_sums([&](int k) { return here[static_cast<int64>(reflected(begin + k, size_b)) * depth]; }, s, sum);
+        if (inside) window_sums([&](int k) { return there[static_cast<int64>(k) * depth]; }, s, sum);
+        else window_sums([&](int k) { return here[static_cast<int64>(reflected(begin + k, size_b)) * depth]; }, s, sum);
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) lines[j * pitch + spread(radius + z)] = sum[j] * scale;
     }

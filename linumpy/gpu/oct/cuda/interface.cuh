@@ -11,7 +11,10 @@ __device__ inline float intensity(SOURCE v) {
 }
 
 // A voxel and its profile. The larger one is chosen; of equal ones the first.
-struct Candidate { float value; int at; };
+struct Candidate {
+    float value;
+    int at;
+};
 __device__ inline void choose(const Candidate &other, float &value, int &at) {
     if (other.value > value || (other.value == value && other.at < at)) value = other.value, at = other.at;
 }

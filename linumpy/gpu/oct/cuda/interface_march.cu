@@ -66,8 +66,8 @@ __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, in
 
 // Where depth is contiguous: the mean over S voxels along a, at all places (b, z). `segment` means a thread.
 extern "C" __global__ void __launch_bounds__(256)
-march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
-           int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment) {
+    march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
+               int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment) {
     const int64 i = static_cast<int64>(blockIdx.x % blocks) * blockDim.x + threadIdx.x;
     if (i >= plane) return;
     const int begin = static_cast<int>(blockIdx.x / blocks) * segment;
@@ -99,9 +99,9 @@ constexpr int TILE_PITCH = 292, SUMS_PITCH = 260;  // 4 more than a multiple of 
 struct alignas(16) Four { float at[4]; };
 
 extern "C" __global__ void __launch_bounds__(256)
-march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b,
-            int64 stride_z, int size_a, int size_b, int first_a, int count_a, unsigned strips, unsigned segments,
-            int segment) {
+    march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b,
+                int64 stride_z, int size_a, int size_b, int first_a, int count_a, unsigned strips, unsigned segments,
+                int segment) {
     __shared__ Four tile_words[GROUP * TILE_PITCH / 4];
     __shared__ Four sums_words[GROUP * SUMS_PITCH / 4];
     float *const tile = tile_words[0].at, *const sums = sums_words[0].at;
@@ -175,8 +175,7 @@ __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const 
 #pragma unroll
     for (int k = 1; k <= RADIUS; ++k) {
 #pragma unroll
-        for (int d = 0; d < GROUP; ++d)
-            out[d] += weights[k] * (value[BEFORE + d + k] + sign * value[BEFORE + d - k]);
+        for (int d = 0; d < GROUP; ++d) out[d] += weights[k] * (value[BEFORE + d + k] + sign * value[BEFORE + d - k]);
     }
 }
 
@@ -190,9 +189,9 @@ __device__ inline float profile_at(const float *here, const float *weights, floa
 
 // A thread per A-line of a smoothed volume in which b is contiguous.
 extern "C" __global__ void __launch_bounds__(128)
-march_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
-              const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule, int64 stride_z,
-              int count_a, int size_b, int depth, int64 to_a, int64 to_b) {
+    march_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+                  const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule,
+                  int64 stride_z, int count_a, int size_b, int depth, int64 to_a, int64 to_b) {
     const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (line >= static_cast<int64>(count_a) * size_b) return;
     const float *const from = mean + line;
@@ -238,14 +237,14 @@ march_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float
 // or half of one) every WORKERS-th group of its voxels; at the end a line's best is chosen between workers.
 constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
 constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
-constexpr int MARGIN = 16;                   // mirrored voxels before and after a line, at most
+constexpr int MARGIN = 16;  // mirrored voxels before and after a line, at most
 constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours meet all banks
 constexpr int LINE_BLOCKS = (S + RADIUS < 24 ? 768 : 512) / THREADS;  // as registers allow
 
 extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
-march_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
-            const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule, int size_b,
-            int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
+    march_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
+                const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule, int size_b,
+                int depth, unsigned segments, int segment, int64 to_a, int64 to_b) {
     __shared__ Four lines_words[LINES * PITCH / 4];
     __shared__ Four weights_words[MARGIN / 4 + 1];
     __shared__ Candidate rises[THREADS];

@@ -12,13 +12,34 @@
 
 constexpr int UNROLL = 8;  // accesses of a thread that are under way at once
 
-template <class T> struct Kind { typedef ACC Sum; static constexpr bool exact = false; };
-template <> struct Kind<unsigned char> { typedef int64 Sum; static constexpr bool exact = true; };
-template <> struct Kind<signed char> { typedef int64 Sum; static constexpr bool exact = true; };
-template <> struct Kind<unsigned short> { typedef int64 Sum; static constexpr bool exact = true; };
-template <> struct Kind<short> { typedef int64 Sum; static constexpr bool exact = true; };
-template <> struct Kind<unsigned> { typedef int64 Sum; static constexpr bool exact = true; };
-template <> struct Kind<int> { typedef int64 Sum; static constexpr bool exact = true; };
+template <class T> struct Kind {
+    typedef ACC Sum;
+    static constexpr bool exact = false;
+};
+template <> struct Kind<unsigned char> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
+template <> struct Kind<signed char> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
+template <> struct Kind<unsigned short> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
+template <> struct Kind<short> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
+template <> struct Kind<unsigned> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
+template <> struct Kind<int> {
+    typedef int64 Sum;
+    static constexpr bool exact = true;
+};
 typedef Kind<SOURCE>::Sum Sum;  // sums of integers of up to 32 bits are exact
 constexpr bool SHORT = Kind<SOURCE>::exact && sizeof(SOURCE) <= 2;
 template <bool SHORT_ONE> struct Run { typedef Sum type; };
@@ -108,10 +129,8 @@ struct State {
     }
     __device__ void finish(int64 at, ACC *means, ACC *deviations, SOURCE *lows, SOURCE *highs) const {
 #if WANT & 1
-        if (Kind<SOURCE>::exact)
-            means[at] = static_cast<ACC>(static_cast<double>(sum) / static_cast<double>(count));
-        else
-            means[at] = static_cast<ACC>(sum) / static_cast<ACC>(count);
+        if (Kind<SOURCE>::exact) means[at] = static_cast<ACC>(static_cast<double>(sum) / static_cast<double>(count));
+        else means[at] = static_cast<ACC>(sum) / static_cast<ACC>(count);
 #endif
 #if WANT & 2
         deviations[at] = sqrt(squares / static_cast<ACC>(count));
@@ -132,9 +151,9 @@ struct alignas(VEC * sizeof(SOURCE)) Vector { SOURCE at[VEC]; };
 constexpr int BATCH_ROOM = 64 / sizeof(State), OWN = ROWS ? 1 : VEC, BATCH = OWN < BATCH_ROOM ? OWN : BATCH_ROOM;
 
 extern "C" __global__ void __launch_bounds__(256)
-project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict__ deviations,
-        SOURCE *__restrict__ lows, SOURCE *__restrict__ highs, State *__restrict__ partials, int64 n, int64 inner,
-        int64 vectors, int64 chunk, unsigned lanes, unsigned blocks, unsigned parts) {
+    project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict__ deviations,
+            SOURCE *__restrict__ lows, SOURCE *__restrict__ highs, State *__restrict__ partials, int64 n, int64 inner,
+            int64 vectors, int64 chunk, unsigned lanes, unsigned blocks, unsigned parts) {
     extern __shared__ State states[];
     const unsigned segments = blockDim.x / lanes;
     const unsigned lane = ROWS ? threadIdx.x / segments : threadIdx.x % lanes;
@@ -219,17 +238,15 @@ project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict
 #pragma unroll
     for (int v = 0; v < OWN; ++v) {
         const int64 at = ROWS ? vector : vector * VEC + v;
-        if (parts > 1)
-            partials[part * outputs + at] = state[v];
-        else
-            state[v].finish(at, means, deviations, lows, highs);
+        if (parts > 1) partials[part * outputs + at] = state[v];
+        else state[v].finish(at, means, deviations, lows, highs);
     }
 }
 
 // A warp merges the parts of one output.
 extern "C" __global__ void __launch_bounds__(256)
-merge_partials(const State *__restrict__ partials, ACC *__restrict__ means, ACC *__restrict__ deviations,
-               SOURCE *__restrict__ lows, SOURCE *__restrict__ highs, int64 outputs, unsigned parts) {
+    merge_partials(const State *__restrict__ partials, ACC *__restrict__ means, ACC *__restrict__ deviations,
+                   SOURCE *__restrict__ lows, SOURCE *__restrict__ highs, int64 outputs, unsigned parts) {
     extern __shared__ State states[];
     const int64 at = static_cast<int64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     const unsigned lane = threadIdx.x % 32;

@@ -49,7 +49,7 @@ struct Bounds {
 
 template <int N>
 __device__ __forceinline__ void read_row(const SOURCE *in, const COMPUTE *weights, COMPUTE (&values)[N],
-                                        Pack<COMPUTE, OUTPUTS> &w) {
+                                         Pack<COMPUTE, OUTPUTS> &w) {
     const Pack<SOURCE, N> here = *reinterpret_cast<const Pack<SOURCE, N> *>(in);
     w = *reinterpret_cast<const Pack<COMPUTE, OUTPUTS> *>(weights);
 #pragma unroll
@@ -127,9 +127,9 @@ __device__ __forceinline__ void column(const SOURCE *in, TARGET *out, Group grou
 }
 
 // (outer, n, inner) -> (outer, m, inner). `packed` where rows begin on PACK elements: an argument, as the shape decides.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) along(
-    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
-    const COMPUTE *__restrict__ table, int64 outer, int n, int m, int64 inner, int packed) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS)
+    along(const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
+          const COMPUTE *__restrict__ table, int64 outer, int n, int m, int64 inner, int packed) {
     const int64 packs = packed ? inner / PACK : inner, count = (m + OUTPUTS - 1) / OUTPUTS;
     const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (thread >= packs * count * outer) return;
@@ -138,10 +138,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) along(
     const int g = static_cast<int>(rest - o * count);
     in += o * n * inner + x;
     out += o * m * inner + x;
-    if (packed)
-        column<PACK>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
-    else
-        column<1>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
+    if (packed) column<PACK>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
+    else column<1>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
 }
 
 // A column's place in a row of the tile: a gap every 32, so that lanes that read every second or fourth column meet in
@@ -167,11 +165,11 @@ __device__ __forceinline__ void fill(COMPUTE *tile, const SOURCE *in, const Grou
 
 // (outer, ny, nx) -> (outer, my, mx), in tiles of tile_groups * OUTPUTS rows and tile_width columns of the result.
 // `spans` holds the columns of the image that each tile along X needs, whole packs of them where `packed`.
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
-    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
-    const COMPUTE *__restrict__ table_y, const Window *__restrict__ windows, const COMPUTE *__restrict__ table_x,
-    const Window *__restrict__ spans, int ny, int my, int nx, int mx, int tile_width, int tile_groups, int pitch,
-    int packed) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS)
+    planes(const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
+           const COMPUTE *__restrict__ table_y, const Window *__restrict__ windows, const COMPUTE *__restrict__ table_x,
+           const Window *__restrict__ spans, int ny, int my, int nx, int mx, int tile_width, int tile_groups, int pitch,
+           int packed) {
     extern __shared__ COMPUTE tile[];
     const int across = (mx + tile_width - 1) / tile_width, all = (my + OUTPUTS - 1) / OUTPUTS;
     const int down = (all + tile_groups - 1) / tile_groups, block = static_cast<int>(blockIdx.x);
@@ -180,10 +178,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
     const int count = min(tile_groups, all - first_group);
     const Window span = spans[tile_x];
     in += static_cast<int64>(plane) * ny * nx;
-    if (packed)
-        fill<PACK>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
-    else
-        fill<1>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
+    if (packed) fill<PACK>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
+    else fill<1>(tile, in, groups + first_group, count, table_y, span, ny, nx, pitch);
     __syncthreads();
 
     const int x0 = tile_x * tile_width, width = min(tile_width, mx - x0);
@@ -219,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) planes(
 }
 
 // (outer, n) -> (outer, m), a thread an element.
-extern "C" __global__ void __launch_bounds__(256) along_x(
-    const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Window *__restrict__ windows,
-    const COMPUTE *__restrict__ table, int64 outer, int n, int m) {
+extern "C" __global__ void __launch_bounds__(256)
+    along_x(const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Window *__restrict__ windows,
+            const COMPUTE *__restrict__ table, int64 outer, int n, int m) {
     const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (thread >= outer * m) return;
     const int64 o = thread / m;
@@ -232,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(256) along_x(
     Bounds bounds;
     bounds.set();
     for (int k = 0; k < window.count; ++k) {
-        const COMPUTE w = table[static_cast<int64>(k) * m + i], value = Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
+        const COMPUTE w = table[static_cast<int64>(k) * m + i],
+                      value = Widen<COMPUTE, SOURCE>::of(in[around(window.first + k, n)]);
         sum += w * value;
         if (CLAMP) bounds.add(value);
     }

@@ -1,0 +1,165 @@
+"""Work through blocks: read the next one, compute one and write the last one at the same time.
+
+In: what names each block, and what reads, computes and writes one. Out: nothing but what is written, in the order of
+the blocks. About three blocks are in memory, whatever their number. Errors: that of whichever step failed first, once,
+after the others have ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from linumpy.device import require_cuda
+from linumpy.io.zarr_mode import in_mode_of_caller
+
+Name = TypeVar("Name")
+Source = TypeVar("Source")
+Result = TypeVar("Result")
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+def work_through(
+    names: Iterable[Name],
+    read: Callable[[Name], Source],
+    compute: Callable[[Name, Source], Result],
+    write: Callable[[Name, Result], object] = _nothing,
+    *,
+    use_gpu: bool = False,
+    done: Callable[[Name], object] = _nothing,
+) -> None:
+    """Read, compute and write block after block, each step of another block at the same time.
+
+    While block k is computed, block k + 1 is read, and at most blocks k - 1 and k wait to be written or are: what
+    computes may have two buffers for results, and what reads two for sources, if it waits until those are computed.
+
+    Parameters
+    ----------
+    names : iterable
+        What names each block, such as its box.
+    read : callable
+        Name → voxels; in a thread of its own.
+    compute : callable
+        Name, voxels → result; in the caller's thread, on a device on its current stream. It may start work and return.
+    write : callable
+        Takes name and result; in a thread of its own, in order. It begins when the work on the device is done, and
+        copies a device's result to the host. By default nothing is written.
+    use_gpu : bool
+        Whether the threads work on the caller's current CUDA device, reads and writes each on a stream of their own.
+    done : callable
+        Called with each name when its block is written, in the caller's thread.
+    """
+    side = _Device() if use_gpu else _Host()
+    waiting = iter(names)
+    reads: deque[tuple[Name, Future[tuple[Source, Any]]]] = deque()
+    writes: deque[tuple[Name, Future[None]]] = deque()
+
+    def read_one(name: Name) -> tuple[Source, Any]:
+        with side.reading():
+            return read(name), side.mark()
+
+    def write_one(name: Name, source: list[Source], result: Result, computed: Any) -> None:
+        with side.writing():
+            side.wait_for(computed)
+            # Only now: memory that is freed while a kernel still reads it would be given to the next block.
+            source.clear()
+            write(name, result)
+
+    with (
+        closing(side),
+        ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
+        ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
+    ):
+
+        def read_next() -> None:
+            for name in waiting:
+                reads.append((name, reader.submit(read_one, name)))
+                return
+
+        def settle(at_most: int) -> None:
+            while len(writes) > at_most:
+                name, future = writes.popleft()
+                future.result()
+                done(name)
+
+        def step() -> None:  # a function, so that nothing of a block stays in a variable
+            name, future = reads.popleft()
+            source, there = future.result()
+            read_next()
+            settle(at_most=1)
+            side.follow(there)
+            result = compute(name, source)
+            writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
+
+        read_next()
+        while reads:
+            step()
+        settle(at_most=0)
+
+
+class _Host:
+    """Threads that work in host memory need no order among them but that of their calls."""
+
+    def reading(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    writing = reading
+
+    def mark(self) -> Any:
+        """Remember how far the work has come."""
+
+    def follow(self, mark: Any) -> None:
+        """Let what comes now work on what was done until the mark."""
+
+    def wait_for(self, mark: Any) -> None:
+        """Wait until all that came before the mark is done."""
+
+    def close(self) -> None:
+        """Wait for all streams."""
+
+
+class _Device(_Host):
+    """Threads that work on the caller's device: reads and writes on streams of their own, ordered by events."""
+
+    def __init__(self) -> None:
+        self._cupy = require_cuda()
+        self._number = self._cupy.cuda.Device().id  # a new thread begins on device 0
+        self._reads, self._writes = _streams(self._number)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._cupy.cuda.Device(self._number), self._reads:
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with self._cupy.cuda.Device(self._number), self._writes:
+            yield
+
+    def mark(self) -> Any:
+        return self._cupy.cuda.get_current_stream().record()
+
+    def follow(self, mark: Any) -> None:
+        self._cupy.cuda.get_current_stream().wait_event(mark)
+
+    def wait_for(self, mark: Any) -> None:
+        mark.synchronize()
+
+    def close(self) -> None:
+        for stream in (self._cupy.cuda.get_current_stream(), self._reads, self._writes):
+            stream.synchronize()
+
+
+@functools.cache
+def _streams(device: int) -> tuple[Any, Any]:
+    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
+    cupy = require_cuda()
+    with cupy.cuda.Device(device):
+        return cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
