@@ -28,14 +28,15 @@ class Lease:
     ----------
     slot : int
         The slot.
-    address : int
-        Where it lies.
+    offset : int
+        Where it begins in the memory.
     memory : Memory
         Whose queue takes the slot when this object is gone, with events behind what its readers have queued.
     """
 
-    def __init__(self, slot: int, address: int, memory: Memory) -> None:
-        self.slot, self.address, self.nbytes = slot, address, memory.slot_nbytes
+    def __init__(self, slot: int, offset: int, memory: Memory) -> None:
+        self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
+        self.address = memory.address + offset
         self.streams: set[int] = set()
         self._owner = memory.base
         weakref.finalize(self, _give_back, memory.freed, slot, self.streams, memory.device_id).atexit = False
@@ -157,7 +158,7 @@ class Memory:
         slot, events = found
         for event in events:
             self._wait(event)
-        return Lease(slot, self.address + slot * self.slot_nbytes, self)
+        return Lease(slot, slot * self.slot_nbytes, self)
 
     def _wait(self, event: Any) -> None:
         """Wait on the host until a consumer's work is done: the reader's streams do not know it."""

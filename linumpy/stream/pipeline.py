@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,7 +89,8 @@ class Pipeline:
 
             with cupy.cuda.Device(self.device_id):
                 self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._threads = None if self.device_id is not None else ThreadPoolExecutor(config.n_compute_threads or None)
+        threads = config.n_compute_threads or len(os.sched_getaffinity(0))
+        self._threads = None if self.device_id is not None else ThreadPoolExecutor(threads, "linumpy-stream-compute")
         self._producer = Producer(config, self._reader, self._memory, self._stream)
         self._popping = threading.Lock()
         self._popped = self._position = 0
@@ -100,8 +102,7 @@ class Pipeline:
 
         config = self.config
         device = "cpu" if self.device_id is None else self.device_id
-        cached: dict[str, Any] = {"cache_bytes": config.allowed_cache_bytes} if config.cache_bytes else {}
-        return Reader(device, config.host_buffer_bytes, **cached)
+        return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite."""
@@ -324,8 +325,12 @@ class Pipeline:
                 if to != row:
                     array[to] = array[row]
         ready = None if self._stream is None else self._recorded()
-        for part, array in zip(item.parts, item.arrays, strict=True):
-            tensors[part.name] = Tensor(array[: len(rows)], part.dtype, ready, item.lease)
+        assert item.lease is not None
+        offset = 0
+        for part in item.parts:
+            array = self._memory.leased(item.lease, offset, (len(rows), *part.shape), part.element)
+            tensors[part.name] = Tensor(array, part.dtype, ready, item.lease)
+            offset += part.nbytes(config.batch_size)
         samples = tuple(item.samples[row] for row in rows)
         self._emitted += 1
         self._truncated += len(samples) < config.batch_size

@@ -39,7 +39,7 @@ class InFlight:
     lease : Lease or None
         Its memory; None where there is no row.
     arrays : list
-        The batch of each part.
+        The batch of each part, without the lease: tickets hold views of them, and may outlive the batch.
     tickets : list of (int, ticket)
         Row and read.
     direct, staged : list of list
@@ -218,10 +218,9 @@ class Producer:
         assert self.parts is not None
         item.parts = self.parts
         item.lease = self._take_slot()
-        offset = 0
+        offset = item.lease.offset
         for part in self.parts:
-            shape = (len(item.samples), *part.shape)
-            item.arrays.append(self._memory.leased(item.lease, offset, shape, part.element))
+            item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
             offset += part.nbytes(self._config.batch_size)
         jobs, rows = self._jobs(item, reads)
         if self._closed:

@@ -30,10 +30,8 @@ def test_a_small_run(tmp_path, capsys, dtype):
     one, two = measure(tmp_path / "work", Output(tmp_path / "out.json"), dtype=dtype)
     assert one.case.nbytes == 2 * 6 * 10 * 12 * 3 * 6
     found = {entry.name: entry.verdict for entry in two.entries}
-    cached = found.pop("cached")
-    assert cached in ("ok", "cannot run")  # as the reader has a chunk cache or not
-    assert found == {"stream": "ok", "augmented": "ok", "tensorstore": "ok", "zarr": "ok"}
-    assert all(entry.seconds for entry in two.entries if entry.verdict == "ok")
+    assert found == dict.fromkeys(["stream", "cached", "augmented", "tensorstore", "zarr"], "ok")
+    assert all(entry.seconds for entry in two.entries)
     assert one.verdict == ""  # not judged
     assert list((tmp_path / "work").iterdir()) == []
     assert len(json.loads((tmp_path / "out.json").read_text())["cases"]) == 2

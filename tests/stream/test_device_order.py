@@ -101,16 +101,18 @@ def expected(arrays, sample, pad):
 
 
 @settings(max_examples=examples(45))
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["f32", "bf16", "f16"]), st.sampled_from([None, "reflect", "constant"]),
-       st.integers(2, 4), st.integers(0, 2))  # fmt: skip
-def test_whatever_streams_do_batches_are_the_crops(arrays, seed, dtype, pad, lookahead, kept):
+@given(
+    st.integers(0, 2**32 - 1), st.sampled_from(["f32", "bf16", "f16"]), st.sampled_from([None, "reflect", "constant"]),
+    st.integers(2, 4), st.integers(0, 2), st.sampled_from([0, 50_000, 1 << 20]),
+)  # fmt: skip
+def test_whatever_streams_do_batches_are_the_crops(arrays, seed, dtype, pad, lookahead, kept, cache):
     """A consumer copies each batch on a stream of its own and gives it back before that is done."""
     found, held = [], []
     with fake_device(seed) as device:
         slot = 512 * -(-2 * 210 * (4 if dtype == "f32" else 2) // 512)
         config = stream.Config(
             batch_size=2, host_buffer_bytes=1 << 20, device_buffer_bytes=(lookahead + 4) * slot + 6000, dtype=dtype,
-            lookahead_batches=lookahead, pad=pad,
+            lookahead_batches=lookahead, pad=pad, cache_bytes=cache,
         )  # fmt: skip
         own = device.cupy.cuda.Stream(non_blocking=True)
         with stream.Pipeline(config) as pipeline:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import os
 import shutil
 import tempfile
@@ -227,11 +226,7 @@ def _share(work: Work) -> float:
 
 @contextlib.contextmanager
 def _ours(work: Work, **options: Any) -> Iterator[Prepared]:
-    from linumpy.gpu import Reader
-
     request = work.request
-    if options.get("cache_bytes") and "cache_bytes" not in inspect.signature(Reader).parameters:
-        raise CannotRunError("the reader has no chunk cache")
     config = Config(
         batch_size=work.load.batch, host_buffer_bytes=request.buffer_bytes, device_buffer_bytes=request.buffer_bytes,
         dtype=request.dtype, lookahead_batches=request.lookahead, device=None if request.use_gpu else "cpu", **options,
