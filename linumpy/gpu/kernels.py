@@ -54,7 +54,7 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str, package: str = SHARED) -> str:
-    """Read a CUDA source of a package, with each header it includes, of that package or shared, put in its place.
+    """Read a CUDA source of a package, with each header it includes, of that package or shared, inserted.
 
     CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
     """
@@ -65,8 +65,8 @@ def source_text(source: str, package: str = SHARED) -> str:
 def _with_headers(text: str, package: str) -> str:
     def header(found: re.Match[str]) -> str:
         own = importlib.resources.files(package) / found[1]
-        place = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
-        return place.read_text(encoding="utf-8")
+        found_at = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
+        return found_at.read_text(encoding="utf-8")
 
     return _INCLUDE.sub(header, text)
 
@@ -147,7 +147,7 @@ CUDA_TYPES = {
 
 #: Of these, what float32 holds without a loss; kernels compute in double precision for the others.
 IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: Elements from which on their numbers take 64 bits, with room for those of a block beyond the last.
+#: Elements from which on their numbers take 64 bits; a block numbers some elements beyond the last.
 _INT_LIMIT = 2**31 - 2**20
 
 

@@ -1,6 +1,6 @@
 """Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
 
-zarr-python parses and checks the metadata; this room only reads what it found and says, in ``unsupported``, what
+zarr-python parses and checks the metadata; this module only reads what it found and says, in ``unsupported``, what
 the kvikio reader cannot take and why. It opens no chunk.
 """
 

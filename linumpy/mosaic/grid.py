@@ -114,20 +114,20 @@ def resample_mosaic_grid(
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
     ) as writer:  # fmt: skip
 
-        def resample(place: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
-            made = resample_tiles(tiles, grid.part(place[1]))
+        def resample(part: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
+            made = resample_tiles(tiles, grid.part(part[1]))
             if progress is not None:
-                progress(box_nbytes(array, place[1]))
+                progress(box_nbytes(array, part[1]))
             return made
 
         # Where tiles get finer it is the result that takes the memory.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
         work_through(
-            image.places(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
-            lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
+            image.boxes(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
+            lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
             resample,
-            lambda place, tiles: writer.write((*place[0], *grid.new_box(place[1])), tiles),
+            lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
             use_gpu=use_gpu,
         )
     return ResampledGrid(grid, image.nbytes)

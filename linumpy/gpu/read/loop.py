@@ -238,7 +238,11 @@ class Loop:
                 if not self._queue:
                     break
                 source = self._queue[0]
-            request = source.next_request()
+            try:
+                request = source.next_request()
+            except Exception as error:
+                source.abandon(error)
+                request = None
             with self._changed:
                 if request is None:
                     if self._queue and self._queue[0] is source:
@@ -356,6 +360,9 @@ class Loop:
             self._drop_slots(work)
             for part, spans, place in sources:
                 slot = self.cache.reserve(part, spans) if self.cache.keeps(part) else np.full(len(spans), -1)
+                if work.broken is not None:
+                    self.cache.drop(part, slot[work.broken])
+                    slot[work.broken] = -1
                 work.slots.append(slot)
                 assert place is not None
                 if (slot >= 0).any():
@@ -554,7 +561,8 @@ class Loop:
         for span, error in zip(spans.tolist(), errors, strict=True):
             if error is not None:
                 part.fail(np.array([span]), error)
-        # Its buffer holds anything, and its jobs are lost: they get that, and the others what they want.
+        # Their buffers hold anything. The jobs that want them have failed; nobody else gets anything of them.
+        work.broken = np.array([error is not None for error in errors], bool)
         return True
 
     # Ends

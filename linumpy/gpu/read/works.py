@@ -123,6 +123,8 @@ class Work:
         Of chunks that are on the device already, part by part.
     slots : list of numpy.ndarray
         Places in the cache for the chunks of each part, -1 for none; empty without a cache.
+    broken : numpy.ndarray of bool or None
+        Which of the chunks that the host decodes are broken; None where none is.
     """
 
     kind: str
@@ -137,6 +139,7 @@ class Work:
     file_of_read: np.ndarray | None = None
     addresses: list[np.ndarray] = field(default_factory=list)
     slots: list[np.ndarray] = field(default_factory=list)
+    broken: np.ndarray | None = None
 
     @property
     def timed(self) -> bool:
@@ -254,9 +257,9 @@ class Cutter:
         if way is not None and way.slot is None:
             yield from host_works(part, spans, self._limits)
             return
-        if way is not None and (some := int(len(spans) * way.host_part)):
-            yield from host_works(part, spans[len(spans) - some :], self._limits)
-            spans = spans[: len(spans) - some]
+        if way is not None and (count := int(len(spans) * way.host_part)):
+            yield from host_works(part, spans[len(spans) - count :], self._limits)
+            spans = spans[: len(spans) - count]
         stored = part.stored_nbytes[spans]
         weight = None
         if way is not None and way.slot is not None:
