@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, here and on a GPU unchanged, finds the truth, and has its pictures in it."""
+"""The notebooks run from top to bottom, here and on a GPU unchanged, find the truth, and hold their pictures."""
 
 import base64
 import json
@@ -11,15 +11,16 @@ import pytest
 from linumpy.device import DEVICE_VARIABLE, is_device_array
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/quickstart.ipynb"
+FIELD = NOTEBOOK.with_name("radiance_field.ipynb")
 pytestmark = pytest.mark.skipif(not NOTEBOOK.exists(), reason="the notebooks are not installed with the package")
 
 
-def code_cells():
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+def code_cells(notebook=NOTEBOOK):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-def run_all():
+def run_all(notebook=NOTEBOOK):
     """Run the code cells one after another, as a kernel does; returns the names that they leave."""
     from matplotlib import pyplot
 
@@ -27,10 +28,10 @@ def run_all():
     pyplot.switch_backend("agg")
     names = {"__name__": "__main__"}
     try:
-        for number, cell in enumerate(code_cells()):
-            exec(compile("".join(cell["source"]), f"{NOTEBOOK.name}, cell {number}", "exec"), names)
-        names["pictures"] = [pyplot.figure(number) for number in pyplot.get_fignums()]
-        for picture in names["pictures"]:
+        for number, cell in enumerate(code_cells(notebook)):
+            exec(compile("".join(cell["source"]), f"{notebook.name}, cell {number}", "exec"), names)
+        names["figures"] = [pyplot.figure(number) for number in pyplot.get_fignums()]
+        for picture in names["figures"]:
             picture.canvas.draw()
     finally:
         pyplot.close("all")
@@ -42,7 +43,7 @@ def check(names):
     assert np.nanmedian(np.abs(names["found"] - names["truth"])) < 0.25
     assert abs(np.nanmedian(names["found"] - names["truth"])) < 0.1
     assert names["isotropic"].shape == (56, 192, 192)
-    assert len(names["pictures"]) == 4
+    assert len(names["figures"]) == 4
     for steps in names["timed"].values():
         assert list(steps) == ["read", "resample", "surface"]
         assert all(seconds > 0 for seconds in steps.values())
@@ -76,15 +77,41 @@ def test_it_runs_on_a_gpu_unchanged(monkeypatch, cupy):
     assert 3 not in crossed  # pictures and maps came to the host, volumes did not
 
 
-def test_what_is_saved_is_a_clean_run_with_pictures():
-    outputs = [output for cell in code_cells() for output in cell["outputs"]]
-    assert [cell["execution_count"] for cell in code_cells()] == list(range(1, len(code_cells()) + 1))
+def check_field(names):
+    """Of the batches, and of a picture that the field was not fitted to."""
+    assert np.mean(names["psnr"][-10:]) > 33
+    assert names["unseen"] > 33
+    assert names["per_ray"][-1] < 0.9 * names["per_ray"][0]
+    assert len(names["figures"]) == 4
+    water = names["truth"][..., 3] == 0
+    assert float(names["fitted"][..., 3][water].mean()) < 0.6
+    assert float(names["fitted"][..., 3][~water].mean()) > 3
+
+
+def test_a_field_is_fitted_on_the_cpu(monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    check_field(run_all(FIELD))
+
+
+@pytest.mark.gpu
+def test_a_field_is_fitted_on_a_gpu(monkeypatch, cupy):
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    names = run_all(FIELD)
+    check_field(names)
+    assert is_device_array(names["fitted"])
+
+
+@pytest.mark.parametrize("notebook", [NOTEBOOK, FIELD], ids=lambda one: one.stem)
+def test_what_is_saved_is_a_clean_run_with_pictures(notebook):
+    cells = code_cells(notebook)
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
     assert {output["name"] for output in outputs if output["output_type"] == "stream"} == {"stdout"}
     pictures = [output["data"]["image/png"] for output in outputs if "data" in output]
     assert len(pictures) == 4
     assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in pictures)
-    assert NOTEBOOK.stat().st_size < 2**21
+    assert notebook.stat().st_size < 2**21
     printed = "".join("".join(output.get("text", "")) for output in outputs)
     assert "/tmp" not in printed
     assert "/home" not in printed

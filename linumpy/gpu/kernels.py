@@ -36,17 +36,20 @@ class KernelSpec:
         Preprocessor definitions: types, rank, mode; never a shape.
     package : str
         Package that the source is data of.
+    flags : tuple of str
+        Further options of NVRTC.
     """
 
     source: str
     name: str
     defines: tuple[tuple[str, str], ...]
     package: str = SHARED
+    flags: tuple[str, ...] = ()
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the compiler."""
-        return (_STANDARD, *(f"-D{key}={value}" for key, value in self.defines))
+        return (_STANDARD, *self.flags, *(f"-D{key}={value}" for key, value in self.defines))
 
 
 @functools.cache

@@ -71,7 +71,8 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
     plan = request.plan
     with output.device_of(request) as device:
         output.check_memory(request, 0)  # what cannot fit anyway is not planned
-        with _reader_for(request, device.id) as reader:
+        direct, gds = gds_mode(plan.layout.root or "")
+        with _reader_for(request, device.id, direct=direct) as reader:
             estimate = estimate_scratch(plan, reader.limits)
             output.check_memory(request, max(0, estimate - reader.device_bytes))
             planned = time.perf_counter()
@@ -83,17 +84,16 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
                 ticket.exception()
                 raise
             report = ticket.report
-    gds = gds_mode(plan.layout.root or "")[1]
     return array, replace(report, gds=gds, plan_seconds=planned - begin, read_seconds=time.perf_counter() - planned)
 
 
 @contextmanager
-def _reader_for(request: ReadRequest, device: int) -> Iterator[Reader]:
+def _reader_for(request: ReadRequest, device: int, *, direct: bool) -> Iterator[Reader]:
     """Use the reader that all callers share, or one of its own where another amount of scratch is asked for."""
     if request.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
-        yield shared_reader(device)
+        yield shared_reader(device, direct=direct)
         return
-    with Reader(device, request.scratch_bytes) as reader:
+    with Reader(device, request.scratch_bytes, direct=direct) as reader:
         yield reader
 
 

@@ -18,6 +18,7 @@ import logging
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -33,8 +34,8 @@ __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
 #: Batches up to this are read by the caller, if they are in the page cache.
 SMALL_READS, SMALL_NBYTES = 8, 2**20
-#: Small batches that go to the threads after one that was not in the page cache.
-_COLD_BATCHES = 8
+#: Small batches that go to the threads after one that was not in the page cache, or took that many seconds.
+_COLD_BATCHES, _SLOW = 8, 0.002
 #: Where nobody says how many files may be open.
 _DESCRIPTORS = 1024
 #: Small batches that callers read at the same time.
@@ -61,20 +62,22 @@ class _NotCachedError(Exception):
 
 
 def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int:
-    """Read what is in the page cache; as :func:`linumpy.io.posix_aio.read_now` otherwise."""
-    done = 0
+    """Do what :func:`linumpy.io.posix_aio.read_now` does, unless it would have to wait for a disk."""
+    done, flags = 0, os.RWF_NOWAIT
     while done < nbytes:
         vector = _Vector(address + done, nbytes - done)
-        got = _libc.preadv2(descriptor, ctypes.byref(vector), 1, offset + done, os.RWF_NOWAIT)
+        got = _libc.preadv2(descriptor, ctypes.byref(vector), 1, offset + done, flags)
         if got == 0:
             break
         if got > 0:
             done += got
             continue
         code = ctypes.get_errno()
-        if code in (errno.EAGAIN, errno.EOPNOTSUPP):  # also of file systems that cannot tell
+        if code == errno.EAGAIN:
             raise _NotCachedError
-        if code != errno.EINTR:
+        if code == errno.EOPNOTSUPP and flags:  # the file system cannot tell: overlay, tmpfs, some networks
+            flags = 0
+        elif code != errno.EINTR:
             return -code
     return done
 
@@ -155,7 +158,11 @@ class Pending(Generic[Result]):
     def _read_in_child(self) -> None:
         # The threads that read for the parent are not in this process, nor is the memory that they fill.
         assert self._reads is not None  # the caller of ReadEngine.stat is not in this process either
-        self._results, self._ended = read_files(self._reads), True
+        try:
+            self._results = read_files(self._reads)
+        except Exception as error:
+            self._error = error
+        self._ended = True
 
 
 class ReadEngine:
@@ -212,9 +219,9 @@ class ReadEngine:
         """Try it on a file in memory: there are kernels and sandboxes that have a part of io_uring."""
         content = np.arange(5000, dtype=np.uint16)
         got = np.zeros(6000, np.uint16)
-        with open(os.memfd_create("linumpy"), "wb", buffering=0) as file:
-            file.write(content.tobytes())
-            path = f"/proc/self/fd/{file.fileno()}"
+        with open(os.memfd_create("linumpy"), "wb", buffering=0) as trial:
+            trial.write(content.tobytes())
+            path = f"/proc/self/fd/{trial.fileno()}"
             expected = read_files(FileReads([path], *np.zeros((4, 1), np.int64))).before
             file, offset, nbytes = np.array([[0, 0], [8000, 0], [4000, 8000]])
             address = got.ctypes.data + np.array([8000, 0])
@@ -295,9 +302,10 @@ class ReadEngine:
             self._cold -= 1
             return None
         token: list[None] = []
+        begin = time.monotonic()
         try:
             token.extend(map(self._tokens.pop, (-1,)))
-            return read_files(reads, _read_cached)
+            results = read_files(reads, _read_cached)
         except IndexError:  # as many callers as may open files do so
             return None
         except _NotCachedError:
@@ -305,6 +313,9 @@ class ReadEngine:
             return None
         finally:
             self._tokens.extend(token)
+        if time.monotonic() - begin > _SLOW:
+            self._cold = _COLD_BATCHES
+        return results
 
 
 class _PlainThread:

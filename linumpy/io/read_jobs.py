@@ -153,34 +153,37 @@ class ReadJob(Job):
 
     def _cut_reads(self) -> None:
         reads = self._reads
+        self._file, self._offset, self._nbytes = reads.file, reads.offset, reads.nbytes
+        self._address = reads.address.astype(np.uint64)
+        if self._nbytes.max() <= PIECE_NBYTES:
+            return
         count = np.maximum(-(-reads.nbytes // PIECE_NBYTES), 1)
         self._first_piece = np.cumsum(count) - count
         row = np.repeat(np.arange(len(count)), count)
         within = (np.arange(len(row)) - self._first_piece[row]) * PIECE_NBYTES
-        self._file, self._offset = reads.file[row], reads.offset[row] + within
-        self._nbytes = np.minimum(reads.nbytes[row] - within, PIECE_NBYTES)
-        self._address = reads.address[row].astype(np.uint64) + within.astype(np.uint64)
+        self._file, self._offset = self._file[row], self._offset[row] + within
+        self._nbytes = np.minimum(self._nbytes[row] - within, PIECE_NBYTES)
+        self._address = self._address[row] + within.astype(np.uint64)
 
     def _cut_chains(self) -> None:
         cost = self._nbytes + _READ_COST
         before = np.cumsum(cost) - cost
         first_of_file = np.searchsorted(self._file, np.arange(len(self.paths)))
         group = (before - before[first_of_file][self._file]) // CHAIN_NBYTES
-        begins = np.r_[True, (self._file[1:] != self._file[:-1]) | (group[1:] != group[:-1])]
-        self._bounds = np.r_[np.flatnonzero(begins), len(cost)]  # pieces of each chain
+        begins = (np.diff(self._file, prepend=-1) != 0) | (np.diff(group, prepend=-1) != 0)
+        self._bounds = np.append(np.flatnonzero(begins), len(cost))  # pieces of each chain
         self._chain_file = self._file[self._bounds[:-1]]
         self._chain_cost = np.add.reduceat(cost, self._bounds[:-1]) + _CHAIN_COST
 
     def windows(self, threads: int, descriptors: int) -> list[Window]:
         """Cut into windows for that many threads, each with at most that many open files."""
-        total = int(self._chain_cost.sum())
-        most = min(max(-(-total // threads), SMALL_WINDOW_NBYTES), WINDOW_NBYTES)
-        before = np.cumsum(self._chain_cost) - self._chain_cost
-        window = before // most
-        first = np.flatnonzero(np.r_[True, window[1:] != window[:-1]])
-        if (np.diff(np.r_[first, len(window)]) > descriptors).any():
-            first = np.arange(0, len(window), descriptors)
-        return self._cut(first, len(window), opens=True)
+        end = np.cumsum(self._chain_cost)
+        most = min(max(-(-int(end[-1]) // threads), SMALL_WINDOW_NBYTES), WINDOW_NBYTES)
+        window = (end - self._chain_cost) // most
+        first = np.flatnonzero(np.diff(window, prepend=-1))
+        within = np.arange(len(end)) - np.repeat(first, np.diff(first, append=len(end)))
+        first = np.flatnonzero(within % descriptors == 0)
+        return self._cut(first, len(end), opens=True)
 
     def steps(self, begin: int, end: int) -> uring.Steps:
         """Open all files of a window; then one linked chain for each."""

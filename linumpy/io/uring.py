@@ -78,6 +78,9 @@ class _Setup(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _syscall(number: int, *arguments: Any) -> int:
@@ -100,6 +103,7 @@ class Ring:
     def __init__(self, workers: int) -> None:
         setup = _Setup(flags=_CQSIZE | _CLAMP | _SUBMIT_ALL | _COOP_TASKRUN, cq_entries=2 * ENTRIES)
         self._fd = _syscall(_SETUP, ctypes.c_uint(ENTRIES), ctypes.byref(setup))
+        self._mappings: list[tuple[int, int]] = []
         try:
             needed = _FEAT_SINGLE_MMAP | _FEAT_NODROP | _FEAT_SUBMIT_STABLE
             if setup.features & needed != needed or setup.sq_entries != ENTRIES:
@@ -118,17 +122,26 @@ class Ring:
 
     def _map(self, setup: _Setup) -> None:
         size = max(setup.sq[6] + 4 * setup.sq_entries, setup.cq[5] + _COMPLETION.itemsize * setup.cq_entries)
-        rings = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=_OFF_RINGS)
-        entries = mmap.mmap(self._fd, ENTRY.itemsize * setup.sq_entries, mmap.MAP_SHARED, offset=_OFF_ENTRIES)
-        words = np.frombuffer(rings, np.uint32, size // 4)
+        rings = self._mapping(size, _OFF_RINGS)
+        self._entries = self._mapping(ENTRY.itemsize * setup.sq_entries, _OFF_ENTRIES).view(ENTRY)
+        words = rings[: size // 4 * 4].view(np.uint32)
         order = setup.sq[6] // 4  # the array that says which entry comes when
         words[order : order + setup.sq_entries] = np.arange(setup.sq_entries)
         self._tail, self._head, self._end = (
             words[byte // 4 : byte // 4 + 1] for byte in (setup.sq[1], setup.cq[0], setup.cq[1])
         )
-        self._entries = np.frombuffer(entries, ENTRY)
-        self._completions = np.frombuffer(rings, _COMPLETION, setup.cq_entries, setup.cq[5])
-        self.capacity = int(setup.cq_entries)
+        end = setup.cq[5] + _COMPLETION.itemsize * setup.cq_entries
+        self._completions = rings[setup.cq[5] : end].view(_COMPLETION)
+
+    def _mapping(self, nbytes: int, offset: int) -> np.ndarray:
+        # Not by Python's mmap, which keeps a duplicate of the descriptor that a forked child could not close.
+        writable, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE
+        address = _libc.mmap(None, nbytes, writable, flags, self._fd, offset)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "io_uring: its queues cannot be mapped")
+        self._mappings.append((address, nbytes))
+        shared_bytes: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+        return np.frombuffer(shared_bytes, np.uint8)
 
     def push(self, entries: np.ndarray) -> None:
         """Put entries into the queue; chains of linked entries are complete in one call, of at most `ENTRIES`."""
@@ -166,17 +179,21 @@ class Ring:
             head, end = int(self._head[0]), int(self._end[0])
         # Results are read after their number: to release a lock and take it again orders the two on every machine.
         with self._between:
-            rows = np.arange(head, head + ((end - head) & 0xFFFFFFFF)) % self.capacity
+            rows = np.arange(head, head + ((end - head) & 0xFFFFFFFF)) % len(self._completions)
             results = self._completions[rows]
         self._head[0] = end
         self.under_way -= len(results)
         return results
 
     def close(self) -> None:
-        """Give the ring back; what is under way is cancelled or completed by the kernel at some time."""
+        """Give the ring back; no operation is under way, unless it is the parent's, in a forked child."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
+        nothing: Any = np.empty(0)
+        self._entries = self._completions = self._tail = self._head = self._end = nothing
+        while self._mappings:
+            _libc.munmap(*self._mappings.pop())
 
 
 def _after_fork() -> None:
@@ -208,9 +225,12 @@ class Work(Protocol):
 class _UnderWay:
     """A piece of work and the results of its current step."""
 
+    steps: Steps
+    results: np.ndarray
+    left = 0
+
     def __init__(self, work: Work) -> None:
-        self.work, self.steps, self.left = work, work.steps(), 0
-        self.results = np.empty(0, np.int32)
+        self.work = work
 
 
 class RingThread:
@@ -277,9 +297,8 @@ class RingThread:
             held = sum(one.work.descriptors for one in self._under_way.values())
             if work is None or held + work.descriptors > self._descriptors:
                 break
-            self._waiting = None
             number = next(n for n in range(_DEPTH) if n not in self._under_way)
-            self._under_way[number] = _UnderWay(work)
+            self._under_way[number], self._waiting = _UnderWay(work), None
             self._step(number, None)
         return bool(self._under_way) or not self._ended
 
@@ -287,6 +306,8 @@ class RingThread:
         """Go on with a piece of work that has the results of its last step, None at first."""
         one = self._under_way[number]
         try:
+            if results is None:
+                one.steps = one.work.steps()
             entries = one.steps.send(results)  # type: ignore[arg-type]
         except BaseException as error:
             del self._under_way[number]

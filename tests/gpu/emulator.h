@@ -35,6 +35,7 @@ struct dim3_ { unsigned x = 1, y = 1, z = 1; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct float4 { float x, y, z, w; };
 
@@ -350,6 +351,13 @@ inline float __fadd_rd(float a, float b) {  // of numbers whose sum a double hol
     return near > exact ? std::nextafterf(near, -INFINITY) : near;
 }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline float __fmaf_rd(float a, float b, float c) {  // of numbers whose exact result a double holds
+    const double exact = static_cast<double>(a) * b + c;
+    const float near = static_cast<float>(exact);
+    return near > exact ? std::nextafterf(near, -INFINITY) : near;
+}
+inline float __saturatef(float v) { return v > 0 ? v < 1 ? v : 1.0f : 0.0f; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }

@@ -376,7 +376,9 @@ class Device:
         cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
         for module in (cupy, cupyx):
             module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        here = _Here(id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024})
+        here = _Here(
+            id=0, use=lambda: None, attributes={"MultiProcessorCount": 4, "MaxSharedMemoryPerBlockOptin": 227 * 1024}
+        )
         cupy.ndarray, cupy.empty, cupy.full, cupy.asarray = Array, self.empty, self.full, self.asarray
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
         cupy.asnumpy = lambda array: array.get()
@@ -388,7 +390,11 @@ class Device:
             get_current_stream=lambda: self.stream,
             alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
             runtime=types.SimpleNamespace(
-                memcpyAsync=self.memcpy, memcpyHostToDevice=1, memcpyDeviceToHost=2, getDevice=lambda: 0, getDeviceCount=lambda: 1
+                memcpyAsync=self.memcpy,
+                memcpyHostToDevice=1,
+                memcpyDeviceToHost=2,
+                getDevice=lambda: 0,
+                getDeviceCount=lambda: 1,
             ),
         )
         return cupy, cupyx

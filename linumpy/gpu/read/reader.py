@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from linumpy.gpu.read.loop import Loop
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
 from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.staging import DeviceStaging, HostStaging
+from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
 from linumpy.gpu.read.ticket import Request, Ticket
 from linumpy.gpu.read.wave import Part
 from linumpy.gpu.read.works import Limits, limits_for
@@ -57,8 +56,10 @@ class ReaderStats:
         Of arrays that were opened before, and of shard indexes.
     plan_seconds, io_seconds, place_seconds : float
         Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
+    cache_hits, cache_misses : int
+        Of chunks that are kept on the device.
     device_bytes : int
-        Device memory that is held for slabs.
+        Device memory that is held for slabs and kept chunks.
     """
 
     jobs: int
@@ -73,6 +74,8 @@ class ReaderStats:
     plan_seconds: float
     io_seconds: float
     place_seconds: float
+    cache_hits: int
+    cache_misses: int
     device_bytes: int
 
 
@@ -85,8 +88,15 @@ class Reader:
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
         Device memory for slabs; outputs come beside it.
+    cache_bytes : int
+        Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
         Where encoded chunks are decoded; by default where it takes less time.
+
+    slab_nbytes : int, optional
+        Bytes of a slab at most, by default what measured fastest.
+    direct : bool
+        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
 
     Raises
     ------
@@ -108,8 +118,10 @@ class Reader:
         device: Any = None,
         scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
         *,
+        cache_bytes: int = 0,
         decode_on: str | None = None,
         slab_nbytes: int | None = None,
+        direct: bool = False,
     ) -> None:
         if scratch_bytes < MIN_SCRATCH_BYTES:
             raise ValueError(f"scratch_bytes={scratch_bytes}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
@@ -121,16 +133,17 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._arrays = _Layouts()
+        self._arrays, self._direct = _Layouts(), direct
         self._process = os.getpid()
-        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe)
+        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe, int(cache_bytes))
         self._loop.start()
         weakref.finalize(self, _close_loop, self._loop, self._process)
 
     def _make_staging(self, host_nbytes: int) -> Any:
         if not self.on_device:
             return HostStaging(host_nbytes)
-        return DeviceStaging(self.limits.scratch_bytes, host_nbytes)
+        kind = DirectStaging if self._direct else DeviceStaging
+        return kind(self.limits.scratch_bytes, host_nbytes)
 
     def _context(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self.device)
@@ -274,7 +287,7 @@ class Reader:
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        counts, indexes = self._loop.counts, self._loop.indexes
+        counts, indexes, cache = self._loop.counts, self._loop.indexes, self._loop.cache
         return ReaderStats(
             jobs=int(counts["jobs"]),
             chunks=int(counts["chunks"]),
@@ -288,7 +301,9 @@ class Reader:
             plan_seconds=counts["plan"],
             io_seconds=counts["io"],
             place_seconds=counts["place"],
-            device_bytes=self.device_bytes,
+            cache_hits=0 if cache is None else cache.hits,
+            cache_misses=0 if cache is None else cache.misses,
+            device_bytes=self.device_bytes + (0 if cache is None else cache.held),
         )
 
     def close(self) -> None:
@@ -484,7 +499,7 @@ def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int])
 
 def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
     ticket = part.tickets[job]
-    seconds = time.perf_counter() - ticket.begin
+    seconds = ticket.end - ticket.begin
     decode = scatter = None
     if ticket.timed and reader._cupy is not None:
         elapsed = reader._cupy.cuda.get_elapsed_time
@@ -517,16 +532,16 @@ def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
     )
 
 
-_readers: dict[int | str, Reader] = {}
+_readers: dict[tuple[int | str, bool], Reader] = {}
 _readers_lock = threading.Lock()
 
 
-def shared_reader(device: int | str) -> Reader:
+def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
     """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
     with _readers_lock:
-        reader = _readers.get(device)
+        reader = _readers.get((device, direct))
         if reader is None:
-            reader = _readers[device] = Reader(device)
+            reader = _readers[device, direct] = Reader(device, direct=direct)
         return reader
 
 

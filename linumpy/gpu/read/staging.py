@@ -19,7 +19,7 @@ from linumpy.gpu.codecs import decode
 from linumpy.gpu.read.scatter import Conversion, ScatterLaunch, plan_scatter
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
-from linumpy.plan.decode.workspace import MARGIN, Workspace, decode_words, decoded_room, words_room
+from linumpy.plan.decode.workspace import Workspace, decode_words, decoded_room, words_room
 from linumpy.plan.read.ring import ALIGN, Range, Ring, ring_nbytes
 from linumpy.plan.read.scatter import ScatterTable
 from linumpy.plan.read.slabs import Slab
@@ -87,10 +87,13 @@ class TablePlan:
         As they are.
     launches : list of ScatterLaunch
         As the device carries them out; none in host memory.
+    writes_cache : bool
+        Whether chunks are copied into the cache too.
     """
 
     tables: Tables
     launches: list[ScatterLaunch]
+    writes_cache: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -110,6 +113,7 @@ class DeviceStaging:
     """
 
     on_device = True
+    direct = False
 
     def __init__(self, scratch_bytes: int, host_nbytes: int) -> None:
         import cupy
@@ -181,22 +185,31 @@ class DeviceStaging:
             taken.event.synchronize()
         taken.free = True
 
-    def plan_tables(self, tables: Tables) -> TablePlan:
+    def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
-        return TablePlan(tables, plan_scatter(tables))
+        return TablePlan(tables, plan_scatter(tables), writes_cache)
 
-    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
-        """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values."""
+    def allocate(self, nbytes: int) -> tuple[Any, int]:
+        """Take device memory for good; returns an array and its address."""
+        array = self._cupy.empty(nbytes, np.uint8)
+        self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
+        return array, int(array.data.ptr)
+
+    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool, in_place: bool = False) -> Placed:
+        """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values.
+
+        With `in_place` the tables name chunks on the device by their addresses.
+        """
         words = -(-nbytes // ALIGN) * ALIGN
         device = self._take_device(words + plan.nbytes)
         base = self._address(device)
-        self._write(taken, words, plan)
+        _write(self.host_view(taken)[words:], plan)
         self._copy(base, self.host_address(taken), words + plan.nbytes)
         taken.event = self._event(self._copies)
         self._scatters.wait_event(taken.event)
         with self._scatters:
             begin = self._timed(self._scatters, timed)
-            self._scatter(plan, base, base + words)
+            self._scatter(plan, 0 if in_place else base, base + words)
             placed = self._placed(1, self._scatters, timed)
         device.event = placed.event
         placed.timing = (begin, begin, placed.event) if timed else None
@@ -218,21 +231,13 @@ class DeviceStaging:
         assert way.slot is not None
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
-        status_at = _status_offset(space, chunks)
-        words_at, device_words = -(-(status_at + 4 * chunks) // ALIGN) * ALIGN, -(-way.slot.nbytes // ALIGN) * ALIGN
-        device = self._take_device(device_words + plan.nbytes)
-        base, host = self._address(device), self.host_address(taken)
-        view, records = self.host_view(taken), self._records(slab, way, chunk_nbytes)
-        view[space.words : space.words + len(records)] = records
-        view[status_at : status_at + 4 * chunks] = 0  # the kernels note what is wrong, and nothing else
-        self._write(taken, words_at, plan)
-        self._copy(base, host, status_at + 4 * chunks)
-        if plan.nbytes:
-            self._copy(base + device_words, host + words_at, plan.nbytes)
-        taken.event = self._event(self._copies)
+        status_at, device_words = _status_offset(space, chunks), -(-way.slot.nbytes // ALIGN) * ALIGN
+        device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan)
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
-        stream.wait_event(taken.event)
+        stream.wait_event(uploaded)
+        if plan.writes_cache:  # chunks that were there before may still be read
+            stream.wait_event(self._event(self._scatters))
         status = self._cupyx.empty_pinned((chunks,), dtype=np.int32)
         with stream:
             begin = self._timed(stream, timed)
@@ -249,6 +254,27 @@ class DeviceStaging:
         placed.timing = (begin, middle, placed.event) if timed else None
         return placed
 
+    def _upload(
+        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan
+    ) -> tuple[Range, int, Any]:
+        """Copy up what a slab's kernels need; returns the device memory, its address, and the event of the copy."""
+        assert way.slot is not None
+        chunks = len(slab.pieces)
+        space = way.slot.lay_out(chunks, slab.end)
+        status_at = _status_offset(space, chunks)
+        words_at, device_words = -(-(status_at + 4 * chunks) // ALIGN) * ALIGN, -(-way.slot.nbytes // ALIGN) * ALIGN
+        device = self._take_device(device_words + plan.nbytes)
+        base, host = self._address(device), self.host_address(taken)
+        view, records = self.host_view(taken), self._records(slab, way, chunk_nbytes)
+        view[space.words : space.words + len(records)] = records
+        view[status_at : status_at + 4 * chunks] = 0  # the kernels note what is wrong, and nothing else
+        _write(view[words_at:], plan)
+        self._copy(base, host, status_at + 4 * chunks)
+        if plan.nbytes:
+            self._copy(base + device_words, host + words_at, plan.nbytes)
+        taken.event = self._event(self._copies)
+        return device, base, taken.event
+
     @staticmethod
     def _records(slab: Slab, way: DecodeWay, chunk_nbytes: int) -> np.ndarray:
         place = np.arange(len(slab.pieces)) * decoded_room(way.chain, chunk_nbytes)
@@ -260,12 +286,6 @@ class DeviceStaging:
         for launch in plan.launches:
             launch.start(source, words)
             words += launch.nbytes
-
-    def _write(self, taken: Range, begin: int, plan: TablePlan) -> None:
-        view = self.host_view(taken)
-        for launch in plan.launches:
-            view[begin : begin + launch.words.nbytes] = launch.words.view(np.uint8)
-            begin += launch.nbytes
 
     def _take_device(self, nbytes: int) -> Range:
         """Give out device memory; what is queued from now on waits for those that had it before."""
@@ -308,6 +328,102 @@ class DeviceStaging:
         self._host_ring, self._device_ring = Ring(0), Ring(0)
 
 
+class DirectStaging(DeviceStaging):
+    """Staging for GPUDirect Storage: stored bytes land in device memory; what the host decodes, in pinned memory.
+
+    Parameters
+    ----------
+    scratch_bytes, host_nbytes
+        As for :class:`DeviceStaging`.
+    """
+
+    direct = True
+
+    def __init__(self, scratch_bytes: int, host_nbytes: int) -> None:
+        super().__init__(scratch_bytes // 4, host_nbytes)
+        self._read_limit = scratch_bytes * 3 // 4 // ALIGN * ALIGN
+        self._reads = Ring(0)
+        self._memory: Any = None
+
+    @property
+    def arena_nbytes(self) -> int:
+        """Device memory that is held now."""
+        return self._device_ring.nbytes + self._reads.nbytes
+
+    def take_read(self, nbytes: int) -> Range | None:
+        """Give out device memory for reads; None until an older range is free."""
+        if nbytes > self._reads.nbytes and self._reads.oldest() is None:
+            self._memory = None
+            self._memory = self._cupy.empty(ring_nbytes(4 * nbytes, max(nbytes, self._read_limit)), np.uint8)
+            self._reads = Ring(self._memory.nbytes)
+            # cuFile writes device memory outside of every stream: earlier work on this memory must be complete.
+            self._event(self._cupy.cuda.get_current_stream()).synchronize()
+        return self._reads.take(nbytes)
+
+    def oldest_read(self) -> Range | None:
+        """Return the memory that must be free before more can be given out for reads."""
+        return self._reads.oldest()
+
+    def read_address(self, taken: Range) -> int:
+        """Address of memory for reads."""
+        return int(self._memory.data.ptr) + taken.offset
+
+    def read_view(self, address: int, nbytes: int) -> Any:
+        """View memory for reads as an array."""
+        begin = address - int(self._memory.data.ptr)
+        return self._memory[begin : begin + nbytes]
+
+    def place_read(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
+        """Scatter a slab of raw chunks that lies on the device."""
+        base, words = self.read_address(taken), -(-nbytes // ALIGN) * ALIGN
+        pinned = self._cupyx.empty_pinned((max(1, plan.nbytes),), dtype=np.uint8)
+        _write(pinned, plan)
+        self._copy(base + words, int(pinned.ctypes.data), plan.nbytes)
+        self._scatters.wait_event(self._event(self._copies))
+        with self._scatters:
+            begin = self._timed(self._scatters, timed)
+            self._scatter(plan, base, base + words)
+            placed = self._placed(1, self._scatters, timed)
+        placed.timing = (begin, begin, placed.event) if timed else None
+        taken.event, taken.held = placed.event, pinned
+        return placed
+
+    def encoded_nbytes(self, way: DecodeWay, slab: Slab) -> int:
+        """Device memory that a slab of encoded chunks takes, tables not counted in."""
+        assert way.slot is not None
+        return -(-way.slot.nbytes // ALIGN) * ALIGN
+
+    def _upload(
+        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan
+    ) -> tuple[Range, int, Any]:
+        """Copy up the records and tables of a slab, whose stored bytes are there."""
+        assert way.slot is not None
+        chunks = len(slab.pieces)
+        space = way.slot.lay_out(chunks, slab.end)
+        status_at, device_words = _status_offset(space, chunks), self.encoded_nbytes(way, slab)
+        head = status_at + 4 * chunks - space.words
+        pinned = self._cupyx.empty_pinned((head + plan.nbytes,), dtype=np.uint8)
+        records = self._records(slab, way, chunk_nbytes)
+        pinned[: len(records)], pinned[status_at - space.words : head] = records, 0
+        _write(pinned[head:], plan)
+        base, host = self.read_address(taken), int(pinned.ctypes.data)
+        self._copy(base + space.words, host, head)
+        if plan.nbytes:
+            self._copy(base + device_words, host + head, plan.nbytes)
+        taken.held = pinned
+        return taken, base, self._event(self._copies)
+
+    def _finish_device(self) -> None:
+        super()._finish_device()
+        while (oldest := self._reads.oldest()) is not None:
+            oldest.free = True
+
+    def close(self) -> None:
+        """Wait for all that is queued, and give the memory back."""
+        super().close()
+        self._memory, self._reads = None, Ring(0)
+
+
 class HostStaging:
     """The same for outputs in host memory: one ring, and NumPy in place of kernels.
 
@@ -318,6 +434,7 @@ class HostStaging:
     """
 
     on_device = False
+    direct = False
     arena_nbytes = 0
 
     def __init__(self, host_nbytes: int) -> None:
@@ -355,7 +472,7 @@ class HostStaging:
         """Free memory."""
         taken.free = True
 
-    def plan_tables(self, tables: Tables) -> TablePlan:
+    def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Leave tables as they are."""
         return TablePlan(tables, [])
 
@@ -393,9 +510,14 @@ def _at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[in
     return np.ndarray(shape, dtype, memoryview((ctypes.c_char * nbytes).from_address(address)), 0, strides)
 
 
+def _write(view: np.ndarray, plan: TablePlan) -> None:
+    """Lay out the words of all tables one behind the other."""
+    begin = 0
+    for launch in plan.launches:
+        view[begin : begin + launch.words.nbytes] = launch.words.view(np.uint8)
+        begin += launch.nbytes
+
+
 def _status_offset(space: Workspace, chunks: int) -> int:
     """Find where the status of chunks lies in a workspace: behind the records of chunks."""
     return space.words + words_room(chunks)
-
-
-__all__ = ["DECODE_STREAMS", "MARGIN", "DeviceStaging", "HostStaging", "Placed", "Staging"]

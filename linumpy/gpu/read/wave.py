@@ -5,6 +5,7 @@ In: requests of one array. Out: spans to read, tables that scatter them, and the
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,19 @@ class Part:
     ----------
     requests : list of Request
         Of one layout and one conversion.
+    whole_chunks : bool
+        Whether raw chunks that one read takes are read whole, as those are that are kept.
     """
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request], *, whole_chunks: bool = False) -> None:
         first = requests[0]
         self.layout, self.conversion, self.by_chunk = first.layout, first.conversion, first.by_chunk
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
         boxes, strides, addresses = _joined(requests)
         self._boxes = boxes
         self.wanted = merge(self.layout, boxes, by_chunk=self.by_chunk)
+        if whole_chunks and self.by_chunk and self.layout.chain is None:
+            self.wanted.offset[:], self.wanted.nbytes[:] = 0, self.layout.chunk_nbytes
         self._geometry = geometry(self.layout, boxes, strides)
         self._target = addresses[boxes.region] + boxes.target_offset
         self._source = boxes.offset
@@ -214,18 +219,26 @@ class Part:
             f" and has {found_nbytes} now): read it again when its writer is done"
         )
 
+    def check_still_there(self) -> None:
+        """Tell chunks that were never written from an array that has gone: a disk unmounted, a folder moved."""
+        name = "zarr.json" if self.layout.zarr_format == 3 else ".zarray"
+        if not os.path.exists(f"{self.layout.root}/{name}"):
+            raise ChunkError(
+                f"chunks of {self.layout.name} are missing, and so is {self.layout.root}/{name}: is the folder gone?"
+            )
+
     @property
     def file_nbytes(self) -> int | None:
         """Size that every file must have; None for encoded chunks and for shards, which differ."""
         return self.layout.chunk_nbytes if self.layout.shard is None and self.layout.chain is None else None
 
 
-def parts_of(requests: list[Request]) -> list[Part]:
-    """Bring the requests of each array and output type together."""
+def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Part]:
+    """Bring the requests of each array and output type together; see :class:`Part`."""
     alike: dict[object, list[Request]] = {}
     for request in requests:
         alike.setdefault((id(request.layout), request.conversion, request.by_chunk), []).append(request)
-    return [Part(some) for some in alike.values()]
+    return [Part(some, whole_chunks=whole_chunks) for some in alike.values()]
 
 
 def _joined(requests: list[Request]) -> tuple[Boxes, np.ndarray, np.ndarray]:

@@ -35,12 +35,15 @@ class Range:
         Whether their user is done with them.
     event : object
         What tells that work which was queued on them is complete; for the ring's owner.
+    held : object
+        What that work needs, kept until the range is free.
     """
 
     offset: int
     nbytes: int
     free: bool = False
     event: Any = None
+    held: Any = None
 
 
 class Ring:

@@ -1,4 +1,4 @@
-"""The kvikio reader's own loop, on the CPU, against zarr-python: every kind of raw array it takes."""
+"""The reader on the CPU, against zarr-python: every kind of raw array it takes."""
 
 import dataclasses
 import errno
@@ -22,10 +22,8 @@ from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import engines
-from linumpy.gpu.read import slab_loop as reader
-from linumpy.gpu.read.engines import PosixEngine
-from linumpy.io import posix_aio
+from linumpy.gpu.read import loop, reader
+from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,25 +45,23 @@ def open_chunks():
     )
 
 
-ENGINES = {"posix": lambda: PosixEngine(3), "pread": reference.PreadEngine}
-
-
 @inside_a_test
 @given(
     case=cases(),
     slab=st.sampled_from([None, 8192, 20480]),
-    engine=st.sampled_from([*ENGINES, "direct"]),
+    direct=st.booleans(),
     read_through=st.sampled_from([2**18, 100]),
-    task=st.sampled_from([2**20, 500]),
+    boxes=st.sampled_from([2**16, 5]),
+    seed=st.integers(0, 2**32 - 1),
 )
-def test_same_bytes_as_zarr(case, slab, engine, read_through, task):
+def test_same_bytes_as_zarr(case, slab, direct, read_through, boxes, seed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_pieces, "READ_THROUGH_BYTES", read_through)
-        patch.setattr(engines, "TASK_NBYTES", task)
+        patch.setattr(plan_boxes, "READ_THROUGH_BYTES", read_through)
+        patch.setattr(reader, "_REQUEST_BOXES", boxes)
         array = write(case, Path(folder) / "a")
-        job = reference.make_job(array, case.region, slab_nbytes=slab, direct=engine == "direct")
-        made = ENGINES.get(engine, reference.PreadEngine)()
-        assert same(reference.execute(job, made), array[case.region])
+        got = reference.read(array, case.region, slab_nbytes=slab, direct=direct, seed=seed)
+        assert same(got, array[case.region])
 
 
 @inside_a_test
@@ -147,9 +143,8 @@ def test_chunks_of_two_tasks_of_which_some_are_missing(tmp_path, there):
     for row in there:
         array[row] = random_values("u1", shape[1:], row)
     job = reference.make_job(tmp_path / "a")
-    assert same(reference.execute(job, PosixEngine(2)), array[...])
-    filled = np.unique(job.pieces.chunk[job.counts.filled, 0]).tolist()
-    assert filled == [row for row in range(shape[0]) if row not in there]
+    assert same(reference.execute(job), array[...])
+    assert job.report.chunks_filled == shape[0] - len(there)
 
 
 @pytest.mark.timeout(60)
@@ -174,16 +169,16 @@ def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
     array = raw(tmp_path / "a", shape=(12, 5), chunks=(2, 5))
     for row in (1, 4):
         (tmp_path / f"a/c/{row}/0").unlink()
-    placed, real = [], reference.NumpySlots.place
+    placed, real = [], loop.Loop._place
 
-    def place(slots, slot, slab, table):
-        placed.extend(slab.object.tolist())
-        assert slab.nbytes.size == slab.place.size == slab.straight.size == slab.offset.size == slab.object.size
-        return real(slots, slot, slab, table)
+    def place(self, work):
+        rows = [part.wanted.chunk[spans, 0].tolist() for part, spans in work.rows]
+        placed.append((work.kind, sorted(sum(rows, []))))
+        return real(self, work)
 
-    monkeypatch.setattr(reference.NumpySlots, "place", place)
+    monkeypatch.setattr(loop.Loop, "_place", place)
     assert same(reference.read(array, region), zarr.open_array(tmp_path / "a")[region])
-    assert sorted(placed) == [0, 2, 3, 5]
+    assert placed == [("raw", [0, 2, 3, 5]), ("fill", [1, 4])]
 
 
 @pytest.mark.parametrize("change", [-1, 1, -40], ids=["short", "long", "empty"])
@@ -288,26 +283,18 @@ def test_only_the_touched_inner_chunks_are_read(tmp_path):
     sharded(tmp_path / "a")
     job = reference.make_job(tmp_path / "a", (slice(2, 4), slice(5, 10)))
     reference.execute(job)
-    assert job.counts.files_opened == 2  # the index, then the data
-    assert job.counts.bytes_read == 100 + 20
+    assert job.report.files_opened == 2  # the index, then the data
+    assert job.report.bytes_read == 100 + 20
 
 
 def test_thin_regions_read_little(tmp_path):
     raw(tmp_path / "a", shape=(16, 256, 1024), chunks=(16, 256, 1024))
     job = reference.make_job(tmp_path / "a", (slice(None), 5))
     assert same(reference.execute(job), zarr.open_array(tmp_path / "a")[:, 5])
-    assert job.counts.bytes_read == 16 * 1024 * 2
+    assert job.report.bytes_read == 16 * 1024 * 2
     plane = reference.make_job(tmp_path / "a", 7)
     reference.execute(plane)
-    assert plane.counts.bytes_read == 256 * 1024 * 2
-
-
-def test_a_chunk_that_is_contiguous_in_the_result_needs_no_table(tmp_path):
-    raw(tmp_path / "a", shape=(12, 6, 8), chunks=(2, 6, 8))
-    job = reference.make_job(tmp_path / "a")
-    assert (job.straight() == np.arange(6) * 2 * 6 * 8 * 2).all()
-    cropped = reference.make_job(tmp_path / "a", (slice(None), slice(None), slice(1, None)))
-    assert (cropped.straight() == -1).all()
+    assert plane.report.bytes_read == 256 * 1024 * 2
 
 
 class Failing(reference.PreadFile):
@@ -324,9 +311,6 @@ class Failing(reference.PreadFile):
     def pread(self, *arguments):
         future = super().pread(*arguments)
         if self._path.endswith(self.where):
-            if self.when == "pread":
-                future.result()
-                raise self.error
             if self.when == "get":
                 future.get = self._fail
             if self.when == "less":
@@ -337,77 +321,107 @@ class Failing(reference.PreadFile):
         raise self.error
 
 
+def failing_engine(where, when, number):
+    """An engine that gives an error number, or too few bytes, for one file."""
+
+    class Engine(reference.SmallEngine):
+        def start(self, reads):
+            pending = super().start(reads)
+            rows = [n for n, path in enumerate(reads.paths) if path.endswith(where)]
+            real = pending.wait
+
+            def wait():
+                results = real()
+                for file in rows:
+                    results.nbytes[reads.file == file] = 3 if when == "less" else -number
+                    if when == "open":
+                        results.opened[file] = -number
+                return results
+
+            pending.wait = wait
+            return pending
+
+    return Engine
+
+
 @pytest.mark.parametrize("where", ["c/0/0", "c/1/2", "c/2/2"])
 @pytest.mark.parametrize("when", ["open", "get"])
-def test_a_failing_read_is_a_chunk_error_and_leaves_nothing_open(tmp_path, monkeypatch, where, when):
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_failing_read_is_a_chunk_error_and_leaves_nothing_open(tmp_path, monkeypatch, where, when, direct):
     raw(tmp_path / "a")
     monkeypatch.setattr(Failing, "where", where)
     monkeypatch.setattr(Failing, "when", when)
     monkeypatch.setattr(Failing, "error", OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(reference, "SmallEngine", failing_engine(where, when, errno.EIO))
     with pytest.raises(ChunkError, match=f"{where}.*Input/output error"):
-        reference.execute(reference.make_job(tmp_path / "a", slab_nbytes=8192), reference.PreadEngine(Failing))
+        reference.execute(reference.make_job(tmp_path / "a", slab_nbytes=8192, direct=direct), Failing)
 
 
-def test_too_few_bytes_are_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("direct", [False, True])
+def test_too_few_bytes_are_an_error(tmp_path, monkeypatch, direct):
     raw(tmp_path / "a")
     monkeypatch.setattr(Failing, "where", "c/1/2")
     monkeypatch.setattr(Failing, "when", "less")
+    monkeypatch.setattr(reference, "SmallEngine", failing_engine("c/1/2", "less", 0))
     with pytest.raises(ChunkError, match=r"3 of 34 bytes"):
-        reference.execute(reference.make_job(tmp_path / "a"), reference.PreadEngine(Failing))
+        reference.execute(reference.make_job(tmp_path / "a", direct=direct), Failing)
 
 
-@pytest.mark.parametrize("when", ["open", "pread", "get"])
-def test_an_interrupt_leaves_nothing_open(tmp_path, monkeypatch, when):
-    raw(tmp_path / "a")
-    monkeypatch.setattr(Failing, "where", "c/1/2")
-    monkeypatch.setattr(Failing, "when", when)
-    monkeypatch.setattr(Failing, "error", KeyboardInterrupt())
-    with pytest.raises((KeyboardInterrupt, ChunkError)):
-        reference.execute(reference.make_job(tmp_path / "a"), reference.PreadEngine(Failing))
-
-
-def test_open_files_stay_within_the_limit_of_the_process(tmp_path):
+def test_open_files_stay_within_the_limit_of_the_process(tmp_path, monkeypatch):
     import resource
 
     raw(tmp_path / "a", shape=(40, 40), chunks=(1, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64 + 3 * 40, hard))
+    used, made = len(os.listdir("/proc/self/fd")), []
+
+    class Engine(reference.SmallEngine):
+        def __init__(self, **options):
+            made.append(options)
+            super().__init__(**options)
+
+    monkeypatch.setattr(reference, "SmallEngine", Engine)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64 + 120, hard))
     try:
-        job = reference.make_job(tmp_path / "a")
-        result = reference.execute(job)
+        result = reference.read(tmp_path / "a")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    # 64 are spared, and half of the other 120 are for further reads; of 60 one is for indexes, each of 3 slabs has 19.
-    assert job.limits.objects == 19
+    # 64 are spared, and half of the other 120 are for further reads; of 60 each decoding thread may have one.
+    (options,) = made
+    assert 30 <= options["descriptors"] < 60
     assert same(result, zarr.open_array(tmp_path / "a")[...])
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
     raw(tmp_path / "a")
-    real = posix_aio.read_batch
 
-    def cut_first(*arguments):
-        os.truncate(tmp_path / "a/c/1/2", 10)
-        return real(*arguments)
+    class Engine(reference.SmallEngine):
+        def start(self, reads):
+            real = super().start(reads)
+            results = real.wait()
+            os.truncate(tmp_path / "a/c/1/2", 10)
+            row = [path.endswith("c/1/2") for path in reads.paths].index(True)
+            results.nbytes[reads.file == row], results.after[row, 1] = 10, 10
+            real.wait = lambda: results
+            return real
 
-    monkeypatch.setattr(posix_aio, "read_batch", cut_first)
-    with pytest.raises(ChunkError, match=r"c/1/2: 10 of 34 bytes"):
+    monkeypatch.setattr(reference, "SmallEngine", Engine)
+    with pytest.raises(ChunkError, match=r"c/1/2 was replaced while it was being read"):
         reference.read(tmp_path / "a")
 
 
 def test_an_interrupt_while_a_batch_is_read(tmp_path, monkeypatch):
-    """The wait goes on to the end of the batch, which still writes into the buffers, and then gives up."""
+    """The caller gives up at once; the reader goes on to the end of the batch, which still writes into its buffers."""
     raw(tmp_path / "a")
-    real, ended = posix_aio.read_batch, []
+    ended = []
 
-    def slow(*arguments):
-        time.sleep(0.3)
-        counts = real(*arguments)
-        ended.append(True)
-        return counts
+    class Engine(reference.SmallEngine):
+        def start(self, reads):
+            time.sleep(0.3)
+            pending = super().start(reads)
+            ended.append(pending.wait() is not None)
+            return pending
 
-    monkeypatch.setattr(posix_aio, "read_batch", slow)
+    monkeypatch.setattr(reference, "SmallEngine", Engine)
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         reference.read(tmp_path / "a")
@@ -456,21 +470,3 @@ def test_a_range_over_the_index_is_an_error(tmp_path, location):
     file.write_bytes(data)
     with pytest.raises(ChunkError, match="inner chunk"):
         reference.read(tmp_path / "a")
-
-
-@pytest.mark.parametrize("where", ["_settle", "_close", "_place"])
-def test_an_interrupt_while_a_slab_is_completed(tmp_path, monkeypatch, where):
-    """The slab is still known then, and its files are closed."""
-    raw(tmp_path / "a")
-    real, calls = getattr(reader._InFlight, where), []
-
-    def once(*args):
-        calls.append(where)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(reader._InFlight, where, once)
-    with pytest.raises(KeyboardInterrupt):
-        reference.read(tmp_path / "a")
-    assert calls

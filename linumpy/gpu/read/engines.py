@@ -1,0 +1,136 @@
+"""Reads into device memory by GPUDirect Storage, through kvikio.
+
+In: :class:`~linumpy.io.plain_reads.FileReads` whose addresses lie on the device. Out: the same
+:class:`~linumpy.io.plain_reads.ReadResults` as reads into host memory give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.read.kvikio_settings import transfer_settings
+from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults
+
+#: kvikio's own size of a task.
+_TASK = None
+
+
+class CuFileEngine:
+    """Reads through kvikio's ``CuFile.pread``.
+
+    Parameters
+    ----------
+    view : callable
+        Makes the device array of so many bytes at an address.
+    """
+
+    name = "kvikio CuFile.pread into device memory"
+
+    def __init__(self, view: Callable[[int, int], Any]) -> None:
+        import kvikio
+
+        self._open, self._view = kvikio.CuFile, view
+
+    def start(self, reads: FileReads) -> PendingReads:
+        """Open the files, and start a ``pread`` for each read."""
+        pending = PendingReads(reads)
+        try:
+            pending.start(self._open, self._view)
+        except BaseException:
+            pending.abandon()  # those that were started write into device memory
+            raise
+        return pending
+
+
+class PendingReads:
+    """Reads under way."""
+
+    def __init__(self, reads: FileReads) -> None:
+        self._reads = reads
+        self._files: list[Any] = []
+        self._futures: list[Any] = []
+        self._scope = contextlib.ExitStack()
+        count = len(reads.paths)
+        self._opened = np.zeros(count, np.int64)
+        self._before, self._after = np.zeros((count, 4), np.int64), np.zeros((count, 4), np.int64)
+
+    def start(self, open_file: Callable[[str], Any], view: Callable[[int, int], Any]) -> None:
+        """Open files and start reads."""
+        self._scope.enter_context(transfer_settings())
+        for number, path in enumerate(self._reads.paths):
+            self._files.append(self._open(open_file, path, number))
+        reads = self._reads
+        rows = zip(
+            reads.file.tolist(), reads.offset.tolist(), reads.nbytes.tolist(), reads.address.tolist(), strict=True
+        )
+        for number, offset, nbytes, address in rows:
+            file = self._files[number]
+            self._futures.append(None if file is None else file.pread(view(address, nbytes), nbytes, offset, _TASK))
+
+    def _open(self, open_file: Callable[[str], Any], path: str, number: int) -> Any:
+        try:
+            if not os.path.isfile(path):  # kvikio would wait for a pipe
+                os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+                self._before[number] = self._after[number] = _version(os.stat(path))
+                self._opened[number] = 0
+                return None
+            file = open_file(path)
+        except OSError as error:
+            self._opened[number] = -(error.errno or errno.EIO)
+            return None
+        except Exception:  # kvikio's own errors say nothing of their cause
+            self._opened[number] = -errno.EIO
+            return None
+        self._before[number] = _version(os.fstat(file.fileno()))
+        return file
+
+    def done(self) -> bool:
+        """Say whether all reads have ended; kvikio tells only who waits."""
+        return False
+
+    def wait(self) -> ReadResults:
+        """Wait for all reads, and close the files."""
+        got = np.array([self._got(future) for future in self._futures], np.int64)
+        for number, file in enumerate(self._files):
+            if file is not None:
+                self._after[number] = _version(os.fstat(file.fileno()))
+        failed = self._opened[self._reads.file]
+        refused = np.array([file is None for file in self._files], bool)[self._reads.file]
+        self._close()
+        got = np.where(failed < 0, failed, np.where(refused, -errno.EINVAL, got))
+        return ReadResults(got, self._opened, self._before, self._after)
+
+    @staticmethod
+    def _got(future: Any) -> int:
+        if future is None:
+            return 0
+        try:
+            return int(future.get())
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        except Exception:
+            return -errno.EIO
+
+    def abandon(self) -> None:
+        """Wait for every read, whatever became of it."""
+        for future in self._futures:
+            with contextlib.suppress(Exception):
+                self._got(future)
+        self._close()
+
+    def _close(self) -> None:
+        while self._files:
+            file = self._files.pop()
+            if file is not None:
+                file.close()
+        self._scope.close()
+
+
+def _version(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_ino & INODE_BITS, found.st_size, found.st_mtime_ns, found.st_mode

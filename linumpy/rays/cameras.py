@@ -1,0 +1,197 @@
+"""From the number of a ray to its pixel and to its origin and direction, in NumPy; the twin of camera.cuh.
+
+In: numbers of a generator, :class:`~linumpy.rays.images.Images`. Out: :class:`Drawn`. Float32 operations come in the
+kernel's order, so that results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.rays.arithmetic import sine_cosine
+from linumpy.rays.images import Images
+from linumpy.rays.lenses import lens_rays
+from linumpy.rays.marching import normalized
+from linumpy.rays.pcg32 import PCG32, as_unit_float
+
+#: Numbers of the generator that belong to a ray: for u, v, time, jitter and level; the others are not used yet.
+NUMBERS_PER_RAY = 8
+_USED = 5
+_LAST = np.float32(0.99999994)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rays that were drawn from images.
+
+    Attributes
+    ----------
+    image : (n,) int64
+        Index of the image.
+    uv : (n, 2) float32
+        Where in it, in [0, 1].
+    rgba : (n, 4) float32
+        Of the pixel, linear, premultiplied.
+    unmasked : (n,) bool
+        Whether the pixel gives a ray.
+    origin, direction : (n, 3) float32
+        In the world's units.
+    jitter, level : (n,) float32
+        Random numbers in [0, 1).
+    """
+
+    image: np.ndarray
+    uv: np.ndarray
+    rgba: np.ndarray
+    unmasked: np.ndarray
+    origin: np.ndarray
+    direction: np.ndarray
+    jitter: np.ndarray
+    level: np.ndarray
+
+
+@functools.cache
+def linear_of_bytes() -> np.ndarray:
+    """Linear values of the 256 bytes of sRGB (IEC 61966-2-1), float32."""
+    value = np.arange(256) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4).astype(np.float32)
+
+
+def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray | None, snap: bool) -> Drawn:
+    """Draw `n_rays` rays."""
+    index = np.arange(n_rays, dtype=np.int64)
+    u, v, time, jitter, level = as_unit_float(rng.numbers(index, NUMBERS_PER_RAY, _USED))
+    image = choose_images(index, len(images), n_rays, image_cdf, rng.state >> 32)
+    u, v, column, row = _draw_pixels(images, image, u, v, snap=snap)
+    rgba, unmasked = _read_pixels(images, image, column, row)
+    origin, direction = world_rays(images, image, u, v, column, row, time)
+    return Drawn(image, np.stack([u, v], axis=1), rgba, unmasked, origin, direction, jitter, level)
+
+
+def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray | None, shift: int) -> np.ndarray:
+    """Choose each ray's image: neighbours share one; or by a distribution, with the multiples of the golden ratio."""
+    if cdf is None:
+        return index * n_images // n_rays % n_images
+    number = (index.astype(np.uint64) * np.uint64(2654435769) + np.uint64(shift)).astype(np.uint32)
+    return first_above(cdf, as_unit_float(number))
+
+
+def first_above(cdf: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """First index whose cumulative value is above u; the last one where there is none."""
+    return np.minimum(np.searchsorted(cdf, u, side="right"), len(cdf) - 1)
+
+
+def _inside(cdf: np.ndarray, u: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """Where u falls along an axis whose cells have these probabilities; `cdf` is (m, cells), a row a ray."""
+    every = np.arange(len(u))
+    below = np.where(cell > 0, cdf[every, np.maximum(cell - 1, 0)], np.float32(0))
+    with np.errstate(all="ignore"):
+        part = np.fmin((u - below) / (cdf[every, cell] - below), _LAST)
+    return np.fmin((cell.astype(np.float32) + part) / np.float32(cdf.shape[1]), _LAST)
+
+
+def _draw_pixels(
+    images: Images, image: np.ndarray, u: np.ndarray, v: np.ndarray, *, snap: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    u, v = u.copy(), v.copy()
+    for number in np.unique(image):
+        cdf = images.images[number].pixel_cdf
+        if cdf is None:
+            continue
+        these = np.flatnonzero(image == number)
+        row = first_above(cdf.y, v[these])
+        v[these] = _inside(np.broadcast_to(cdf.y, (len(these), len(cdf.y))), v[these], row)
+        lines = cdf.x[row]
+        above = lines > u[these, None]
+        column = np.where(above.any(axis=1), above.argmax(axis=1), lines.shape[1] - 1)
+        u[these] = _inside(lines, u[these], column)
+    width, height = images.table["width"][image], images.table["height"][image]
+    wide, high = width.astype(np.float32), height.astype(np.float32)
+    column = np.minimum((u * wide).astype(np.int32), width - 1)
+    row = np.minimum((v * high).astype(np.int32), height - 1)
+    if snap:
+        u = (column.astype(np.float32) + np.float32(0.5)) / wide
+        v = (row.astype(np.float32) + np.float32(0.5)) / high
+    return u, v, column, row
+
+
+def _read_pixels(
+    images: Images, image: np.ndarray, column: np.ndarray, row: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    rgba, unmasked = np.empty((len(image), 4), np.float32), np.empty(len(image), bool)
+    for number in np.unique(image):
+        these = np.flatnonzero(image == number)
+        values = images.images[number].pixels[row[these], column[these]]
+        if values.dtype == np.uint8:
+            rgba[these, :3] = linear_of_bytes()[values[:, :3]]
+            rgba[these, 3] = values[:, 3].astype(np.float32) / np.float32(255)
+            unmasked[these] = (values != (255, 0, 255, 0)).any(axis=1)
+        else:
+            rgba[these] = values
+            unmasked[these] = ~(values[:, 0] < 0)
+    return rgba, unmasked
+
+
+def _distortion(map_: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    height, width = map_.shape[:2]
+    half, one = np.float32(0.5), np.float32(1)
+    x = np.fmin(np.fmax(u * np.float32(width) - half, 0), np.float32(width) - one)
+    y = np.fmin(np.fmax(v * np.float32(height) - half, 0), np.float32(height) - one)
+    x0, y0 = x.astype(np.int32), y.astype(np.int32)
+    x1, y1 = np.minimum(x0 + 1, width - 1), np.minimum(y0 + 1, height - 1)
+    part_x, part_y = (x - x0.astype(np.float32))[:, None], (y - y0.astype(np.float32))[:, None]
+    above = map_[y0, x0] + part_x * (map_[y0, x1] - map_[y0, x0])
+    below = map_[y1, x0] + part_x * (map_[y1, x1] - map_[y1, x0])
+    return above + part_y * (below - above)
+
+
+def world_rays(
+    images: Images,
+    image: np.ndarray,
+    u: np.ndarray,
+    v: np.ndarray,
+    column: np.ndarray,
+    row: np.ndarray,
+    time: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Origins and directions (n, 3) of pixels, in the world's axes; `time` in [0, 1) while the shutter is open."""
+    rows = images.table[image]
+    o, d, valid = lens_rays(rows, u, v)
+    for number in np.unique(image):
+        one, these = images.images[number], np.flatnonzero(image == number)
+        if one.rays is not None:
+            given = one.rays[row[these], column[these]]
+            o[these], d[these] = given[:, :3], given[:, 3:]
+            with np.errstate(all="ignore"):
+                size = np.abs(given[:, 0]) + np.abs(given[:, 1]) + np.abs(given[:, 2])
+                valid[these] = size < np.float32(1e30)
+        elif one.distortion is not None:
+            d[these, :2] = d[these, :2] + _distortion(one.distortion, u[these], v[these])
+    d, has_length = normalized(d)
+    bad = ~(valid & has_length)
+    o[bad], d[bad] = 0, (0, 0, 1)
+    s = rows["shutter"]
+    when = s[:, 0] + s[:, 1] * u + s[:, 2] * v + s[:, 3] * time
+    o, d = _turned(rows, when, o, d)
+    moved = rows["translation"] + when[:, None] * rows["motion"]
+    return _rotated(rows["rotation"], o) + moved, _rotated(rows["rotation"], d)
+
+
+def _rotated(r: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return r[:, :, 0] * v[:, 0, None] + r[:, :, 1] * v[:, 1, None] + r[:, :, 2] * v[:, 2, None]
+
+
+def _turned(rows: np.ndarray, when: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
+    """Turn vectors about each camera's fixed axis: slerp from the start pose."""
+    angle = rows["angle"] * when
+    sine, cosine = (one[:, None] for one in sine_cosine(angle))
+    a, rest = rows["axis"], np.float32(1) - cosine
+    turned = []
+    for w in vectors:
+        along = (a[:, 0] * w[:, 0] + a[:, 1] * w[:, 1] + a[:, 2] * w[:, 2])[:, None] * rest
+        cross = np.roll(a, -1, 1) * np.roll(w, -2, 1) - np.roll(a, -2, 1) * np.roll(w, -1, 1)
+        turned.append(np.where(rows["angle"][:, None] != 0, w * cosine + cross * sine + a * along, w))
+    return turned

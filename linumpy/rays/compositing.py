@@ -1,0 +1,202 @@
+"""Volume rendering of samples along rays, and its gradient.
+
+In: colour and density of each sample, and where each ray's samples lie. Out: RGBA of each ray, or a loss's gradient.
+CuPy in, CuPy out; NumPy in, NumPy out; torch tensors through an autograd function.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
+from linumpy.rays.arrays import check_array, same_side
+
+_THREADS = 128
+_DTYPES = {"rgb_sigma": np.float32, "dt": np.float32, "base": np.int64, "n_steps": np.int32}
+
+
+def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
+    """Render rays: each sample absorbs 1 - exp(-sigma · dt) of the light from behind it and adds as much of its colour.
+
+    Parameters
+    ----------
+    rgb_sigma : (n_samples, 4) float32
+        Colour and density of each sample; densities per unit of `dt`.
+    dt : (n_samples,) float32
+        Lengths of steps, such as :attr:`RaySamples.dt <linumpy.rays.RaySamples.dt>`.
+    base : (n_rays,) int64
+        First sample of each ray.
+    n_steps : (n_rays,) int32
+        Number of its samples; 0 gives 0.
+
+    Returns
+    -------
+    (n_rays, 4) float32
+        Premultiplied RGBA: colour, and 1 minus the transmittance. All arrays are NumPy's, CuPy's or torch's, and so is
+        the result; torch's has a gradient for `rgb_sigma`.
+
+    Raises
+    ------
+    ValueError
+        Other shapes or dtypes, or arrays that are not C-contiguous.
+    TypeError
+        Arrays of which some are on a device and some on the host.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(rgb_sigma, torch.Tensor):
+        return _torch_function().apply(rgb_sigma, dt, base, n_steps)
+    on_device = _check(rgb_sigma, dt, base, n_steps)
+    if not on_device:
+        return _forward_on_cpu(rgb_sigma, dt, base, n_steps)
+    rgba = array_module(rgb_sigma).empty((len(base), 4), np.float32)
+    _launch("composite", len(base), (rgb_sigma, dt, base, n_steps, rgba))
+    return rgba
+
+
+def composite_backward(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any, rgba: Any, grad_rgba: Any) -> Any:
+    """Return the gradient of a loss for `rgb_sigma`.
+
+    Parameters
+    ----------
+    rgb_sigma, dt, base, n_steps
+        As for :func:`composite`.
+    rgba : (n_rays, 4) float32
+        What that returned.
+    grad_rgba : (n_rays, 4) float32
+        Gradient of the loss for it.
+
+    Returns
+    -------
+    (n_samples, 4) float32
+        0 for samples that belong to no ray.
+    """
+    on_device = _check(rgb_sigma, dt, base, n_steps)
+    shape = (len(base), 4)
+    for name, array in (("rgba", rgba), ("grad_rgba", grad_rgba)):
+        check_array(array, np.float32, shape, name)
+    same_side(rgb_sigma=rgb_sigma, rgba=rgba, grad_rgba=grad_rgba)
+    if not on_device:
+        return _backward_on_cpu(rgb_sigma, dt, base, n_steps, grad_rgba)
+    grad = array_module(rgb_sigma).zeros(rgb_sigma.shape, np.float32)
+    _launch("composite_backward", len(base), (rgb_sigma, dt, base, n_steps, rgba, grad_rgba, grad))
+    return grad
+
+
+def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
+    arrays = {"rgb_sigma": rgb_sigma, "dt": dt, "base": base, "n_steps": n_steps}
+    shapes = {"rgb_sigma": (len(dt), 4), "dt": (len(dt),), "base": (len(base),), "n_steps": (len(base),)}
+    for name, array in arrays.items():
+        check_array(array, _DTYPES[name], shapes[name], name)
+    on_device = same_side(**arrays)
+    if on_device and address_of(rgb_sigma) % 16:
+        raise ValueError("rgb_sigma: the array begins at an address that is no multiple of 16; copy it")
+    return on_device
+
+
+def kernel_spec(name: str) -> KernelSpec:
+    """Choose a kernel of composite.cu."""
+    return KernelSpec("composite", name, (("THREADS", str(_THREADS)),), "linumpy.rays.cuda")
+
+
+def _launch(name: str, n_rays: int, arrays: tuple) -> None:
+    if n_rays:
+        load(kernel_spec(name))((-(-n_rays * 32 // _THREADS),), (_THREADS,), (*arrays, *int64(n_rays)))
+
+
+#: Samples that are worked on together.
+_AT_ONCE = 2**22
+
+
+def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
+    """Cut rays into blocks whose samples, as rows of equal length, are not too many."""
+    step = max(1, _AT_ONCE // max(1, int(n_steps.max(initial=0))))
+    for begin in range(0, len(n_steps), step):
+        yield slice(begin, begin + step)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Samples of some rays, a row a ray; behind a ray's own samples are others without density."""
+
+    index: np.ndarray
+    exists: np.ndarray
+    color: np.ndarray
+    weight: np.ndarray
+    after: np.ndarray  # transmittance
+
+
+def _rows(rgb_sigma: np.ndarray, dt: np.ndarray, base: np.ndarray, n_steps: np.ndarray) -> _Rows:
+    column = np.arange(max(1, int(n_steps.max(initial=0))))
+    exists = column < n_steps[:, None]
+    index = np.where(exists, base[:, None] + column, 0)
+    samples = np.where(exists[..., None], rgb_sigma[index], 0).astype(np.float64)
+    tau = samples[..., 3] * np.where(exists, dt[index], 0)
+    after = np.exp(-np.cumsum(tau, axis=1))
+    before = np.concatenate([np.ones((len(base), 1)), after[:, :-1]], axis=1)
+    return _Rows(index, exists, samples[..., :3], before * -np.expm1(-tau), after)
+
+
+def _forward_on_cpu(rgb_sigma: np.ndarray, dt: np.ndarray, base: np.ndarray, n_steps: np.ndarray) -> np.ndarray:
+    rgba = np.zeros((len(base), 4), np.float32)
+    for block in _blocks(n_steps) if len(dt) else ():
+        rows = _rows(rgb_sigma, dt, base[block], n_steps[block])
+        rgba[block, :3] = np.einsum("rs,rsc->rc", rows.weight, rows.color)
+        rgba[block, 3] = 1 - rows.after[:, -1]
+    return rgba
+
+
+def _backward_on_cpu(
+    rgb_sigma: np.ndarray, dt: np.ndarray, base: np.ndarray, n_steps: np.ndarray, grad_rgba: np.ndarray
+) -> np.ndarray:
+    grad = np.zeros(rgb_sigma.shape, np.float32)
+    for block in _blocks(n_steps) if len(dt) else ():
+        rows = _rows(rgb_sigma, dt, base[block], n_steps[block])
+        to = grad_rgba[block].astype(np.float64)
+        shown = np.einsum("rsc,rc->rs", rows.color, to[:, :3])
+        part = rows.weight * shown
+        behind = part.sum(axis=1, keepdims=True) - np.cumsum(part, axis=1)
+        through = rows.after[:, -1:] * to[:, 3:]
+        values = np.empty((*part.shape, 4))
+        values[..., :3] = rows.weight[..., None] * to[:, None, :3]
+        values[..., 3] = dt[rows.index] * (rows.after * shown - behind + through)
+        grad[rows.index[rows.exists]] = values[rows.exists]
+    return grad
+
+
+@functools.cache
+def _torch_function() -> Any:
+    """Make the autograd function; on a device it works on torch's current stream."""
+    import torch
+
+    def on_stream(work: Any, *tensors: Any) -> Any:
+        tensors = tuple(one.detach() for one in tensors)
+        if not tensors[0].is_cuda:
+            return torch.from_numpy(work(*(one.numpy() for one in tensors)))
+        import cupy
+
+        stream = torch.cuda.current_stream(tensors[0].device)
+        with cupy.cuda.Device(tensors[0].device.index), cupy.cuda.ExternalStream(stream.cuda_stream):
+            return torch.from_dlpack(work(*(cupy.from_dlpack(one) for one in tensors)))
+
+    class Composite(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
+            tensors = [one.contiguous() for one in (rgb_sigma, dt, base, n_steps)]
+            rgba = on_stream(composite, *tensors)
+            ctx.save_for_backward(*tensors, rgba)
+            return rgba
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, grad_rgba: Any) -> Any:
+            saved = ctx.saved_tensors
+            return on_stream(composite_backward, *saved, grad_rgba.contiguous()), None, None, None
+
+    return Composite

@@ -1,0 +1,314 @@
+"""Posed images to train from: pixels, lens, pose and how pixels are drawn.
+
+In: arrays of NumPy, or of CuPy for the large ones. Out: :class:`Image` records and :class:`Images`, a set of them with
+one table that kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as OpenCV's). Points and
+directions are ordered (x, y, z); images (row, column). Errors name the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import address_of, uploaded
+from linumpy.rays.arrays import as_array
+
+#: Lenses by name, each with the greatest number of its parameters.
+LENSES = {
+    "perspective": 0, "opencv": 4, "opencv_fisheye": 4, "ftheta": 5, "equirectangular": 0, "latlong": 0,
+    "orthographic": 0,
+}  # fmt: skip
+LENS_NUMBERS = {name: number for number, name in enumerate(LENSES)}
+_FORMATS = {"uint8": 0, "float16": 1, "float32": 2}
+#: An image as the kernels read it, ``struct Image`` of camera.cuh.
+RECORD = np.dtype(
+    [
+        *((name, "u8") for name in ("pixels", "rays", "distortion", "cdf_y", "cdf_x")),
+        *((name, "i4") for name in ("width", "height", "format", "lens")),
+        *((name, "i4") for name in ("map_width", "map_height", "cdf_width", "cdf_height")),
+        *(("focal", "f4", 2), ("principal", "f4", 2), ("lens_params", "f4", 6), ("shutter", "f4", 4)),
+        *(
+            ("rotation", "f4", (3, 3)),
+            ("translation", "f4", 3),
+            ("motion", "f4", 3),
+            ("axis", "f4", 3),
+            ("angle", "f4"),
+        ),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class PixelCDF:
+    """Cumulative distributions by which pixels are drawn, made by :meth:`from_weights`.
+
+    Attributes
+    ----------
+    y : (h,) float32
+        Marginal distribution of rows, cumulative, ending at 1. `h` and `w` need not be the image's own.
+    x : (h, w) float32
+        Distribution of columns in each row, cumulative, each row ending at 1.
+    """
+
+    y: Any
+    x: Any
+
+    @classmethod
+    def from_weights(cls, weights: Any) -> PixelCDF:
+        """Make the distributions in proportion to weights (h, w), not negative and not all 0; NumPy or CuPy."""
+        xp = array_module(weights)
+        weights = weights.astype(np.float64)
+        rows = weights.sum(axis=1)
+        total = rows.sum()
+        if xp is np and not (np.isfinite(total) and total > 0 and weights.min() >= 0):
+            raise ValueError("weights of pixels: they must be finite, not negative, and not all 0")
+        x = xp.cumsum(weights, axis=1) / xp.where(rows > 0, rows, 1)[:, None]
+        y = xp.cumsum(rows) / total
+        x[:, -1] = 1
+        y[-1] = 1
+        return cls(y.astype(np.float32), xp.ascontiguousarray(x.astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class Image:
+    """One posed image.
+
+    Attributes
+    ----------
+    pixels : (height, width, 4) array
+        Premultiplied RGBA. uint8: colours encoded by sRGB, alpha linear; the bytes 255, 0, 255, 0 (0x00FF00FF as a
+        number) mask a pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels give no ray.
+    focal : (float, float)
+        Focal lengths (x, y) in pixels; of an orthographic lens pixels per unit of length, of an equirectangular one
+        pixels per radian.
+    principal : (float, float), optional
+        Principal point (x, y) in pixels; the centre of the first pixel is at (0.5, 0.5). The image's middle by default.
+    lens : str
+        ``"perspective"``, ``"opencv"`` (k1, k2, p1, p2), ``"opencv_fisheye"`` (k1 to k4), ``"ftheta"`` (angle from the
+        axis in rad as a polynomial of the distance r from the principal point in pixels: c0 + c1 r + … + c4 r⁴),
+        ``"equirectangular"`` (longitude and latitude are (pixel - principal) / focal), ``"latlong"`` (the whole sphere
+        over the image), ``"orthographic"``. Latitude grows downwards. Where a lens has no ray for a pixel, the ray is
+        that of the camera's axis.
+    lens_params : tuple of float
+        As above; missing ones are 0.
+    start_pose, end_pose : (3, 4) array
+        Camera to world, a rotation and a translation, when the shutter opens and closes; without an end the camera does
+        not move.
+    shutter : (float, float, float, float)
+        A ray's pose is at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1] across the image
+        (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linear.
+    rays : (height, width, 6) array, optional
+        float32: origin and direction of each pixel, in the camera's axes, in place of the lens.
+    distortion : (h, w, 2) array, optional
+        float32: added to x and y of the lens's directions, interpolated linearly over the image.
+    pixel_cdf : PixelCDF, optional
+        By which pixels are drawn; uniformly by default.
+    extra : tuple of float
+        Extra dimensions, such as an appearance code; of the same length for all images.
+    """
+
+    pixels: Any
+    focal: tuple[float, float] = (1.0, 1.0)
+    principal: tuple[float, float] | None = None
+    lens: str = "perspective"
+    lens_params: tuple[float, ...] = ()
+    start_pose: Any = field(default_factory=lambda: np.eye(3, 4))
+    end_pose: Any = None
+    shutter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    rays: Any = None
+    distortion: Any = None
+    pixel_cdf: PixelCDF | None = None
+    extra: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Images:
+    """A set of images, checked, with the table that kernels read.
+
+    Attributes
+    ----------
+    images : tuple of Image
+        All of whose arrays are NumPy's, or all CuPy's (poses and numbers are always copied from the host).
+    table : numpy.ndarray of RECORD
+        The table, on the host.
+    """
+
+    images: tuple[Image, ...]
+    table: np.ndarray
+
+    @classmethod
+    def of(cls, images: Sequence[Image]) -> Images:
+        """Check images and make their table.
+
+        Raises
+        ------
+        ValueError
+            Poses that are not finite or no rotations, sizes that do not fit, an unknown lens.
+        TypeError
+            Pixels of another dtype; arrays of which only some are on a device.
+        """
+        if not images:
+            raise ValueError("images: at least one is needed")
+        table = np.zeros(len(images), RECORD)
+        images = [_adopted(image) for image in images]
+        for number, image in enumerate(images):
+            _fill(table[number], image, f"image {number}")
+        kinds = {is_device_array(one) for image in images for one in _arrays(image)}
+        if len(kinds) > 1:
+            raise TypeError("images: some arrays are on a device and some on the host; move all to one of them")
+        lengths = {len(image.extra) for image in images}
+        if len(lengths) > 1:
+            raise ValueError(f"extra: its length differs between images ({', '.join(map(str, sorted(lengths)))})")
+        return cls(tuple(images), table)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether pixels are on a device."""
+        return is_device_array(self.images[0].pixels)
+
+    @property
+    def extra(self) -> np.ndarray:
+        """Extra dimensions of all images, (n_images, n_extra) float32, on the host."""
+        return np.array([image.extra for image in self.images], np.float32).reshape(len(self), -1)
+
+    @cached_property
+    def uploads(self) -> Any:
+        """The table and the extra dimensions on the device, copied there once."""
+        import cupy
+
+        table = cupy.asarray(self.table.view(np.uint8))
+        return uploaded((table, cupy.asarray(self.extra)))
+
+
+def _adopted(image: Image) -> Image:
+    """The same image with arrays of NumPy or CuPy."""
+    cdf = image.pixel_cdf
+    return replace(
+        image,
+        pixels=as_array(image.pixels),
+        rays=as_array(image.rays),
+        distortion=as_array(image.distortion),
+        pixel_cdf=None if cdf is None else PixelCDF(as_array(cdf.y), as_array(cdf.x)),
+    )
+
+
+def _arrays(image: Image) -> list[Any]:
+    cdf = [] if image.pixel_cdf is None else [image.pixel_cdf.y, image.pixel_cdf.x]
+    return [one for one in (image.pixels, image.rays, image.distortion, *cdf) if one is not None]
+
+
+def _fill(row: Any, image: Image, name: str) -> None:
+    pixels = image.pixels
+    if pixels.ndim != 3 or pixels.shape[2] != 4 or not pixels.size:
+        raise ValueError(f"{name}: pixels of shape {pixels.shape}; (height, width, 4) is needed")
+    if str(pixels.dtype) not in _FORMATS:
+        raise TypeError(f"{name}: pixels of {pixels.dtype}; uint8, float16 or float32 is needed")
+    height, width = pixels.shape[:2]
+    row["width"], row["height"], row["format"] = width, height, _FORMATS[str(pixels.dtype)]
+    row["pixels"] = _address(pixels, f"{name}: pixels")
+    _fill_lens(row, image, name)
+    _fill_maps(row, image, name)
+    _fill_poses(row, image, name)
+
+
+def _fill_lens(row: Any, image: Image, name: str) -> None:
+    if image.lens not in LENSES:
+        raise ValueError(f"{name}: lens {image.lens!r} is unknown; choose from {', '.join(LENSES)}")
+    if len(image.lens_params) > LENSES[image.lens]:
+        raise ValueError(
+            f"{name}: {len(image.lens_params)} lens_params; the lens {image.lens!r} has {LENSES[image.lens]}"
+        )
+    height, width = image.pixels.shape[:2]
+    principal = (width / 2, height / 2) if image.principal is None else image.principal
+    for key, given, size in (
+        ("focal", image.focal, 2),
+        ("principal", principal, 2),
+        ("shutter", image.shutter, 4),
+        ("lens_params", (*image.lens_params, *[0.0] * (6 - len(image.lens_params))), 6),
+    ):
+        values = np.asarray(given, np.float64)
+        if values.shape != (size,) or not np.isfinite(values).all():
+            raise ValueError(f"{name}: {key}={values.tolist()}; {size} finite numbers are needed")
+        row[key] = values
+    if not np.all(row["focal"] > 0):
+        raise ValueError(f"{name}: focal={row['focal'].tolist()}; focal lengths are positive")
+    row["lens"] = LENS_NUMBERS[image.lens]
+
+
+def _fill_maps(row: Any, image: Image, name: str) -> None:
+    height, width = image.pixels.shape[:2]
+    if image.rays is not None:
+        _check_floats(image.rays, (height, width, 6), f"{name}: rays")
+        row["rays"] = _address(image.rays, f"{name}: rays")
+    if image.distortion is not None:
+        shape = image.distortion.shape
+        _check_floats(image.distortion, (*shape[:2], 2), f"{name}: distortion")
+        row["map_height"], row["map_width"] = shape[:2]
+        row["distortion"] = _address(image.distortion, f"{name}: distortion")
+    if image.pixel_cdf is not None:
+        cdf = image.pixel_cdf
+        _check_floats(cdf.x, (cdf.y.shape[0], cdf.x.shape[1]), f"{name}: pixel_cdf.x")
+        _check_floats(cdf.y, cdf.y.shape[:1], f"{name}: pixel_cdf.y")
+        row["cdf_height"], row["cdf_width"] = cdf.x.shape
+        row["cdf_y"], row["cdf_x"] = _address(cdf.y, f"{name}: pixel_cdf.y"), _address(cdf.x, f"{name}: pixel_cdf.x")
+
+
+def _check_floats(array: Any, shape: tuple[int, ...], name: str) -> None:
+    if array.dtype != np.float32 or array.shape != shape or not array.size:
+        raise ValueError(f"{name} of {array.dtype} {array.shape}; float32 {shape} is needed")
+
+
+def _address(array: Any, name: str) -> int:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: a C-contiguous array is needed; make one by ascontiguousarray")
+    address = address_of(array)
+    if address % 4:
+        raise ValueError(f"{name}: the array begins at an address that is no multiple of 4; copy it")
+    return address
+
+
+def _fill_poses(row: Any, image: Image, name: str) -> None:
+    start = _pose(image.start_pose, f"{name}: start_pose")
+    end = start if image.end_pose is None else _pose(image.end_pose, f"{name}: end_pose")
+    row["rotation"], row["translation"] = start[:, :3], start[:, 3]
+    row["motion"] = end[:, 3] - start[:, 3]
+    row["axis"], row["angle"] = _axis_angle(start[:, :3].T @ end[:, :3])
+
+
+def _pose(pose: Any, name: str) -> np.ndarray:
+    pose = np.asarray(pose.get() if is_device_array(pose) else pose, np.float64)
+    if pose.shape != (3, 4):
+        raise ValueError(f"{name} of shape {pose.shape}; (3, 4) is needed")
+    if not np.isfinite(pose).all():
+        raise ValueError(f"{name} has values that are not finite: {pose.tolist()}")
+    turn = pose[:, :3]
+    if np.abs(turn.T @ turn - np.eye(3)).max() > 1e-3 or np.linalg.det(turn) < 0:
+        raise ValueError(f"{name}: its first three columns are no rotation: {turn.tolist()}")
+    u, _, vt = np.linalg.svd(turn)  # the nearest rotation: poses are often stored in float32
+    return np.column_stack([u @ vt, pose[:, 3]])
+
+
+def _axis_angle(turn: np.ndarray) -> tuple[np.ndarray, float]:
+    """Axis and angle in [0, π] of a rotation matrix, by its unit quaternion."""
+    trace = np.trace(turn)
+    squares = np.array([1 + trace, *(1 + 2 * np.diag(turn) - trace)])  # of the quaternion's parts, times 4
+    products = np.array([
+        [squares[0], turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]],
+        [turn[2, 1] - turn[1, 2], squares[1], turn[0, 1] + turn[1, 0], turn[0, 2] + turn[2, 0]],
+        [turn[0, 2] - turn[2, 0], turn[0, 1] + turn[1, 0], squares[2], turn[1, 2] + turn[2, 1]],
+        [turn[1, 0] - turn[0, 1], turn[0, 2] + turn[2, 0], turn[1, 2] + turn[2, 1], squares[3]],
+    ])  # fmt: skip
+    quaternion = products[np.argmax(squares)]  # the row divided by its greatest part is the most exact one
+    quaternion = quaternion / np.linalg.norm(quaternion) * (1 if quaternion[0] >= 0 else -1)
+    length = float(np.linalg.norm(quaternion[1:]))
+    angle = 2 * float(np.arctan2(length, quaternion[0]))
+    return (quaternion[1:] / length, angle) if length > 1e-12 else (np.array([0.0, 0.0, 1.0]), 0.0)

@@ -1,0 +1,162 @@
+"""Launch trace.cu: rays from images, or given ones, marched through a grid on the device.
+
+In: CuPy arrays (in tests NumPy's, with an emulated kernel). Out: the arrays of
+:class:`~linumpy.rays.samples.RaySamples`. Nothing is copied between host and device but images' tables, once, and
+nothing waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, current_queue, load, uploaded
+from linumpy.rays.cameras import NUMBERS_PER_RAY, linear_of_bytes
+from linumpy.rays.images import RECORD, Images
+from linumpy.rays.lenses import NEWTON_STEPS
+from linumpy.rays.occupancy import OccupancyGrid
+from linumpy.rays.pcg32 import PCG32
+from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
+
+THREADS = 128
+#: Runs of a ray that are kept in shared memory; the rest is found again.
+_MOST_RUNS = 32
+#: Words of ``counts`` before those of blocks, as in trace.cu.
+_HEAD_WORDS = 5
+_WORDS = (
+    *("images", "image_cdf", "linear", "image_extra", "rays_in", "jitter", "bits", "positions", "directions", "dt"),
+    *("ray_indices", "rays", "n_steps", "base", "max_level", "extra", "image_indices", "uv", "colors", "counts"),
+    *("rng_state", "rng_inc", "image_shift"),
+)
+_NUMBERS = ("n_rays", "n_images", "n_extra", "max_steps", "mips", "snap", "random_level", "keep_empty")
+#: ``struct Batch`` of trace.cu.
+BATCH = np.dtype(
+    [
+        *((name, "u8") for name in _WORDS),
+        ("max_samples", "i8"),
+        *((name, "i4") for name in _NUMBERS),
+        *(("box", "f4", 6), ("per_box", "f4", 3), ("centre", "f4", 3)),
+        *((name, "f4") for name in ("voxels_per_unit", "near", "dt_scale")),
+        ("steps", STEPS),
+    ],
+    align=True,
+)
+
+
+def kernel_spec(*, images: bool, grows: bool, ordered: bool, most_runs: int = _MOST_RUNS) -> KernelSpec:
+    """Choose a kernel of trace.cu."""
+    defines = {
+        "IMAGES": int(images),
+        "CONE": int(grows),
+        "ORDERED": int(ordered),
+        "THREADS": THREADS,
+        "MOST_RUNS": most_runs,
+        "MOST_POINTS": MOST_POINTS,
+        "NEWTON_STEPS": NEWTON_STEPS,
+        "NUMBERS_PER_RAY": NUMBERS_PER_RAY,
+        "HEAD_WORDS": _HEAD_WORDS,
+        "IMAGE_NBYTES": RECORD.itemsize,
+        "BATCH_NBYTES": BATCH.itemsize,
+    }
+    # No fused multiply-adds: the number of samples is that of the NumPy path, bit for bit.
+    flags = ("-fmad=false",)
+    return KernelSpec(
+        "trace", "trace", tuple((key, str(value)) for key, value in defines.items()), "linumpy.rays.cuda", flags
+    )
+
+
+def _allocate(xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool) -> dict[str, Any]:
+    """Allocate the outputs. Rays that are not there have no samples."""
+    arrays = {
+        "positions": xp.empty((max_samples, 3), np.float32),
+        "directions": xp.empty((max_samples, 3), np.float32),
+        "dt": xp.empty(max_samples, np.float32),
+        "n_steps": xp.zeros(n_rays, np.int32),
+        "base": xp.zeros(n_rays, np.int64),
+        "counts": xp.zeros(_HEAD_WORDS + -(-n_rays // THREADS), np.uint64),
+    }
+    if from_images:
+        arrays |= {
+            "ray_indices": xp.empty(n_rays, np.uint32),
+            "rays": xp.empty((n_rays, 6), np.float32),
+            "max_level": xp.empty(n_rays, np.float32),
+            "extra": xp.empty((n_rays, n_extra), np.float32),
+            "image_indices": xp.empty(n_rays, np.int32),
+            "uv": xp.empty((n_rays, 2), np.float32),
+            "colors": xp.empty((n_rays, 4), np.float32),
+        }
+    return arrays
+
+
+def _batch(setting: Setting, grid: OccupancyGrid, arrays: dict[str, Any], n_rays: int, max_samples: int) -> np.ndarray:
+    batch = np.zeros(1, BATCH)
+    for name, array in arrays.items():
+        batch[name] = address_of(array)
+    batch["bits"], batch["mips"] = address_of(grid.bits), grid.mips
+    batch["n_rays"], batch["max_samples"] = n_rays, max_samples
+    batch["box"], batch["max_steps"], batch["steps"] = setting.box.reshape(6), setting.max_steps, setting.steps
+    for name in ("per_box", "centre", "voxels_per_unit", "near", "dt_scale"):
+        batch[name] = getattr(setting, name)
+    return batch
+
+
+def _run(spec: KernelSpec, n_rays: int, batch: np.ndarray) -> None:
+    if n_rays:
+        load(spec)((-(-n_rays // THREADS),), (THREADS,), (batch,))
+
+
+@functools.lru_cache(maxsize=16)
+def _linear_upload(queue: tuple[int, int, int]) -> Uploaded:
+    import cupy
+
+    return uploaded(cupy.asarray(linear_of_bytes()))
+
+
+def _uploads(images: Images) -> tuple[Any, Any, Any]:
+    if not images.on_device:  # in tests
+        return images.table, images.extra, linear_of_bytes()
+    return (*images.uploads.get(), _linear_upload(current_queue()).get())
+
+
+def generate(
+    xp: Any,
+    rng: PCG32,
+    images: Images,
+    grid: OccupancyGrid,
+    setting: Setting,
+    *,
+    n_rays: int,
+    max_samples: int,
+    image_cdf: Any,
+    snap: bool,
+    random_level: bool,
+    keep_empty: bool,
+    deterministic: bool,
+) -> dict[str, Any]:
+    """Draw and march rays; returns the arrays by name, with ``counts``."""
+    table, image_extra, linear = _uploads(images)
+    n_extra = image_extra.shape[1]
+    arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True)
+    batch = _batch(setting, grid, arrays, n_rays, max_samples)
+    batch["images"], batch["image_extra"] = address_of(table), address_of(image_extra)
+    batch["linear"] = address_of(linear)
+    batch["image_cdf"] = 0 if image_cdf is None else address_of(image_cdf)
+    batch["rng_state"], batch["rng_inc"], batch["image_shift"] = rng.state, rng.inc, rng.state >> 32
+    batch["n_images"], batch["n_extra"] = len(images), n_extra
+    batch["snap"], batch["random_level"], batch["keep_empty"] = snap, random_level, keep_empty
+    _run(kernel_spec(images=True, grows=setting.grows, ordered=deterministic), n_rays, batch)
+    return arrays
+
+
+def march(
+    xp: Any, rays: Any, jitter: Any, grid: OccupancyGrid, setting: Setting, *, max_samples: int, deterministic: bool
+) -> dict[str, Any]:
+    """March given rays (n, 6); returns the arrays by name, with ``counts``."""
+    n_rays = len(rays)
+    arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
+    batch = _batch(setting, grid, arrays, n_rays, max_samples)
+    batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
+    _run(kernel_spec(images=False, grows=setting.grows, ordered=deterministic), n_rays, batch)
+    return arrays

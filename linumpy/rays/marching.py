@@ -1,0 +1,202 @@
+"""Points along rays, and which of them are samples, in NumPy: the twin of march.cuh.
+
+In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
+of the rays. All points of a ray inside the box are looked at; a kernel skips what is empty and finds the same ones.
+Float32 operations come in the kernel's order, so that results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.rays.arithmetic import exp2, log2
+from linumpy.rays.setting import GRID_SIZE, MOST_POINTS, SPREAD, Setting
+
+#: Points that are looked at together; their arrays fit a processor's cache.
+_AT_ONCE = 2**16
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Rays in the grid's coordinates.
+
+    Attributes
+    ----------
+    origin, direction : (n, 3) float32
+        In voxels of mip 0 from the grid's centre; per unit of t.
+    start : (n,) float32
+        Of t, or where steps grow in steps from t = 0.
+    end : (n,) int64
+        Number of points inside the box.
+    """
+
+    origin: np.ndarray
+    direction: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+@dataclass(frozen=True)
+class Found:
+    """The samples of rays.
+
+    Attributes
+    ----------
+    ray, point : (m,) int64
+        Ray and point along it of each sample, in order.
+    count : (n,) int64
+        Samples of each ray.
+    """
+
+    ray: np.ndarray
+    point: np.ndarray
+    count: np.ndarray
+
+
+def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
+    """Length of the step at t."""
+    s = setting.steps
+    if not setting.grows:
+        return np.full_like(t, s["min_step"])
+    return np.fmin(np.fmax(t * s["cone"], s["min_step"]), s["max_step"])
+
+
+def point_at(setting: Setting, start: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """T of point k; its steps are exactly those of :func:`step_at`, but where they begin or cease to grow."""
+    s, k = setting.steps, k.astype(np.float32)
+    if not setting.grows:
+        return start + k * s["min_step"]
+    at = start + k
+    growing = s["t_grows"] * exp2(np.clip((at - s["s_grows"]) * s["log_growth"], 0, 126).astype(np.float32))
+    full = s["t_full"] + (at - s["s_full"]) * s["max_step"]
+    return np.where(at < s["s_grows"], at * s["min_step"], np.where(at < s["s_full"], growing, full))
+
+
+def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
+    s = setting.steps
+    growing = s["s_grows"] + log2(np.fmax(t / s["t_grows"], np.float32(1))) * s["inverse_log_growth"]
+    full = s["s_full"] + (t - s["t_full"]) / s["max_step"]
+    return np.where(t < s["t_grows"], t / s["min_step"], np.where(t < s["t_full"], growing, full))
+
+
+def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Directions (n, 3) of length 1, and which of them have a length; the others stay as they are."""
+    with np.errstate(all="ignore"):
+        length = np.sqrt(d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1] + d[:, 2] * d[:, 2])
+        valid = (length > np.float32(1e-30)) & (length < np.float32(1e30))
+        return np.where(valid[:, None], d / length[:, None], d), valid
+
+
+def place(setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: np.ndarray, valid: np.ndarray) -> Placed:
+    """Bring rays (n, 3) of the world to the grid, and find where they cross the box; those not valid have no points."""
+    with np.errstate(all="ignore"):
+        o = (origin - setting.centre) * setting.voxels_per_unit
+        d = direction * setting.voxels_per_unit
+        enter, leave = np.full(len(o), setting.near), np.full(len(o), np.float32(1e30))
+        crosses = valid.copy()
+        for axis in range(3):
+            low, high = setting.box[0, axis], setting.box[1, axis]
+            still = d[:, axis] == 0
+            a, b = (low - o[:, axis]) / d[:, axis], (high - o[:, axis]) / d[:, axis]
+            crosses &= ~still | ((o[:, axis] >= low) & (o[:, axis] <= high))
+            enter = np.where(still, enter, np.fmax(enter, np.fmin(a, b)))
+            leave = np.where(still, leave, np.fmin(leave, np.fmax(a, b)))
+        crosses &= (enter < leave) & (leave < np.float32(1e30))
+        enter, leave = np.where(crosses, enter, np.float32(0)), np.where(crosses, leave, np.float32(0))
+        start, count = _start_and_count(setting, enter, leave, jitter)
+    end = np.fmin(np.fmax(count, 0), MOST_POINTS).astype(np.int64)
+    end = _exact_end(setting, start, leave, np.where(crosses, end, 0))
+    return Placed(o, d, start, np.where(crosses, end, 0))
+
+
+def _start_and_count(setting: Setting, enter: Any, leave: Any, jitter: Any) -> tuple[np.ndarray, np.ndarray]:
+    if setting.grows:
+        start = _steps_until(setting, enter) + jitter
+        return start, np.ceil(_steps_until(setting, leave) - start)
+    start = enter + jitter * setting.steps["min_step"]
+    return start, np.ceil((leave - start) / setting.steps["min_step"])
+
+
+def _exact_end(setting: Setting, start: np.ndarray, leave: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Correct a number of points, which rounding may have moved, by looking at the last ones."""
+    while True:
+        many = (end > 0) & ~(point_at(setting, start, end - 1) < leave)
+        if not many.any():
+            break
+        end = end - many
+    while True:
+        few = (end < MOST_POINTS) & (point_at(setting, start, end) < leave)
+        if not few.any():
+            return end
+        end = end + few
+
+
+def _ceil_log2(x: np.ndarray) -> np.ndarray:
+    bits = x.view(np.int32)
+    return (bits >> 23) - 127 + ((bits & 0x7FFFFF) != 0)
+
+
+def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Say which points lie in occupied voxels.
+
+    A point's voxel is of the finest mip that holds the point and whose voxels are no shorter than the step there.
+
+    Parameters
+    ----------
+    bits : (mips, 262144) uint8
+        The grid's.
+    position : (m, 3) float32
+        In the grid's coordinates.
+    t : (m,) float32
+        Of the points.
+    """
+    mip = _mips_of(setting, len(bits), position, t)
+    scale = ((127 - mip) << 23).view(np.float32)
+    code = mip * np.int32(GRID_SIZE**3)  # of all mips, one after another
+    for axis in range(3):
+        voxel = np.floor(position[:, axis] * scale) + np.float32(64)
+        code |= SPREAD[np.clip(voxel, 0, GRID_SIZE - 1).astype(np.int32)] << axis
+    return bits.reshape(-1)[code >> 3] & (1 << (code & 7)).astype(np.uint8) != 0
+
+
+def _mips_of(setting: Setting, mips: int, position: np.ndarray, t: np.ndarray) -> np.ndarray:
+    if mips == 1:
+        return np.zeros(len(t), np.int32)
+    size = np.abs(position)
+    farthest = np.maximum(np.maximum(size[:, 0], size[:, 1]), size[:, 2]) * np.float32(1 / 64)
+    mip = np.maximum(_ceil_log2(step_at(setting, t) * setting.steps["mip_scale"]), _ceil_log2(farthest))
+    return np.clip(mip, 0, mips - 1)
+
+
+def positions_of(placed: Placed, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Positions (m, 3) in the grid's coordinates."""
+    position = np.empty((len(t), 3), np.float32)
+    for axis in range(3):
+        position[:, axis] = placed.origin[:, axis][ray] + t * placed.direction[:, axis][ray]
+    return position
+
+
+def find_samples(setting: Setting, bits: np.ndarray, placed: Placed) -> Found:
+    """Find the samples of all rays."""
+    rays, points, counts = [], [], np.zeros(len(placed.end), np.int64)
+    begin = 0
+    while begin < len(placed.end):
+        total = np.cumsum(placed.end[begin:])
+        stop = begin + max(1, int(np.searchsorted(total, _AT_ONCE, side="right")))
+        ray = np.repeat(np.arange(begin, stop), placed.end[begin:stop])
+        point = np.arange(len(ray)) - np.repeat(total[: stop - begin] - placed.end[begin:stop], placed.end[begin:stop])
+        t = point_at(setting, placed.start[ray], point)
+        inside = is_occupied(setting, bits, positions_of(placed, ray, t), t)
+        ray, point = ray[inside], point[inside]
+        found = np.bincount(ray - begin, minlength=stop - begin)
+        rank = np.arange(len(ray)) - np.repeat(np.cumsum(found) - found, found)
+        kept = rank < setting.max_steps
+        rays.append(ray[kept])
+        points.append(point[kept])
+        counts[begin:stop] = np.minimum(found, setting.max_steps)
+        begin = stop
+    empty = np.zeros(0, np.int64)
+    return Found(np.concatenate([empty, *rays]), np.concatenate([empty, *points]), counts)

@@ -1,0 +1,244 @@
+"""Which parts of space are worth sampling: a cascade of grids of 128³ bits.
+
+In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. Mip 0 is a cube around
+the centre; each further mip has twice its edge, so that its voxels are twice as large. Arrays are NumPy's or CuPy's,
+and stay where they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array, to_host
+from linumpy.rays.setting import GRID_SIZE, SPREAD
+
+_VOXELS = GRID_SIZE**3
+#: A mip's voxels cover the inner eighth of the next one's.
+_MOST_MIPS = 8
+
+
+@functools.cache
+def _morton_order() -> np.ndarray:
+    """Index into a C-ordered (z, y, x) grid of each voxel in Morton order, x in the lowest bit."""
+    codes = SPREAD[:, None, None] << 2 | SPREAD[:, None] << 1 | SPREAD
+    order = np.empty(_VOXELS, np.int32)
+    order[codes.ravel()] = np.arange(_VOXELS, dtype=np.int32)
+    return order
+
+
+@functools.cache
+def _order_on_device(device: int) -> Any:
+    import cupy
+
+    order = cupy.asarray(_morton_order())
+    cupy.cuda.get_current_stream().synchronize()  # once a device: any stream may use it from now on
+    return order
+
+
+def _order_for(xp: Any) -> Any:
+    return _morton_order() if xp is np else _order_on_device(xp.cuda.runtime.getDevice())
+
+
+@dataclass
+class OccupancyGrid:
+    """A cascade of occupancy grids.
+
+    Attributes
+    ----------
+    density : (mips, 128, 128, 128) float32
+        Of each voxel, axes (mip, z, y, x).
+    bits : (mips, 262144) uint8
+        A bit for each voxel in Morton order (x in the lowest bit), 1 where it is occupied. A voxel of a coarser mip is
+        occupied, too, where one inside it of a finer mip is.
+    centre : (float, float, float)
+        Centre (x, y, z) in the world's units.
+    edge : float
+        Edge of mip 0 in the world's units; mip m is a cube of edge * 2^m.
+    """
+
+    density: Any
+    bits: Any
+    centre: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    edge: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        density: Any,
+        *,
+        threshold: float = 0.0,
+        centre: tuple[float, float, float] = (0.5, 0.5, 0.5),
+        edge: float = 1.0,
+    ) -> OccupancyGrid:
+        """Make a grid from densities (mips, 128, 128, 128); voxels above the threshold are occupied.
+
+        Raises
+        ------
+        ValueError
+            Another shape, or a centre or an edge that is no finite (positive) number.
+        """
+        if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MOST_MIPS:
+            raise ValueError(
+                f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MOST_MIPS} mips"
+            )
+        if not (np.shape(centre) == (3,) and np.isfinite(centre).all() and 0 < edge < math.inf):
+            raise ValueError(f"centre={centre}, edge={edge}: three finite numbers and a positive one are needed")
+        where = (float(centre[0]), float(centre[1]), float(centre[2]))
+        density = density.astype(np.float32)
+        return cls(density, _pack(density > threshold), where, float(edge))
+
+    @classmethod
+    def from_volume(cls, volume: Any, spacing: Any, *, threshold: float) -> OccupancyGrid:
+        """Make a grid of one mip around a volume, occupied where a voxel above the threshold has a part in a value.
+
+        The volume lies between the origin and its extent: voxel (k, j, i) has its centre at ((i + 0.5) · spacing_x,
+        (j + 0.5) · spacing_y, (k + 0.5) · spacing_z). Values between voxel centres count as interpolated linearly, so
+        occupied voxels of the grid reach as far as a voxel beside one above the threshold.
+
+        Parameters
+        ----------
+        volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
+            Of real numbers.
+        spacing : (float, float, float)
+            Of voxels (Z, Y, X), in µm.
+        threshold : float
+            Voxels above it are occupied.
+
+        Returns
+        -------
+        OccupancyGrid
+            Where the volume is, in µm; `density` holds the greatest voxels.
+        """
+        if volume.ndim != 3 or not volume.size:
+            raise ValueError(f"a volume of shape {volume.shape}: (Z, Y, X) is needed")
+        steps = [float(one) for one in spacing]
+        if len(steps) != 3 or not all(0 < one < math.inf for one in steps):
+            raise ValueError(f"spacing={spacing}: three positive numbers (Z, Y, X) are needed")
+        sizes = [n * step for n, step in zip(volume.shape, steps, strict=True)]
+        edge = max(sizes)
+        xp = array_module(volume)
+        # A voxel that is no number hides no other one.
+        greatest = xp.where(xp.isnan(volume), -math.inf, volume) if volume.dtype.kind == "f" else volume
+        for axis, (step, size) in enumerate(zip(steps, sizes, strict=True)):
+            greatest = _greatest_along(xp, greatest, axis, step, size / 2 - edge / 2, edge)
+        density = xp.where(xp.isneginf(greatest), 0, greatest)
+        bits = _pack((greatest > threshold)[None])
+        centre = (sizes[2] / 2, sizes[1] / 2, sizes[0] / 2)
+        return cls(density[None].astype(np.float32), bits, centre, edge)
+
+    @classmethod
+    def from_zarr(
+        cls, path: str | Path, *, threshold: float, level: int = 0, device: str | None = None
+    ) -> OccupancyGrid:
+        """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.
+
+        `device` is that of :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so the
+        threshold may need to be lower.
+        """
+        from linumpy.gpu.zarr_io import read_zarr
+        from linumpy.io.ome import read_omezarr
+
+        array, spacing = read_omezarr(path, level)
+        return cls.from_volume(read_zarr(array, device=device), spacing, threshold=threshold)
+
+    @property
+    def mips(self) -> int:
+        """Number of mips."""
+        return int(self.density.shape[0])
+
+    def update(self, density: Any, *, decay: float = 0.95, threshold: float = 0.01) -> None:
+        """Take new densities of a field that is being trained: each becomes the greater of ``old * decay`` and new.
+
+        Parameters
+        ----------
+        density : (mips, 128, 128, 128) array
+            At :meth:`points`, say; where the grid is.
+        decay : float
+            0 forgets the old densities.
+        threshold : float
+            Voxels above it are occupied from now on.
+        """
+        if density.shape != self.density.shape:
+            raise ValueError(f"density of shape {density.shape}: the grid's is {self.density.shape}")
+        if is_device_array(density) != is_device_array(self.density):
+            raise TypeError("density: it must be where the grid is, on the host or on the device")
+        xp = array_module(self.density)
+        self.density = xp.maximum(self.density * np.float32(decay), density.astype(np.float32))
+        self.bits = _pack(self.density > threshold)
+
+    def points(self, mip: int = 0) -> Any:
+        """Return the centres of a mip's voxels, (128, 128, 128, 3) float32: (x, y, z) for each index (z, y, x)."""
+        xp = array_module(self.density)
+        edge = self.edge * 2**mip
+        line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge
+        axes = [line + c for c in self.centre]
+        z, y, x = xp.meshgrid(axes[2], axes[1], axes[0], indexing="ij")
+        return xp.stack([x, y, z], axis=-1).astype(np.float32)
+
+    def occupied(self, mip: int = 0) -> Any:
+        """Return the bits of a mip as a bool array (128, 128, 128), axes (z, y, x)."""
+        xp = array_module(self.bits)
+        dense = xp.empty(_VOXELS, bool)
+        dense[_order_for(xp)] = xp.unpackbits(self.bits[mip], bitorder="little").astype(bool)
+        return dense.reshape((GRID_SIZE,) * 3)
+
+    def save(self, path: str | Path) -> None:
+        """Write the grid to an .npz file."""
+        from linumpy.io.files import replacing
+
+        with replacing(Path(path), overwrite=True) as temporary, open(temporary, "wb") as file:
+            density, bits = to_host(self.density), to_host(self.bits)
+            np.savez_compressed(file, density=density, bits=bits, centre=self.centre, edge=self.edge)
+
+    @classmethod
+    def load(cls, path: str | Path, asarray: Callable[[np.ndarray], Any] = np.asarray) -> OccupancyGrid:
+        """Read what :meth:`save` wrote; ``asarray=cupy.asarray`` puts it on the device."""
+        with np.load(path, allow_pickle=False) as file:
+            missing = {"density", "bits", "centre", "edge"} - set(file.files)
+            if missing:
+                raise ValueError(f"{path} is no occupancy grid: it has no {', '.join(sorted(missing))}")
+            density, bits = file["density"], file["bits"]
+            mips = density.shape[0]
+            if density.shape != (mips, *(GRID_SIZE,) * 3) or bits.shape != (mips, _VOXELS // 8):
+                raise ValueError(f"{path} is no occupancy grid: arrays of shape {density.shape} and {bits.shape}")
+            x, y, z = (float(one) for one in file["centre"])
+            return cls(asarray(density), asarray(bits), (x, y, z), float(file["edge"]))
+
+
+def _pack(occupied: Any) -> Any:
+    """Pack bool (mips, 128, 128, 128) into bits, each mip pooled into the next coarser one; the input is not kept."""
+    xp = array_module(occupied)
+    order, half = _order_for(xp), GRID_SIZE // 4
+    rows, finer = [], None
+    for dense in occupied:
+        if finer is not None:
+            dense = dense.copy()
+            pooled = finer.reshape((GRID_SIZE // 2, 2) * 3).any(axis=(1, 3, 5))
+            dense[(slice(half, -half),) * 3] |= pooled
+        rows.append(xp.packbits(dense.reshape(-1)[order], bitorder="little"))
+        finer = dense
+    return xp.stack(rows)
+
+
+def _greatest_along(xp: Any, volume: Any, axis: int, step: float, begin: float, edge: float) -> Any:
+    """Greatest voxels in each of 128 equal parts, from `begin` over `edge`, of an axis; -inf where there is none."""
+    size, parts = volume.shape[axis], []
+    if volume.dtype.kind in "biu":
+        volume = volume.astype(np.float64 if volume.dtype.itemsize > 2 else np.float32)
+    for part in range(GRID_SIZE):
+        first, last = (begin + edge * one / GRID_SIZE for one in (part, part + 1))
+        low, high = max(0, math.floor(first / step - 0.5)), min(size, math.ceil(last / step + 0.5))
+        inside = (slice(None),) * axis + (slice(low, high),)
+        if low < high and last > 0 and first < size * step:
+            parts.append(volume[inside].max(axis=axis))
+        else:
+            rest = volume.shape[:axis] + volume.shape[axis + 1 :]
+            parts.append(xp.full(rest, -math.inf, volume.dtype))
+    return xp.stack(parts, axis=axis)

@@ -1,0 +1,115 @@
+"""PCG32 (O'Neill, 2014), the generator XSH-RR 64/32 of the PCG family, with jump-ahead in O(log n).
+
+In: a seed and a stream number. Out: unsigned integers of 32 bits, bit for bit those of the reference implementation,
+and floats in [0, 1). The CUDA kernels use the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_MULTIPLIER = 6364136223846793005
+_MASK = 2**64 - 1
+
+
+def jump(delta: int, inc: int) -> tuple[int, int]:
+    """Compute the steps of a generator in one: ``state_after = state * multiplier + summand`` (modulo 2^64).
+
+    Parameters
+    ----------
+    delta : int
+        Number of steps, modulo 2^64; negative ones go back.
+    inc : int
+        Increment of the generator.
+
+    Returns
+    -------
+    multiplier, summand : int
+    """
+    multiplier, summand = 1, 0
+    step_multiplier, step_summand = _MULTIPLIER, inc
+    rest = delta & _MASK
+    while rest:
+        if rest & 1:
+            multiplier = multiplier * step_multiplier & _MASK
+            summand = (summand * step_multiplier + step_summand) & _MASK
+        step_summand = (step_multiplier + 1) * step_summand & _MASK
+        step_multiplier = step_multiplier * step_multiplier & _MASK
+        rest >>= 1
+    return multiplier, summand
+
+
+def output(state: np.ndarray) -> np.ndarray:
+    """Return the number that a generator in this state gives next; uint64 in, uint32 out."""
+    shifted = (((state >> np.uint64(18)) ^ state) >> np.uint64(27)).astype(np.uint32)
+    turn = (state >> np.uint64(59)).astype(np.uint32)
+    return (shifted >> turn) | (shifted << ((np.uint32(32) - turn) & np.uint32(31)))
+
+
+def as_unit_float(numbers: np.ndarray) -> np.ndarray:
+    """Turn uint32 into float32 in [0, 1): the upper 24 bits, exactly."""
+    return (numbers >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+@dataclass
+class PCG32:
+    """A generator of random numbers.
+
+    Attributes
+    ----------
+    state : int
+        64 bits.
+    inc : int
+        Increment, odd: twice the stream number plus 1.
+    """
+
+    state: int
+    inc: int
+
+    @classmethod
+    def seeded(cls, seed: int, stream: int = 0) -> PCG32:
+        """Seed a generator as ``pcg32_srandom_r(seed, stream)`` of the reference implementation does."""
+        inc = ((stream << 1) | 1) & _MASK
+        return cls((((inc + seed) & _MASK) * _MULTIPLIER + inc) & _MASK, inc)
+
+    def next_uint32(self) -> int:
+        """Return the next number, of 32 bits."""
+        number = int(output(np.array([self.state], np.uint64))[0])
+        self.state = (self.state * _MULTIPLIER + self.inc) & _MASK
+        return number
+
+    def advance(self, delta: int) -> None:
+        """Skip `delta` numbers, in O(log `delta`) operations; a negative number goes back."""
+        multiplier, summand = jump(delta, self.inc)
+        self.state = (self.state * multiplier + summand) & _MASK
+
+    def numbers(self, indices: np.ndarray, per_index: int, count: int) -> np.ndarray:
+        """Return the first `count` numbers of each of many equal parts of the sequence; the generator stays as it is.
+
+        Parameters
+        ----------
+        indices : numpy.ndarray of integers, (n,)
+            Part `i` begins `i` * `per_index` numbers from here.
+        per_index, count : int
+            Length of a part, and how many numbers of it are returned.
+
+        Returns
+        -------
+        numpy.ndarray of uint32, (count, n)
+        """
+        state = np.full(indices.shape, self.state, np.uint64)
+        rest = indices.astype(np.uint64)
+        delta = per_index
+        while rest.any():
+            multiplier, summand = jump(delta, self.inc)
+            jumped = state * np.uint64(multiplier) + np.uint64(summand)
+            state = np.where(rest & np.uint64(1), jumped, state)
+            rest >>= np.uint64(1)
+            delta *= 2
+        rows = np.empty((count, *indices.shape), np.uint32)
+        for row in rows:
+            row[...] = output(state)
+            state = state * np.uint64(_MULTIPLIER) + np.uint64(self.inc)
+        return rows

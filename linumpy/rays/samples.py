@@ -1,0 +1,319 @@
+"""Samples for radiance fields: drawn from posed images, or along given rays.
+
+In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples`, where the input is;
+on a device its counts, too, so nothing waits for it. On the CPU rays come in order; on a device they do with
+``deterministic=True``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module
+from linumpy.rays import launch
+from linumpy.rays.arrays import as_array, check_array, same_side
+from linumpy.rays.cameras import NUMBERS_PER_RAY, Drawn, draw_rays
+from linumpy.rays.images import Images
+from linumpy.rays.marching import Found, Placed, find_samples, normalized, place, point_at, positions_of, step_at
+from linumpy.rays.occupancy import OccupancyGrid
+from linumpy.rays.pcg32 import PCG32
+from linumpy.rays.setting import MOST_STEPS, Setting, make_setting
+
+#: Rays of one call; the kernel counts them in 26 bits.
+_MOST_RAYS = 2**26 - 1
+
+
+@dataclass(frozen=True)
+class RaySamples:
+    """Samples of many rays, one ray after another.
+
+    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have as many rows as rays
+    were asked for, of which `n_rays` are valid (the others have no samples), and arrays of samples `max_samples`, of
+    which `n_samples` are valid. :meth:`trimmed` cuts them, which waits for the device.
+
+    Attributes
+    ----------
+    positions : (max_samples, 3) float32
+        (x, y, z), in [0, 1] across the box.
+    directions : (max_samples, 3) float32
+        Unit vectors d as (d + 1) / 2.
+    dt : (max_samples,) float32
+        Lengths of the steps, in units of the box's longest edge.
+    ray_indices : (rays,) uint32
+        The number of each ray among those drawn: its random numbers begin at 8 times that.
+    rays : (rays, 6) float32
+        Origin and unit direction in the world's units.
+    n_steps : (rays,) int32
+        Number of samples.
+    base : (rays,) int64
+        Where they begin.
+    n_rays, n_samples : () uint64
+        Rays that are kept, and their samples.
+    max_level : (rays,) float32
+        Part of the levels of a multiresolution encoding to use, in [0, 1); 1 where it is not random.
+    extra : (rays, n_extra) float32
+        Extra dimensions of the ray's image.
+    image_indices : (rays,) int32
+        The ray's image.
+    uv : (rays, 2) float32
+        Where in it, in [0, 1] along width and height.
+    colors : (rays, 4) float32
+        RGBA of the pixel, linear, premultiplied: what the ray should show.
+    n_dropped : () uint64
+        Rays that were dropped since `max_samples` was reached.
+    """
+
+    positions: Any
+    directions: Any
+    dt: Any
+    ray_indices: Any
+    rays: Any
+    n_steps: Any
+    base: Any
+    n_rays: Any
+    n_samples: Any
+    max_level: Any = None
+    extra: Any = None
+    image_indices: Any = None
+    uv: Any = None
+    colors: Any = None
+    n_dropped: Any = None
+
+    def trimmed(self) -> RaySamples:
+        """Return views without what is not valid. Of a device, this waits for its counts."""
+        n_rays, n_samples = int(self.n_rays), int(self.n_samples)
+        if self.max_level is None:
+            n_rays = len(self.n_steps)  # given rays keep their places
+        counts = ("n_rays", "n_samples", "n_dropped")
+        sizes = {"positions": n_samples, "directions": n_samples, "dt": n_samples}
+        cut = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            cut[one.name] = value if value is None or one.name in counts else value[: sizes.get(one.name, n_rays)]
+        return RaySamples(**cut)
+
+
+def generate_training_samples(
+    rng: PCG32,
+    images: Images,
+    aabb: Any,
+    grid: OccupancyGrid,
+    *,
+    n_rays: int,
+    max_samples: int,
+    cone_angle: float = 0.0,
+    min_step: float | None = None,
+    max_step: float | None = None,
+    max_steps: int = MOST_STEPS,
+    near: float = 0.0,
+    image_cdf: Any = None,
+    snap_to_pixel_centers: bool = False,
+    random_max_level: bool = False,
+    train_envmap: bool = False,
+    deterministic: bool = False,
+) -> RaySamples:
+    """Draw rays from images and find the samples along them that lie in occupied voxels.
+
+    Ray i of the batch takes its numbers from the 8 i-th of `rng` on, so a batch does not depend on how it is launched.
+    `rng` is advanced by all of them.
+
+    Parameters
+    ----------
+    rng : PCG32
+        Advanced by 8 · `n_rays`.
+    images : Images
+        With pixels on the device for work there.
+    aabb : (2, 3) array-like or None
+        Lower and upper corner (x, y, z) of the box in which rays are marched; by default mip 0 of the grid.
+    grid : OccupancyGrid
+        Where the images are.
+    n_rays : int
+        Rays to draw. Those of masked pixels, and without samples, are left out of the result.
+    max_samples : int
+        Size of the arrays of samples. Rays that do not fit are dropped as a whole and counted.
+    cone_angle : float
+        Growth of steps with distance: a step at t is t · `cone_angle`, between `min_step` and `max_step`. 0 for steps
+        of `min_step`.
+    min_step, max_step : float, optional
+        In the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
+    max_steps : int
+        Samples of a ray at most, up to 1024.
+    near : float
+        Least distance of samples from the camera.
+    image_cdf : (n_images,) float32 array, optional
+        Cumulative distribution by which images are chosen, ending at 1. By default all alike, ray i that of index
+        i · n_images / n_rays.
+    snap_to_pixel_centers : bool
+        Whether rays go through pixel centres only.
+    random_max_level : bool
+        Whether each ray gets a random `max_level`.
+    train_envmap : bool
+        Whether rays without samples are kept, too.
+    deterministic : bool
+        Whether rays on a device come in the order of their numbers. On the CPU they always do.
+
+    Returns
+    -------
+    RaySamples
+
+    Raises
+    ------
+    ValueError
+        A parameter out of its range, or a box that reaches beyond the grid.
+    TypeError
+        Images on a device and a grid on the host, or the other way round.
+    """
+    _check_sizes(n_rays, max_samples)
+    image_cdf = as_array(image_cdf)
+    if image_cdf is not None:
+        check_array(image_cdf, np.float32, (len(images),), "image_cdf")
+    on_device = same_side(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
+    setting = make_setting(
+        grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
+    )  # fmt: skip
+    if on_device:
+        arrays = launch.generate(
+            array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
+            image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,
+            deterministic=deterministic,
+        )  # fmt: skip
+        rng.advance(n_rays * NUMBERS_PER_RAY)
+        return _from_kernel(arrays)
+    drawn = draw_rays(rng, images, n_rays, image_cdf=image_cdf, snap=snap_to_pixel_centers)
+    placed = place(setting, drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked)
+    found = find_samples(setting, grid.bits, placed)
+    rng.advance(n_rays * NUMBERS_PER_RAY)
+    kept = drawn.unmasked & ((found.count > 0) | train_envmap)
+    return _of_images(setting, images, drawn, placed, found, kept, max_samples, random_max_level)
+
+
+def march(
+    rays: Any,
+    grid: OccupancyGrid,
+    *,
+    max_samples: int,
+    aabb: Any = None,
+    jitter: Any = None,
+    cone_angle: float = 0.0,
+    min_step: float | None = None,
+    max_step: float | None = None,
+    max_steps: int = MOST_STEPS,
+    near: float = 0.0,
+    deterministic: bool = False,
+) -> RaySamples:
+    """Find the samples along given rays that lie in occupied voxels.
+
+    Parameters
+    ----------
+    rays : (n, 6) float32 array, C-contiguous
+        Origins and directions (x, y, z), of any length, in the world's units. Rays that are not finite, or whose
+        direction is 0, have no samples.
+    grid : OccupancyGrid
+        Where the rays are.
+    max_samples : int
+        Size of the arrays of samples. Rays that do not fit get none, and are counted.
+    jitter : (n,) float32 array, optional
+        Part of a step, in [0, 1), by which the points of a ray are moved; 0 by default.
+    aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
+        As for :func:`generate_training_samples`. Without `deterministic` a device may write the samples of the rays in
+        any order.
+
+    Returns
+    -------
+    RaySamples
+        Row r belongs to ray r, also where it has no samples. Fields that come from images are None.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`generate_training_samples`; rays of another shape or dtype.
+    """
+    rays, jitter = as_array(rays), as_array(jitter)
+    check_array(rays, np.float32, (len(rays), 6), "rays")
+    if jitter is not None:
+        check_array(jitter, np.float32, (len(rays),), "jitter")
+    _check_sizes(len(rays), max_samples)
+    setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
+    if same_side(rays=rays, grid=grid.bits, jitter=jitter):
+        xp = array_module(rays)
+        arrays = launch.march(xp, rays, jitter, grid, setting, max_samples=max_samples, deterministic=deterministic)
+        return _from_kernel(arrays | {"rays": rays, "ray_indices": xp.arange(len(rays), dtype=np.uint32)})
+    origin = np.ascontiguousarray(rays[:, :3])
+    with np.errstate(all="ignore"):
+        near_by = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
+    direction, valid = normalized(rays[:, 3:])
+    moved = np.zeros(len(rays), np.float32) if jitter is None else jitter
+    placed = place(setting, origin, direction, moved, valid & near_by)
+    found = find_samples(setting, grid.bits, placed)
+    fits = np.cumsum(found.count) <= max_samples
+    samples = _samples(setting, placed, direction, found, fits)
+    base = np.cumsum(found.count) - found.count
+    return RaySamples(
+        *samples,
+        ray_indices=np.arange(len(rays), dtype=np.uint32),
+        rays=rays,
+        n_steps=np.where(fits, found.count, 0).astype(np.int32),
+        base=np.where(fits, base, 0),
+        **_counts(fits.sum(), len(samples[2]), (~fits).sum()),
+    )
+
+
+def _check_sizes(n_rays: int, max_samples: int) -> None:
+    if not 0 <= n_rays <= _MOST_RAYS:
+        raise ValueError(f"n_rays={n_rays}: between 0 and {_MOST_RAYS}")
+    if max_samples < 0:
+        raise ValueError(f"max_samples={max_samples}: 0 or more")
+
+
+def _from_kernel(arrays: dict[str, Any]) -> RaySamples:
+    counts = arrays.pop("counts")
+    return RaySamples(n_rays=counts[1], n_samples=counts[2], n_dropped=counts[3], **arrays)
+
+
+def _counts(n_rays: int, n_samples: int, n_dropped: int) -> dict[str, np.ndarray]:
+    values = {"n_rays": n_rays, "n_samples": n_samples, "n_dropped": n_dropped}
+    return {name: np.array(value, np.uint64) for name, value in values.items()}
+
+
+def _samples(
+    setting: Setting, placed: Placed, direction: np.ndarray, found: Found, kept: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions, directions and steps of the samples of those rays that are kept."""
+    these = kept[found.ray]
+    ray, point = found.ray[these], found.point[these]
+    t = point_at(setting, placed.start[ray], point)
+    position = (positions_of(placed, ray, t) - setting.box[0]) * setting.per_box
+    half, one = np.float32(0.5), np.float32(1)
+    return (
+        np.fmin(np.fmax(position, np.float32(0)), one),
+        (direction[ray] + one) * half,
+        step_at(setting, t) * setting.dt_scale,
+    )
+
+
+def _of_images(
+    setting: Setting, images: Images, drawn: Drawn, placed: Placed, found: Found, kept: np.ndarray,
+    max_samples: int, random_level: bool,
+) -> RaySamples:  # fmt: skip
+    last = np.cumsum(np.where(kept, found.count, 0))
+    fits = kept & (last <= max_samples)
+    rows = np.flatnonzero(fits)
+    count = found.count[rows]
+    samples = _samples(setting, placed, drawn.direction, found, fits)
+    level = drawn.level[rows] if random_level else np.ones(len(rows), np.float32)
+    return RaySamples(
+        *samples,
+        ray_indices=rows.astype(np.uint32),
+        rays=np.concatenate([drawn.origin[rows], drawn.direction[rows]], axis=1),
+        n_steps=count.astype(np.int32),
+        base=last[rows] - count,
+        **_counts(len(rows), len(samples[2]), (kept & ~fits).sum()),
+        max_level=level,
+        extra=images.extra[drawn.image[rows]],
+        image_indices=drawn.image[rows].astype(np.int32),
+        uv=drawn.uv[rows],
+        colors=drawn.rgba[rows],
+    )
