@@ -55,7 +55,7 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
 # Of CUDA: all but what is being written on other branches; it is formatted when these are merged.
-UNFORMATTED = ':!linumpy/gpu/codecs' ':!linumpy/gpu/read' ':!linumpy/rays' ':!linumpy/sampling' ':!linumpy/stream'
+UNFORMATTED = ':!linumpy/gpu/codecs' ':!linumpy/gpu/read' ':!linumpy/rays'
 CUDA = $$(git ls-files '*.cu' '*.cuh' $(UNFORMATTED))
 
 lint: $(VENV)/.has-lint
