@@ -70,7 +70,7 @@ class Loop:
     context : callable
         Makes the context in which the thread runs: a device.
     describe : callable
-        Makes the report of a job that is over: part, number of the job in it, loop.
+        Makes the report of a job that is over: layout, conversion, events around kernels, what read, ticket.
     cache_nbytes : int
         Device memory for decoded chunks that are kept.
     """
@@ -80,7 +80,7 @@ class Loop:
         make_staging: Callable[[int], Any],
         limits: Limits,
         context: Callable[[], contextlib.AbstractContextManager[Any]],
-        describe: Callable[[Part, int, Loop], ReadReport],
+        describe: Callable[..., ReadReport],
         cache_nbytes: int = 0,
     ) -> None:
         self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
@@ -260,7 +260,7 @@ class Loop:
         parts: list[Part] = []
         try:
             parts = parts_of(requests, whole_chunks=self.cache is not None)
-            self._wave = self._wave + parts if self._reading or self._decoding or self._again else parts
+            self._wave = [part for part in self._wave if not part.is_over] + parts
             self.staging.order_behind(list({id(r.ready): r.ready for r in requests if r.ready is not None}.values()))
             cutter = Cutter(parts, self.limits, self._chunks_in_flight, self.cache)
             self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
@@ -274,9 +274,8 @@ class Loop:
             self._settle(part, part.without_boxes())
         assert self.engine is not None
         engine = self.engine
-        self._works = cutter.cut(
-            lambda part: locate(part, engine, self.indexes, versions=self.cache is not None), self._fail_spans
-        )
+        versions = {} if self.cache is None else {"versions": True}
+        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes, **versions), self._fail_spans)
         self.counts["plan"] += time.perf_counter() - begin
         self.counts["boxes"] += boxes
         return True
@@ -625,7 +624,9 @@ class Loop:
                 for event in events:
                     event.synchronize()
             self.counts["jobs"] += 1
-            ticket.settle(events, functools.partial(self._describe, part, job, self))
+            # Of a part no more than this: what a ticket refers to must not refer to its output.
+            describe = functools.partial(self._describe, part.layout, part.conversion, part.timings, self.engine_name)
+            ticket.settle(events, describe)
 
 
 def _has_ended(work: Work) -> bool:

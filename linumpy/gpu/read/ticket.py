@@ -111,7 +111,7 @@ class Ticket:
         self._cancelled = False
         self._events: list[Any] = []
         self._report: ReadReport | None = None
-        self._describe: Callable[[], ReadReport] | None = None
+        self._describe: Callable[[Ticket], ReadReport] | None = None
         self.begin = self.end = time.perf_counter()
         self.timed = False
         self.counts = JobCounts()
@@ -172,13 +172,18 @@ class Ticket:
         if self._error is not None or self._describe is None:
             raise _own_copy(self._error or CancelledError("the job was cancelled"))
         if self._report is None:
-            self._report = self._describe()
+            self._report = self._describe(self)
         return self._report
 
     @property
     def cancelled(self) -> bool:
         """Whether :meth:`cancel` was called in time."""
         return self._cancelled
+
+    @property
+    def array(self) -> Any:
+        """Where the region is read to."""
+        return self._array
 
     @property
     def error(self) -> BaseException | None:
@@ -199,7 +204,7 @@ class Ticket:
         """Add what a request of the job did; for the reader."""
         self.counts = counts if self.portions == 1 and not self.counts.chunks else self.counts + counts
 
-    def settle(self, events: list[Any], describe: Callable[[], ReadReport] | None) -> None:
+    def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
         """End the job; for the reader. `describe` makes its report."""
         self._events, self._describe = events, describe
         self.end = time.perf_counter()

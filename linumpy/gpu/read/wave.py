@@ -154,6 +154,11 @@ class Part:
         self._remaining -= done
         return self._newly_over()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs are over."""
+        return bool(self._over.all())
+
     def without_boxes(self) -> list[int]:
         """Return the jobs that want nothing."""
         return self._newly_over()
