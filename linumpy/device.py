@@ -94,7 +94,7 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     GpuUnavailableError
         Where ``"cuda"`` is asked for and there is no such device.
     """
-    wish = _wish(kind)
+    wish = requested_kind(kind)
     if device_id is not None and (isinstance(device_id, bool) or int(device_id) != device_id or device_id < 0):
         raise ValueError(f"device_id={device_id!r}: a CUDA device has a number from 0 on")
     if wish == "cpu":
@@ -114,7 +114,7 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     return device
 
 
-def _wish(kind: str | None) -> str:
+def requested_kind(kind: str | None) -> str:
     """Check what was asked for, by the caller or by the environment."""
     if kind is not None:
         if kind not in _KINDS:

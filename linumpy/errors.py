@@ -42,3 +42,7 @@ class SourceError(LinumpyError, ValueError):
 
 class ResumeError(LinumpyError, FileExistsError):
     """An unfinished result is in the way: of another request, or one that another run is writing just now."""
+
+
+class VoxelSessionError(LinumpyError, RuntimeError):
+    """A voxel session stopped half way; the message names the planes that are done, and its cause is attached."""

@@ -64,6 +64,8 @@ def test_the_commands_run_without_a_gpu(tmp_path, monkeypatch):
     write_mosaic("brain.ome.zarr", spec)
     for number, one in enumerate(consecutive_slices(spec, 24)):
         write_mosaic(f"slices/slice_z{number:02}.ome.zarr", one)
+    trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
+    trimesh.creation.box(bounds=[(0.1, 0.1, 0.1), (0.6, 0.5, 0.2)]).export("region.stl")  # mm
     heads = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
     (tmp_path / "shifts.csv").write_text(f"{heads}\n0,1,0,0,0,0\n")
     made = []
@@ -72,7 +74,7 @@ def test_the_commands_run_without_a_gpu(tmp_path, monkeypatch):
             continue  # each has its own test
         assert load(name.replace("-", "_")).main(words) == 0, (name, words)
         made += [word for word in words[1:] if word.endswith((".ome.zarr", ".png"))]
-    assert len(made) == 8
+    assert len(made) == 10
     for place in made:
         assert (tmp_path / place).exists()
         if place.endswith(".ome.zarr"):

@@ -29,7 +29,7 @@ _SAMPLES = 2**22
 
 @dataclass(frozen=True)
 class FocalCurvature:
-    """What the objective adds to the depth of the surface, as a quadratic form of the place in the tile.
+    """What the objective adds to the depth of the surface, as a quadratic form of the coordinates in the tile.
 
     With v and u running from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
     axis, the surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
@@ -57,15 +57,15 @@ class FocalCurvature:
     tissue: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def depth(self) -> np.ndarray:
-        """How much deeper the surface looks at each place in a tile: float64, (height, width), voxels along depth."""
+        """How much deeper the surface looks at each A-line of a tile: float64, (height, width), voxels along depth."""
         return self._form(self.vv, self.vu, self.uu)
 
     def tissue_depth(self) -> np.ndarray:
-        """How much deeper the tissue is at each place in the mean tile, as :meth:`depth`."""
+        """How much deeper the tissue is at each A-line of the mean tile, as :meth:`depth`."""
         return self._form(*self.tissue)
 
     def _form(self, vv: float, vu: float, uu: float) -> np.ndarray:
-        v, u = (_places(np, n) for n in self.tile_shape)
+        v, u = (_line(np, n) for n in self.tile_shape)
         v, u = v[:, None], u[None, :]
         return vv * v**2 + vu * v * u + uu * u**2
 
@@ -173,8 +173,8 @@ def correct_focal_curvature(
 ) -> Array:
     """Take the focal curvature out of a mosaic, or of a part of it.
 
-    Each A-line is shifted towards the surface by the curvature at its place in its tile, so that a flat surface becomes
-    flat; the middle of a tile stays where it is.
+    Each A-line is shifted towards the surface by the curvature at its coordinates in its tile, so that a flat surface
+    becomes flat; the middle of a tile stays where it is.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def correct_focal_curvature(
     depth_axis : int
         Axis of depth.
     origin : (int, int)
-        Lateral place of the volume's first A-line in the mosaic.
+        Lateral offset of the volume's first A-line in the mosaic.
     interpolate : bool
         Whether to shift by fractions of voxels, with linear interpolation along depth. Otherwise shifts are rounded to
         whole voxels, and voxels stay as they are.
@@ -233,8 +233,8 @@ def _shifts(
     return Uploaded(shifts, None) if queue is None else uploaded(require_cuda().asarray(shifts))
 
 
-def _places(xp: ModuleType, n: int) -> Any:
-    """Places along an axis of a tile, from -1 to 1."""
+def _line(xp: ModuleType, n: int) -> Any:
+    """Coordinates along an axis of a tile, from -1 to 1."""
     return xp.arange(n, dtype=np.float64) / max(1, n - 1) * 2 - 1
 
 
@@ -245,8 +245,8 @@ def _step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
 
 
 def _terms(xp: ModuleType, height: int, width: int, step: int) -> Any:
-    """The terms of a quadratic at every step-th place, one a row: 1, v, u, v², v u, u²."""
-    v, u = xp.meshgrid(_places(xp, height)[::step], _places(xp, width)[::step], indexing="ij")
+    """The terms of a quadratic at every step-th A-line, one a row: 1, v, u, v², v u, u²."""
+    v, u = xp.meshgrid(_line(xp, height)[::step], _line(xp, width)[::step], indexing="ij")
     v, u = v.reshape(-1), u.reshape(-1)
     return xp.stack([xp.ones_like(v), v, u, v * v, v * u, u * u])
 
@@ -286,6 +286,6 @@ def _nanmedian(xp: ModuleType, values: Any, axis: int) -> Any:
     ordered = xp.sort(values, axis=axis)  # NaN goes last
     count = (~xp.isnan(ordered)).sum(axis=axis, keepdims=True)
     size = ordered.shape[axis]
-    low, high = (xp.clip(place, 0, size - 1) for place in ((count - 1) // 2, count // 2))
+    low, high = (xp.clip(index, 0, size - 1) for index in ((count - 1) // 2, count // 2))
     middle = (xp.take_along_axis(ordered, low, axis) + xp.take_along_axis(ordered, high, axis)) / 2
     return xp.where(count > 0, middle, np.nan).squeeze(axis)

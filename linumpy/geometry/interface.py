@@ -13,7 +13,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, require_cuda, to_host
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
-from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct.shift import shift_along_depth
 from linumpy.gpu.oct.surface_filters import ndimage_module
 
@@ -57,14 +57,14 @@ def find_tissue_interface(
     """
     on_device = is_device_array(vol)
     there = on_device if use_gpu is None else bool(use_gpu)
-    bring = _bringer(there)
-    found = interface.find_tissue_interface(
-        bring(vol), s_xy, s_z, use_log, None if mask is None else bring(mask), order, detect_cutting_errors,
+    transfer = _transfer_to(there)
+    found = surface_module.find_tissue_interface(
+        transfer(vol), s_xy, s_z, use_log, None if mask is None else transfer(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
     )  # fmt: skip
     if there == on_device:
         return found
-    back = _bringer(on_device)
+    back = _transfer_to(on_device)
     return tuple(map(back, found)) if return_confidence else back(found)
 
 
@@ -101,7 +101,7 @@ def remove_outliers(
     Raises
     ------
     ValueError
-        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface that is nowhere known.
+        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface without a known value.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
@@ -109,7 +109,7 @@ def remove_outliers(
         raise ValueError(f"size={size}, threshold={threshold}, tolerance={tolerance}: whole and positive are needed")
     on_device = is_device_array(surface)
     there = on_device if use_gpu is None else bool(use_gpu)
-    here = _bringer(there)(surface)
+    here = _transfer_to(there)(surface)
     xp, dtype = array_module(here), here.dtype
     values = here.astype(np.float64)
     known = xp.isfinite(values) & (values >= 0)
@@ -124,7 +124,7 @@ def remove_outliers(
     if dtype.kind in "iu":
         around = xp.rint(around)
     mended = xp.where(outliers, around, values).astype(dtype)
-    return (mended, outliers) if there == on_device else tuple(map(_bringer(on_device), (mended, outliers)))  # type: ignore[return-value]
+    return (mended, outliers) if there == on_device else tuple(map(_transfer_to(on_device), (mended, outliers)))  # type: ignore[return-value]
 
 
 def crop_below_interface(
@@ -174,17 +174,17 @@ def crop_below_interface(
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype} does not fit: numbers of {lateral} do")
     on_device = is_device_array(vol)
     there = on_device if use_gpu is None else bool(use_gpu)
-    bring = _bringer(there)
-    here = bring(surface)
+    transfer = _transfer_to(there)
+    here = transfer(surface)
     xp = array_module(here)
     known = xp.isfinite(here) & (here >= 0)
-    places = xp.floor(xp.where(known, here, 0) + 0.5).astype(np.int64) + int(offset)
-    nowhere = 2**30  # beyond every volume
-    shifts = xp.where(known, places, nowhere)
-    out = shift_along_depth(bring(vol), shifts, depth_axis=depth_axis, fill_value=fill_value, planes=planes)
-    return out if there == on_device else _bringer(on_device)(out)
+    depths = xp.floor(xp.where(known, here, 0) + 0.5).astype(np.int64) + int(offset)
+    outside = 2**30  # beyond every volume
+    shifts = xp.where(known, depths, outside)
+    out = shift_along_depth(transfer(vol), shifts, depth_axis=depth_axis, fill_value=fill_value, planes=planes)
+    return out if there == on_device else _transfer_to(on_device)(out)
 
 
-def _bringer(to_device: bool) -> Any:
-    """Return what brings an array to the device or to the host; it leaves one alone that is there."""
+def _transfer_to(to_device: bool) -> Any:
+    """Return what copies an array to the device or to the host; one that is there already is returned as it is."""
     return require_cuda().asarray if to_device else to_host

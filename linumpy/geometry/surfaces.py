@@ -92,12 +92,12 @@ def fit_interface(
         raise ValueError(f"spacing={spacing}: three positive steps are needed")
     on_device = is_device_array(surface)
     there = on_device if use_gpu is None else bool(use_gpu)
-    bring = require_cuda().asarray if there else to_host
-    z = bring(surface).astype(np.float64)
+    transfer = require_cuda().asarray if there else to_host
+    z = transfer(surface).astype(np.float64)
     xp = array_module(z)
     known = xp.isfinite(z) & (z >= 0)
     if mask is not None:
-        known &= bring(mask).astype(bool)
+        known &= transfer(mask).astype(bool)
     y, x = xp.meshgrid(*(xp.arange(n, dtype=np.float64) for n in surface.shape), indexing="ij")
     fitted, parameters = _MODELS[model](xp, y, x, z, known, spacing)
     left = xp.where(known & xp.isfinite(fitted), z - fitted, 0)
@@ -175,8 +175,8 @@ def _gaussian(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) 
 def _spherical(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
     # In units of the spacing, about the middle of the map, and in parts of its size.
     unit = max(n * s for n, s in zip(z.shape, spacing[1:], strict=True))
-    place = [(n - 1) / 2 for n in z.shape]
-    b, a = ((one - middle) * s / unit for one, middle, s in zip((y, x), place, spacing[1:], strict=True))
+    middle = [(n - 1) / 2 for n in z.shape]
+    b, a = ((one - m) * s / unit for one, m, s in zip((y, x), middle, spacing[1:], strict=True))
     depth = float(to_host(xp.where(known, z, 0).sum() / xp.maximum(known.sum(), 1)))
     c = (z - depth) * spacing[0] / unit
     square = a**2 + b**2 + c**2
@@ -196,8 +196,8 @@ def _spherical(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any)
     fitted = xp.where((b - py) ** 2 + (a - px) ** 2 <= r**2, fitted, np.nan)
     centre = {
         "centre_z": pz * unit / spacing[0] + depth,
-        "centre_y": py * unit / spacing[1] + place[0],
-        "centre_x": px * unit / spacing[2] + place[1],
+        "centre_y": py * unit / spacing[1] + middle[0],
+        "centre_x": px * unit / spacing[2] + middle[1],
     }
     return fitted, {**centre, "radius": abs(r) * unit}
 

@@ -10,7 +10,8 @@ import functools
 import importlib.resources
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str, package: str = SHARED) -> str:
-    """Read a CUDA source of a package, with each header it includes, of that package or shared, put in its place.
+    """Read a CUDA source of a package, with each header it includes, of that package or shared, inserted.
 
     CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
     """
@@ -65,18 +66,23 @@ def source_text(source: str, package: str = SHARED) -> str:
 def _with_headers(text: str, package: str) -> str:
     def header(found: re.Match[str]) -> str:
         own = importlib.resources.files(package) / found[1]
-        place = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
-        return place.read_text(encoding="utf-8")
+        found_at = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
+        return found_at.read_text(encoding="utf-8")
 
     return _INCLUDE.sub(header, text)
+
+
+#: A thread that needs a module which another one compiles waits for it.
+_compiling: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
 
 
 @functools.lru_cache(maxsize=512)
 def _load(spec: KernelSpec, device_id: int) -> Any:
     import cupy
 
-    module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
-    return module.get_function(spec.name)
+    with _compiling.setdefault((spec.source, spec.package, spec.options, device_id), threading.Lock()):
+        module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
+        return module.get_function(spec.name)
 
 
 def load(spec: KernelSpec) -> Any:
@@ -84,6 +90,41 @@ def load(spec: KernelSpec) -> Any:
     import cupy
 
     return _load(spec, cupy.cuda.runtime.getDevice())
+
+
+def prepare(specs: Iterable[KernelSpec]) -> None:
+    """Compile kernels side by side, for CuPy's current device; :func:`load` then returns them at once.
+
+    One that is compiled already costs nothing.
+
+    Parameters
+    ----------
+    specs : iterable of KernelSpec
+        Kernels that are about to be used; those of one source and the same definitions are compiled together.
+    """
+    import cupy
+
+    _prepare(tuple(specs), cupy.cuda.runtime.getDevice())
+
+
+@functools.lru_cache(maxsize=512)
+def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
+    import cupy
+
+    together: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}
+    for spec in specs:
+        together.setdefault((spec.source, spec.package, spec.options), []).append(spec)
+
+    def compile_all(of_one_source: list[KernelSpec]) -> None:
+        with cupy.cuda.Device(device_id):
+            for spec in of_one_source:
+                _load(spec, device_id)
+
+    if len(together) == 1:
+        compile_all(list(specs))
+    elif together:
+        with ThreadPoolExecutor(len(together), thread_name_prefix="linumpy-compile") as threads:
+            list(threads.map(compile_all, together.values()))
 
 
 @dataclass(frozen=True)
@@ -147,7 +188,7 @@ CUDA_TYPES = {
 
 #: Of these, what float32 holds without a loss; kernels compute in double precision for the others.
 IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: Elements from which on their numbers take 64 bits, with room for those of a block beyond the last.
+#: Elements from which on their numbers take 64 bits; a block numbers some elements beyond the last.
 _INT_LIMIT = 2**31 - 2**20
 
 

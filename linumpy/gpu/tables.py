@@ -17,24 +17,24 @@ from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 _ALIGNED = 64
 
 #: The queue of work for which a table is kept, as :func:`linumpy.gpu.kernels.current_queue` names it; None on the host.
-Place = tuple[int, int, int] | None
+Queue = tuple[int, int, int] | None
 
 
-def place_of(array: Any) -> Place:
+def queue_of(array: Any) -> Queue:
     """Name the queue of work in which a table is made and used; None for the host."""
     return current_queue() if is_device_array(array) else None
 
 
-def upload(tables: Sequence[np.ndarray], place: Place) -> Uploaded:
+def upload(tables: Sequence[np.ndarray], queue: Queue) -> Uploaded:
     """Bring tables to the device; bytes, each from a multiple of 64 on."""
     sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
     ends = np.cumsum(sizes)
     packed: Any = np.zeros(int(ends[-1]), np.uint8)
     for table, size, end in zip(tables, sizes, ends, strict=True):
         packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
-    if place is not None:
+    if queue is not None:
         import cupy
 
         packed = cupy.asarray(packed)
     parts = tuple(packed[end - size : end] for size, end in zip(sizes, ends, strict=True))
-    return Uploaded(parts, None) if place is None else uploaded(parts)
+    return Uploaded(parts, None) if queue is None else uploaded(parts)

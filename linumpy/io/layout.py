@@ -1,6 +1,6 @@
 """Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
 
-zarr-python parses and checks the metadata; this room only reads what it found and says, in ``unsupported``, what
+zarr-python parses and checks the metadata; this module only reads what it found and says, in ``unsupported``, what
 the kvikio reader cannot take and why. It opens no chunk.
 """
 
@@ -239,7 +239,7 @@ def _finish(
 
 
 def _native(dtype: np.dtype) -> np.dtype:
-    """Bring a dtype to this machine's byte order; strings of any length have none."""
+    """Return a dtype in this machine's byte order; strings of any length have none."""
     return dtype if isinstance(dtype, np.dtypes.StringDType) else dtype.newbyteorder("=")
 
 

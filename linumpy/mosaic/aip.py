@@ -26,7 +26,7 @@ from linumpy.write.writer import OmeZarrWriter, Progress
 WINDOW = (0.1, 99.9)
 _WHITE = 65535
 
-_Place = tuple[tuple[int, ...], Box]
+_Part = tuple[tuple[int, ...], Box]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def project_mosaic(
     source : str or Path
         The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
-        The image to write: float32, with the mosaic's lateral axes, spacing and place; one for each time and channel.
+        The image to write: float32, with the mosaic's lateral axes, spacing and origin; one for each time and channel.
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
@@ -88,7 +88,7 @@ def project_mosaic(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken, a source that is no mosaic.
+        A path that is taken, a source that is no mosaic.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -170,16 +170,16 @@ def _project(
 ) -> None:
     first, second = image.lateral_axes
 
-    def mean(place: _Place, column: Any) -> Any:
+    def mean(part: _Part, column: Any) -> Any:
         pixels = project(column, image.depth_axis)
         if progress is not None:  # in the caller's thread, which may be interrupted
-            progress(box_nbytes(image.array, place[1]))
+            progress(box_nbytes(image.array, part[1]))
         return pixels
 
     work_through(
-        image.places(size),
-        lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
+        image.boxes(size),
+        lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
         mean,
-        lambda place, pixels: write((*place[0], place[1][first], place[1][second]), pixels),
+        lambda part, pixels: write((*part[0], part[1][first], part[1][second]), pixels),
         use_gpu=use_gpu,
     )

@@ -1,8 +1,8 @@
 """Focal curvature of a mosaic of any size, found and taken out from disk to disk.
 
 In: an OME-Zarr mosaic and the size of its tiles. Out: the mosaic without focal curvature, as OME-Zarr with the same
-dtype, axes, chunks, spacing and place; a report as JSON and as a picture. The mosaic is read twice, in columns of whole
-depth: for its surface, and to be corrected.
+dtype, axes, chunks, spacing and origin; a report as JSON and as a picture. The mosaic is read twice, in columns of
+whole depth: for its surface, and to be corrected.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def correct_mosaic(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        A place that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
+        A path that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
         not found.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
@@ -117,7 +117,7 @@ def correct_mosaic(
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("focal curvature is found in one volume and taken out of it")
     check_place(Path(output), overwrite=overwrite)
-    reports = () if report is None else report_places(report)
+    reports = () if report is None else report_paths(report)
     if reports:
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
@@ -155,14 +155,14 @@ def correct_mosaic(
     return curvature
 
 
-def report_places(report: str | Path) -> tuple[Path, Path]:
+def report_paths(report: str | Path) -> tuple[Path, Path]:
     """Where the picture and the JSON of a report go."""
     picture = Path(report)
     return picture, picture.with_suffix(".json")
 
 
 def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
-    """Tell the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
+    """Return the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
     tile_shape = known_tile(image, given)
     if tile_shape is None:
         raise MetadataError(f"{image.name}: its metadata does not say how large a tile is; give tile_shape=")
@@ -198,7 +198,7 @@ def _surface_of_tiles(
 ) -> Any:
     """Find the surface of whole tiles in voxels, on the device if the work is done there; -1 where unknown.
 
-    An A-line that rises nowhere more than at its first voxel, such as one of a tile that is missing, has no surface; in
+    An A-line whose steepest rise is at its first voxel, such as one of a tile that is missing, has no surface; in
     the fit it would be a flat tile.
     """
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
@@ -211,12 +211,12 @@ def _surface_of_tiles(
 
     def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:
         column, inside = read
-        place = tuple(
+        box = tuple(
             slice(part[axis].start - one.start, part[axis].stop - one.start)
             for axis, one in zip((first, second), bounds, strict=True)
         )
         found = surface_of(column, method, image.depth_axis)[inside]
-        surface[place] = xp.where(found > top, found, -1)
+        surface[box] = xp.where(found > top, found, -1)
         if progress is not None:
             progress(box_nbytes(image.array, part))
 
@@ -241,7 +241,7 @@ def _meet(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | No
 
 
 def _report(
-    places: tuple[Path, ...],
+    paths: tuple[Path, ...],
     image: MosaicImage,
     curvature: FocalCurvature,
     mean: np.ndarray,
@@ -268,7 +268,7 @@ def _report(
         "correction": asdict(correction),
         "keys": _KEYS,
     }
-    with replacing(places[0], overwrite=overwrite) as picture, replacing(places[1], overwrite=overwrite) as text:
+    with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
         focal, tissue = curvature.depth() * unit, curvature.tissue_depth() * unit
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
         draw_focal_curvature(picture, mean * unit, focal, tissue, spacing, title, (names[0].upper(), names[1].upper()))

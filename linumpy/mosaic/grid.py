@@ -93,7 +93,7 @@ def resample_mosaic_grid(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        A place that is taken, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
+        A path that is taken, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -114,27 +114,27 @@ def resample_mosaic_grid(
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
     ) as writer:  # fmt: skip
 
-        def resample(place: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
-            made = resample_tiles(tiles, grid.part(place[1]))
+        def resample(part: tuple[tuple[int, ...], Box], tiles: Any) -> Any:
+            made = resample_tiles(tiles, grid.part(part[1]))
             if progress is not None:
-                progress(box_nbytes(array, place[1]))
+                progress(box_nbytes(array, part[1]))
             return made
 
         # Where tiles get finer it is the result that takes the memory.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
         work_through(
-            image.places(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
-            lambda place: read_box(image.volumes[place[0]], place[1], use_gpu),
+            image.boxes(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
+            lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
             resample,
-            lambda place, tiles: writer.write((*place[0], *grid.new_box(place[1])), tiles),
+            lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
             use_gpu=use_gpu,
         )
     return ResampledGrid(grid, image.nbytes)
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Tell the tile of a mosaic grid, in the order of its axes.
+    """Return the tile of a mosaic grid, in the order of its axes.
 
     It is whole along z; laterally as given, as the metadata has it, or else a chunk, which a log line (warning) says.
 

@@ -60,8 +60,8 @@ class MosaicImage(Volumes):
             raise MetadataError(f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no size of {names}")
         return sizes[0], sizes[1]  # type: ignore[return-value]
 
-    def places(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Walk all volumes in boxes of a size: the entries along the leading axes, and the box."""
+    def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
+        """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
         return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
 
 

@@ -1,4 +1,4 @@
-"""A stack of slices of any size, from disk to disk, placed by the microscope's motor and by what overlaps along Z.
+"""A stack of slices of any size, from disk to disk, arranged by the microscope's motor and by what overlaps along Z.
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and a table of lateral shifts. Out: one OME-Zarr
 volume, and a table of what was decided for each pair. Overlaps are searched in a window in the middle of what two
@@ -181,7 +181,7 @@ def stack_mosaics(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken; slices or a table that are missing, or do not fit each other; no overlap within reach.
+        A path that is taken; slices or a table that are missing, or do not fit each other; no overlap within reach.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -207,10 +207,10 @@ def stack_mosaics(
     rows = tuple(
         PairDecision(
             move.fixed_id, move.moving_id, expected, overlap, round(correlation, 6), replaced, last,
-            move.y_mm, move.x_mm, *place,
+            move.y_mm, move.x_mm, *offset,
         )
-        for move, (overlap, correlation, expected), replaced, last, place in zip(
-            moves, found, changed, used, plan.places[1:], strict=True
+        for move, (overlap, correlation, expected), replaced, last, offset in zip(
+            moves, found, changed, used, plan.offsets[1:], strict=True
         )
     )  # fmt: skip
     for row in rows:
@@ -360,7 +360,7 @@ def _write_stack(
 ) -> None:
     first = images[0]
     xp, dtype = require_cuda() if use_gpu else np, first.array.dtype.newbyteorder("=")
-    origin = [o - p * s for o, p, s in zip(first.origin, plan.places[0], first.spacing, strict=True)]
+    origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
 
     def read(box: Box) -> dict[int, Any]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}

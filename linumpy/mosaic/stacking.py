@@ -73,8 +73,8 @@ def find_z_overlap(
     )
     on_device = is_device_array(fixed_vol) if use_gpu is None else use_gpu
     fixed, moving = central_half(fixed_vol)[-overlaps[-1] :], central_half(moving_vol)[: overlaps[-1]]
-    bring = require_cuda().asarray if on_device else to_host
-    return best_overlap(bring(fixed), bring(moving), overlaps, expected)
+    transfer = require_cuda().asarray if on_device else to_host
+    return best_overlap(transfer(fixed), transfer(moving), overlaps, expected)
 
 
 def best_overlap(fixed: Any, moving: Any, overlaps: Sequence[int], expected: float) -> tuple[int, float]:
@@ -243,25 +243,25 @@ class StackPlan:
     ----------
     shape : (int, int, int)
         Voxels of the stack (Z, Y, X).
-    places : tuple of (int, int, int)
+    offsets : tuple of (int, int, int)
         First voxel (Z, Y, X) of each slice in the stack.
     shapes : tuple of (int, int, int)
         Voxels of each slice.
     """
 
     shape: tuple[int, int, int]
-    places: tuple[tuple[int, int, int], ...]
+    offsets: tuple[tuple[int, int, int], ...]
     shapes: tuple[tuple[int, int, int], ...]
 
     def box(self, number: int) -> tuple[slice, slice, slice]:
         """The box of a slice in the stack."""
-        z, y, x = (slice(p, p + n) for p, n in zip(self.places[number], self.shapes[number], strict=True))
+        z, y, x = (slice(p, p + n) for p, n in zip(self.offsets[number], self.shapes[number], strict=True))
         return z, y, x
 
     def shared(self, number: int) -> int:
         """How many of the first planes of a slice lie upon those of slices above."""
         filled = max((self.box(above)[0].stop for above in range(number)), default=0)
-        return min(self.shapes[number][0], max(0, filled - self.places[number][0]))
+        return min(self.shapes[number][0], max(0, filled - self.offsets[number][0]))
 
 
 def plan_stack(
@@ -269,7 +269,7 @@ def plan_stack(
     overlaps: Sequence[int],
     shifts: Sequence[tuple[float, float]] | None = None,
 ) -> StackPlan:
-    """Place slices in a stack that holds all of them; pure.
+    """Arrange slices in a stack that holds all of them; pure.
 
     Parameters
     ----------
@@ -296,15 +296,15 @@ def plan_stack(
     if not all(math.isfinite(y) and math.isfinite(x) for y, x in moves):
         raise ValueError(f"shifts={moves}: numbers of voxels are needed")
     z, y, x = 0, 0.0, 0.0
-    places = [(0, 0, 0)]
+    offsets = [(0, 0, 0)]
     for number, (overlap, move) in enumerate(zip(overlaps, moves, strict=True)):
         if not 0 <= overlap <= min(shapes[number][0], shapes[number + 1][0]):
             raise ValueError(f"slices {number} and {number + 1} cannot overlap in {overlap} planes")
         z, y, x = z + shapes[number][0] - int(overlap), y + move[0], x + move[1]
-        places.append((z, math.floor(y + 0.5), math.floor(x + 0.5)))
-    low = [min(place[axis] for place in places) for axis in range(3)]
-    high = [max(p[axis] + s[axis] for p, s in zip(places, shapes, strict=True)) for axis in range(3)]
-    moved = tuple((p[0] - low[0], p[1] - low[1], p[2] - low[2]) for p in places)
+        offsets.append((z, math.floor(y + 0.5), math.floor(x + 0.5)))
+    low = [min(offset[axis] for offset in offsets) for axis in range(3)]
+    high = [max(p[axis] + s[axis] for p, s in zip(offsets, shapes, strict=True)) for axis in range(3)]
+    moved = tuple((p[0] - low[0], p[1] - low[1], p[2] - low[2]) for p in offsets)
     size = (high[0] - low[0], high[1] - low[1], high[2] - low[2])
     return StackPlan(size, moved, tuple((int(a), int(b), int(c)) for a, b, c in shapes))
 
@@ -329,7 +329,7 @@ def stack_slices(
     Raises
     ------
     ValueError
-        As :func:`plan_stack`; slices of different dtypes or places.
+        As :func:`plan_stack`; slices of different dtypes or offsets.
     """
     plan = plan_stack([tuple(one.shape) for one in slices], overlaps, shifts)  # type: ignore[misc]
     if len({(one.dtype, is_device_array(one)) for one in slices}) > 1:
@@ -363,9 +363,9 @@ def compose(
     """
     out = xp.zeros([one.stop - one.start for one in box], dtype)
     for number, part in parts(plan, box):
-        voxels, place = read(number, part), plan.places[number]
+        voxels, offset = read(number, part), plan.offsets[number]
         target = out[
-            tuple(slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, place, box, strict=True))
+            tuple(slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, offset, box, strict=True))
         ]
         first, planes = part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
@@ -377,7 +377,7 @@ def compose(
 
 def parts(plan: StackPlan, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """Say which slices a box of a stack shows, from the top down: the number of each, and the box of it."""
-    for number, place in enumerate(plan.places):
+    for number, offset in enumerate(plan.offsets):
         there = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
         if all(one.start < one.stop for one in there):
-            yield number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, place, strict=True))
+            yield number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, offset, strict=True))

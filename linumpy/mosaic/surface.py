@@ -4,7 +4,7 @@ In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. T
 depth, each with a rim as wide as the lateral mean reaches, so that the map does not show where it was cut; the next is
 read while one is worked on and the map of the last is written.
 
-The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and place in µm, is written column by column,
+The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and origin in µm, is written column by column,
 and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
 of the mosaic. Divided by the spacing along depth they are voxels, whole ones unless ``definition="edge"``.
 """
@@ -125,7 +125,7 @@ def find_mosaic_surface(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken, a source that is no mosaic, a method that cannot be.
+        A path that is taken, a source that is no mosaic, a method that cannot be.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -150,8 +150,8 @@ def find_mosaic_surface(
         chunks=(*(1 for _ in image.leading), size[first], size[second]),
     ) as writer:  # fmt: skip
 
-        def find(place: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
-            _, box = place
+        def find(part: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
+            _, box = part
             column, inside = read
             surface = surface_of(column, method, image.depth_axis)[inside]
             if sketch is not None:
@@ -161,10 +161,10 @@ def find_mosaic_surface(
             return surface.astype(np.float32) * unit
 
         work_through(
-            image.places(size),
-            lambda place: read_column(image, place[1], method.s_xy // 2, use_gpu, place[0]),
+            image.boxes(size),
+            lambda part: read_column(image, part[1], method.s_xy // 2, use_gpu, part[0]),
             find,
-            lambda place, depth: writer.write((*place[0], place[1][first], place[1][second]), depth),
+            lambda part, depth: writer.write((*part[0], part[1][first], part[1][second]), depth),
             use_gpu=use_gpu,
         )
         if sketch is not None and overlay is not None:
@@ -209,16 +209,16 @@ class _Sketch:
         self.method = method
         self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
 
-    def add(self, place: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
+    def add(self, lateral: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
         """Take what is shown from a column."""
         # The first voxel of the column that is shown, and where it is shown.
-        begin = [-one.start % step for one, step in zip(place, self.steps, strict=True)]
+        begin = [-one.start % step for one, step in zip(lateral, self.steps, strict=True)]
         shown = [
-            slice(-(-one.start // step), -(-one.stop // step)) for one, step in zip(place, self.steps, strict=True)
+            slice(-(-one.start // step), -(-one.stop // step)) for one, step in zip(lateral, self.steps, strict=True)
         ]
         self.surface[shown[0], shown[1]] = surface[begin[0] :: self.steps[0], begin[1] :: self.steps[1]]
-        if place[0].start <= self.row < place[0].stop:
-            row = self.row - place[0].start
+        if lateral[0].start <= self.row < lateral[0].stop:
+            row = self.row - lateral[0].start
             self.line[shown[1]] = surface[row, begin[1] :: self.steps[1]]
             line = inside[0].start + row
             edges = self._edges(column, line)[inside[1]]

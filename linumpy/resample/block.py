@@ -1,10 +1,10 @@
 """Make one block of an affinely transformed image from the box of the image that it needs; smooth that where asked.
 
 In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` that says where box and block lie in the whole. Out: the
-block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: places are computed from a
-voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image. A block
-that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s result.
-CuPy in, CuPy out; NumPy in, NumPy out.
+block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: coordinates are computed from
+a voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image. A
+block that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s
+result. CuPy in, CuPy out; NumPy in, NumPy out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import IN_FLOAT32
-from linumpy.gpu.ndimage import general, nearest, sampling
-from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage import general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, computed_in, store_rounded
 from linumpy.gpu.resize.tables import AxisPlan, Part, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
-#: Output voxels whose places are held at a time.
+#: Output voxels whose coordinates are held at a time.
 _STRIP = 2**18
 #: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
 _MAP_NORESERVE = 0x4000
@@ -132,11 +131,11 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     if grid.order > 1:
         kind = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            kind = spline.coefficient_dtype(source.dtype, out.dtype)
-        ends = spline.Ends(grid.mode, pad, order=grid.order)
+            kind = splines.coefficient_dtype(source.dtype, out.dtype)
+        ends = splines.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
-            source, ends = xp.pad(source, pad, mode="edge"), spline.Ends(grid.mode, order=grid.order)
-        source = spline.filtered(source, ends, kind)
+            source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)
+        source = splines.filtered(source, ends, kind)
     # In the image with its pad, the box with its own begins where the bare box does in the bare image.
     where = {
         "whole": tuple(n + 2 * pad for n in grid.source_shape),
@@ -176,11 +175,11 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
     # What 64 bits do not hold, SciPy casts to 0.
     saturates = out.dtype.kind != "u" or out.dtype.itemsize < 8
-    for strip, places in _places(grid, block, origin):
+    for strip, coordinates in _coordinates(grid, block, origin):
         if saturates:
-            ndimage.map_coordinates(source, places, output=out[strip], **options)
+            ndimage.map_coordinates(source, coordinates, output=out[strip], **options)
         else:
-            out[strip] = rounded(ndimage.map_coordinates(source, places, output=np.float64, **options), out.dtype)
+            out[strip] = rounded(ndimage.map_coordinates(source, coordinates, output=np.float64, **options), out.dtype)
     return out
 
 
@@ -242,19 +241,19 @@ def _fill(out: Any, cval: float) -> Any:
 def _laid_out(source: Any, grid: AffineGrid, block: Block) -> tuple[Any, tuple[int, ...]]:
     """Lay the box out so that SciPy continues it at its edges as it would continue the whole image.
 
-    A box cut at the image's edges does so by itself in the clipped modes, or where no place comes near an edge. Else
-    SciPy must see the whole axis.
+    A box cut at the image's edges does so by itself in the clipped modes, or where no coordinate comes near an edge.
+    Else SciPy must see the whole axis.
 
     Returns
     -------
     source : array
         What to interpolate in.
     origin : tuple of int
-        Place of its first voxel in the whole image.
+        Offset of its first voxel in the whole image.
     """
     if grid.mode in CLIPPED_MODES:
         return source, block.source_start
-    bounds = enumerate(grid.places(block.start, block.stop))
+    bounds = enumerate(grid.coordinates(block.start, block.stop))
     whole = [not grid.stays_inside(axis, low, high) for axis, (low, high) in bounds]
     if not any(whole):
         return source, block.source_start
@@ -287,25 +286,25 @@ def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[A
     return ndimage.spline_filter(source, grid.order, np.float64, grid.mode), origin
 
 
-def _places(grid: AffineGrid, block: Block, origin: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], Any]]:
+def _coordinates(grid: AffineGrid, block: Block, origin: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], Any]]:
     """Compute where the voxels of a block lie, relative to `origin`, strip by strip.
 
     Sums are taken in SciPy's order: the offset first, then axis after axis. To subtract the whole number `origin` from
-    a place at or above it is exact, so that the fraction that voxels are weighted by stays the same to the bit.
+    a coordinate at or above it is exact, so that the fraction that voxels are weighted by stays the same to the bit.
     """
     for strip in _strips(block.shape):
         voxels = []
         for axis, (one, start) in enumerate(zip(strip, block.start, strict=True)):
             line = np.arange(start + one.start, start + one.stop, dtype=np.float64)
             voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
-        places = np.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
+        coordinates = np.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
         for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
             sum_: Any = shift
             for weight, line in zip(row, voxels, strict=True):
                 sum_ = sum_ + line * weight
-            places[axis] = sum_
-            places[axis] -= first
-        yield strip, places
+            coordinates[axis] = sum_
+            coordinates[axis] -= first
+        yield strip, coordinates
 
 
 def _strips(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

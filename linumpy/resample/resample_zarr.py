@@ -91,9 +91,9 @@ def resample_zarr(
     target : str or Path
         Folder of the OME-Zarr image (NGFF 0.5) to make.
     transform_or_spacing : float, sequence of float, or matrix
-        The wanted spacing in µm, one number or one for each axis: centres of voxels keep their place in µm. Or an
+        The wanted spacing in µm, one number or one for each axis: centres of voxels keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that takes voxels of the output
-        to places in the source, both counted in voxels, in the order of the axes (Z, Y, X).
+        to coordinates in the source, both counted in voxels, in the order of the axes (Z, Y, X).
     output_shape : sequence of int, optional
         Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
         and the spacing is adapted to fill it; for a matrix, the shape of the source.
@@ -134,7 +134,7 @@ def resample_zarr(
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     durable : bool
-        Whether the target is on the disk before it takes its place, and blocks every 30 s, so that they count after a
+        Whether the target is on the disk before it is renamed, and blocks every 30 s, so that they count after a
         power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
@@ -174,7 +174,7 @@ def resample_zarr(
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
     refuse_url(Path(target))
-    place_of_target = absolute(target)
+    target_path = absolute(target)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: a real number is needed")
     if downsampling is None:
@@ -183,8 +183,8 @@ def resample_zarr(
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     volumes = _open_volumes(source, level, channel, time, source_spacing)
     volume, leading = volumes.first, len(volumes.leading)
-    places = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
-    check_apart([place_of_target], [one for one in places if one is not None])
+    sources = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
+    check_apart([target_path], [one for one in sources if one is not None])
     _check_dtype(volume, order)
     regrid = plan_regrid(transform_or_spacing, volume.shape, volumes.spacing, volumes.origin, output_shape)
     if anti_aliasing is None:
@@ -195,7 +195,7 @@ def resample_zarr(
         volumes.leading_shape + regrid.shape,
         volume.dtype.newbyteorder("="),
         regrid.spacing,
-        name=place_of_target.name,
+        name=target_path.name,
         axes=volumes.leading + volumes.axes,
         chunks=_with_leading("chunks", chunks, volume.ndim, leading),
         shards=_with_leading("shards", shards, volume.ndim, leading),
@@ -205,16 +205,16 @@ def resample_zarr(
         downsampling=downsampling,
     )
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
-    if not unfinished_beside(place_of_target).exists():
-        image.check_fits(place_of_target)
-    place = local_path(volume.array) if distributed is not None else volume.array
+    if not unfinished_beside(target_path).exists():
+        image.check_fits(target_path)
+    opened_from = local_path(volume.array) if distributed is not None else volume.array
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0][leading:]
     plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
     request = _request(volumes, grid, image, stored, kind, cval)
     create = _creator(image, grid, volume.array)
-    with resumable_folder(place_of_target, request, create, overwrite=overwrite, durable=durable) as state:
-        job = BlockJob(place, str(state.folder / "0"), plan, float(cval), kind, scratch)
+    with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
+        job = BlockJob(opened_from, str(state.folder / "0"), plan, float(cval), kind, scratch)
         with _shown(progress, image) as report:
             for entries, one in volumes.volumes.items():
                 _fill(replace(job, index=one.index, entries=entries), state, stored, report, distributed)
@@ -233,13 +233,11 @@ def _open_volumes(
             raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
         if channel is not None or time is not None:
             raise ValueError(
-                f"channel={channel}, time={time}: {name} is a single array, whose axes nobody names; pass the OME-Zarr "
-                "image that it is in"
+                f"channel={channel}, time={time}: {name} is a single array, whose axes have no names; pass the "
+                "OME-Zarr image that it is in"
             )
         if spacing is None:
-            raise MetadataError(
-                f"{name} is a single array, whose voxel spacing nobody knows: pass source_spacing= in µm"
-            )
+            raise MetadataError(f"{name} is a single array, whose voxel spacing is unknown: pass source_spacing= in µm")
         if node.ndim not in (2, 3):
             raise ValueError(f"{name} has shape {node.shape}: volumes of two or three axes are resampled")
         if len(spacing) != node.ndim:

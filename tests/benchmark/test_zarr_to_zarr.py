@@ -14,7 +14,7 @@ from linumpy.benchmark.suites import zarr_to_zarr
 from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
 from linumpy.benchmark.volumes import check_free, flush, write_tiles
 from linumpy.io.ome import open_image
-from linumpy.resample import pipeline as resample_blocks
+from linumpy.resample import pipeline
 from scripts import linum_benchmark_resampling as script
 
 SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "device_memory": 2**-7}
@@ -57,7 +57,7 @@ def test_it_is_made_in_blocks(tmp_path):
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
-    real, blocks = resample_blocks.make_box, []
+    real, blocks = pipeline.make_box, []
 
     def spoilt(source, grid, block, cval, out):
         made = real(source, grid, block, cval, out)
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
             blocks.append(block)
         return made
 
-    monkeypatch.setattr(resample_blocks, "make_box", spoilt)
+    monkeypatch.setattr(pipeline, "make_box", spoilt)
     monkeypatch.setattr(zarr_to_zarr, "_SIDE", 200)
     result = measure(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False))
     assert len(blocks) == 1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from linumpy.device import to_host
 from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.gpu.oct import surface as interface
-from linumpy.gpu.oct import surface_filters as interface_filters
+from linumpy.gpu.oct import surface as surface_module
+from linumpy.gpu.oct import surface_filters as surface_filters
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth
 
 
@@ -52,7 +52,7 @@ def test_same_as_the_definition(shape, dtype, s_xy, s_z, use_log, cutting_errors
     vol = random_volume(shape, dtype, seed)
     arguments = (s_xy, s_z, use_log, 1, cutting_errors, depth_axis)
     options = {"order": 1, "detect_cutting_errors": cutting_errors, "depth_axis": depth_axis}
-    got, expected = interface.find_tissue_interface(vol, s_xy, s_z, use_log, **options), slow(vol, *arguments)
+    got, expected = surface_module.find_tissue_interface(vol, s_xy, s_z, use_log, **options), slow(vol, *arguments)
     assert got.dtype == np.int32
     assert got.shape == expected.shape
     # Where two voxels are next to equal, the order of float32 sums decides.
@@ -61,9 +61,9 @@ def test_same_as_the_definition(shape, dtype, s_xy, s_z, use_log, cutting_errors
 
 def test_blocks_do_not_show(monkeypatch):
     vol = random_volume((40, 30, 20), "f4", 1)
-    whole = interface.find_tissue_interface(vol, s_xy=7)
-    monkeypatch.setattr(interface_filters, "_BLOCK_VOXELS", 30 * 20 * 3)
-    assert (interface.find_tissue_interface(vol, s_xy=7) == whole).mean() > 0.999
+    whole = surface_module.find_tissue_interface(vol, s_xy=7)
+    monkeypatch.setattr(surface_filters, "_BLOCK_VOXELS", 30 * 20 * 3)
+    assert (surface_module.find_tissue_interface(vol, s_xy=7) == whole).mean() > 0.999
 
 
 @pytest.mark.parametrize(("looks", "voxels"), [(16, 1.0), (1, 2.0)])
@@ -134,7 +134,7 @@ def test_cutting_errors():
 
 def test_the_arguments_come_in_upstream_s_order():
     names = ["vol", "s_xy", "s_z", "use_log", "mask", "order", "detect_cutting_errors"]
-    for function in (find_tissue_interface, interface.find_tissue_interface):
+    for function in (find_tissue_interface, surface_module.find_tissue_interface):
         parameters = inspect.signature(function).parameters.values()
         assert [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD] == names
 
@@ -173,10 +173,10 @@ def test_what_is_no_number_spoils_only_the_means_over_it(value, s_xy, masked):
     vol[:, :, 40:] = 20
     vol += np.random.default_rng(0).random(vol.shape, "f4") / 10
     mask = np.ones(vol.shape[:2], bool) if masked else None
-    options = interface_filters.SurfaceOptions(s_xy, 2, False)
-    clean = interface_filters.interface_by_filters(vol, options, mask)[0]
+    options = surface_filters.SurfaceOptions(s_xy, 2, False)
+    clean = surface_filters.interface_by_filters(vol, options, mask)[0]
     vol[9, 11, 3] = value
-    dirty = interface_filters.interface_by_filters(vol, options, mask)[0]
+    dirty = surface_filters.interface_by_filters(vol, options, mask)[0]
     far = np.ones(clean.shape, bool)
     far[9 - s_xy // 2 : 9 + s_xy // 2 + 1, 11 - s_xy // 2 : 11 + s_xy // 2 + 1] = False
     assert np.array_equal(clean[far], dirty[far])
@@ -245,7 +245,7 @@ def test_same_on_the_gpu(cupy, depth_axis):
 def test_wrong_types_are_named(options, error, message):
     arguments = {"vol": np.ones((5, 6, 7), np.float32), "s_xy": 3, "depth_axis": 0} | options
     with pytest.raises(error, match=message):
-        interface.find_tissue_interface(**arguments)
+        surface_module.find_tissue_interface(**arguments)
 
 
 def test_whole_numbers_may_be_floats():

@@ -160,7 +160,7 @@ def test_found_overlaps_stack_to_the_known_tissue(overlap):
 
 def test_plans():
     plan = plan_stack([(10, 5, 5), (8, 6, 5), (4, 5, 5)], [3, 4], [(0.4, -2.0), (0.4, 0.0)])
-    assert plan.places == ((0, 0, 2), (7, 0, 0), (11, 1, 0))
+    assert plan.offsets == ((0, 0, 2), (7, 0, 0), (11, 1, 0))
     assert plan.shape == (15, 6, 7)
     assert plan.box(2) == (slice(11, 15), slice(1, 6), slice(0, 5))
 

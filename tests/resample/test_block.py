@@ -14,7 +14,7 @@ from scipy import ndimage
 from linumpy.gpu.interpolation import affine_transform
 from linumpy.plan.boundary import MODES
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, ResamplePlan
-from linumpy.resample import block as room
+from linumpy.resample import block as block_module
 from linumpy.resample.block import affine_box
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
@@ -87,7 +87,7 @@ def test_blocks_are_scipys_whole_to_the_bit(case):
 
 @pytest.mark.parametrize("strip", [1, 7, 40])
 def test_strips_of_any_length(monkeypatch, strip):
-    monkeypatch.setattr(room, "_STRIP", strip)
+    monkeypatch.setattr(block_module, "_STRIP", strip)
     image = np.random.default_rng(0).normal(size=(6, 7, 8))
     grid = AffineGrid(
         (6, 7, 8), (5, 6, 9), ((0.9, 0.1, 0.0), (0.0, 1.1, 0.2), (0.1, 0.0, 0.8)), (0.3,) * 3, 1, "nearest"
@@ -202,7 +202,7 @@ def test_splines_by_kernels(as_if_on_a_device, mode, dtype, rank, order):
     ],
 )
 def test_the_memory_that_is_taken_besides(dtype, order, device, expected):
-    assert room.work_bytes(np.dtype(dtype), order, device) == expected
+    assert block_module.work_bytes(np.dtype(dtype), order, device) == expected
 
 
 @pytest.mark.gpu

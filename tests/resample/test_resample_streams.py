@@ -14,8 +14,7 @@ import pytest
 import zarr
 
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
-from linumpy.resample import overlap
-from linumpy.resample import pipeline as resample_blocks
+from linumpy.resample import overlap, pipeline
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
 
 lock = threading.RLock()
@@ -114,7 +113,7 @@ FAKE = types.SimpleNamespace(
 @pytest.fixture
 def device(monkeypatch):
     """Reads and transforms that are put on the current stream, as those of a device are."""
-    real = resample_blocks.make_box
+    real = pipeline.make_box
 
     def read(array, *, region, out, scratch_bytes):
         assert type(out) is DeviceArray
@@ -124,7 +123,7 @@ def device(monkeypatch):
     def transform(source, grid, block, cval, out):
         current().put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
 
-    write_block = resample_blocks.write_block
+    write_block = pipeline.write_block
 
     def write(chunks, block, data, entries):
         """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
@@ -137,10 +136,10 @@ def device(monkeypatch):
     streams = functools.lru_cache(overlap._streams.__wrapped__)  # its own for each test
     monkeypatch.setattr(overlap, "_streams", streams)
     monkeypatch.setattr(overlap, "require_cuda", lambda: FAKE)
-    monkeypatch.setattr(resample_blocks, "write_block", write)
-    monkeypatch.setattr(resample_blocks, "require_cuda", lambda: FAKE)
-    monkeypatch.setattr(resample_blocks, "read_zarr_to_gpu", read)
-    monkeypatch.setattr(resample_blocks, "make_box", transform)
+    monkeypatch.setattr(pipeline, "write_block", write)
+    monkeypatch.setattr(pipeline, "require_cuda", lambda: FAKE)
+    monkeypatch.setattr(pipeline, "read_zarr_to_gpu", read)
+    monkeypatch.setattr(pipeline, "make_box", transform)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from script_runs import load
 from zarr.codecs import ZstdCodec
 
 from linumpy.io.files import replacing
-from linumpy.resample import pipeline as resample_blocks
+from linumpy.resample import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter
 
@@ -44,13 +44,13 @@ def write(place, *, codec=None, seed=1, overwrite=False):
 
 def resample(place, *, source, overwrite=False):
     """Tell how many blocks were made."""
-    made, real = [0], resample_blocks.write_block
+    made, real = [0], pipeline.write_block
 
     def count(*block):
         real(*block)
         made[0] += 1
 
-    resample_blocks.write_block = count
+    pipeline.write_block = count
     options = {"chunks": (8, 8, 8), "levels": 2, "device": "cpu", "device_memory": 20_000, "progress": int}
     resample_zarr(source, place, 1.0, overwrite=overwrite, **options)
     return made[0]

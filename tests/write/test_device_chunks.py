@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from linumpy.write import cut_chunks, pyramid, raw_chunks, writer
-from linumpy.write import device_chunks as chunk_files
+from linumpy.write import cut_chunks, device_chunks, pyramid, raw_chunks, writer
 from linumpy.write.device_chunks import cut_into_chunks
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
@@ -96,7 +95,7 @@ class FakeFile:
 @pytest.fixture
 def fake_kvikio(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=FakeFile))
-    monkeypatch.setattr(chunk_files, "transfer_settings", contextlib.nullcontext)
+    monkeypatch.setattr(device_chunks, "transfer_settings", contextlib.nullcontext)
     monkeypatch.setattr(FakeFile, "fails", "")
     monkeypatch.setattr(FakeFile, "most_open", 0)
     yield FakeFile
@@ -106,10 +105,10 @@ def fake_kvikio(monkeypatch):
 @pytest.mark.parametrize("fails", ["", "open", "submit", "write", "short"])
 def test_what_kvikio_does_not_write_is_written_all_the_same(tmp_path, fake_kvikio, monkeypatch, caplog, fails):
     monkeypatch.setattr(fake_kvikio, "fails", fails)
-    monkeypatch.setattr(chunk_files, "_OPEN_FILES", 4)
+    monkeypatch.setattr(device_chunks, "_OPEN_FILES", 4)
     rows = values((14, 1000), "u1")
     paths = [str(tmp_path / f"c{number}") for number in range(14)]
-    chunk_files.write_rows(paths, rows)
+    device_chunks.write_rows(paths, rows)
     for path, row in zip(paths, rows, strict=True):
         with open(path, "rb") as file:
             assert file.read() == row.tobytes()
@@ -124,15 +123,15 @@ def test_the_systems_error_is_told(tmp_path, fake_kvikio, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     monkeypatch.setattr(fake_kvikio, "fails", "write")
-    monkeypatch.setattr(chunk_files, "write_file", full)
+    monkeypatch.setattr(device_chunks, "write_file", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*c3'"):
-        chunk_files.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
+        device_chunks.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
 
 
 def test_an_interrupt_waits_for_what_is_under_way(tmp_path, fake_kvikio, monkeypatch):
     monkeypatch.setattr(fake_kvikio, "fails", "interrupt")
     with pytest.raises(KeyboardInterrupt):
-        chunk_files.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
+        device_chunks.write_rows([str(tmp_path / f"c{number}") for number in range(6)], values((6, 10), "u1"))
 
 
 class OnDevice(np.ndarray):
@@ -160,7 +159,7 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
         assert isinstance(block, OnDevice)
         ways.append("write")
         chunks = cut_into_chunks(block, chunk_shape, fill_value)
-        chunk_files.write_rows(paths, np.asarray(chunks).reshape(len(paths), -1).view(np.uint8))
+        device_chunks.write_rows(paths, np.asarray(chunks).reshape(len(paths), -1).view(np.uint8))
 
     def read(array, box):
         ways.append("read")
@@ -175,8 +174,8 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
     for room in (pyramid, cut_chunks):
         monkeypatch.setattr(room, "array_module", module_of)
     monkeypatch.setattr(raw_chunks, "to_host", to_host)
-    monkeypatch.setattr(chunk_files, "write_from_device", write)
-    monkeypatch.setattr(chunk_files, "read_to_device", read)
+    monkeypatch.setattr(device_chunks, "write_from_device", write)
+    monkeypatch.setattr(device_chunks, "read_to_device", read)
     monkeypatch.setattr(writer, "STEP_BYTES", 2000)
     data = values((13, 18, 21))
     options = {"chunks": (4, 4, 4), "n_levels": 3, "compressors": compressors, "buffer_bytes": 2**20 if cut else 0}

@@ -56,15 +56,15 @@ def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) ->
     return Spline(int(order), name, value.item(), bool(prefilter))
 
 
-def read_places(name: str, image: Any, places: Any) -> Any:
-    """Bring places or displacements into an array beside the image."""
-    if not is_device_array(image) and not is_device_array(places):
-        places = np.asarray(places)
-    if is_device_array(places) != is_device_array(image):
+def read_coordinates(name: str, image: Any, values: Any) -> Any:
+    """Return coordinates or displacements as an array on the side of the image."""
+    if not is_device_array(image) and not is_device_array(values):
+        values = np.asarray(values)
+    if is_device_array(values) != is_device_array(image):
         raise TypeError(f"image and {name} must both be on the GPU, or both on the host")
-    if places.dtype.kind not in "biuf" or not _is_number(places.dtype):
-        raise TypeError(f"{name} of {places.dtype}: integers and floats of up to 64 bits are places")
-    return places
+    if values.dtype.kind not in "biuf" or not _is_number(values.dtype):
+        raise TypeError(f"{name} of {values.dtype}: integers and floats of up to 64 bits are coordinates")
+    return values
 
 
 def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None) -> tuple[np.ndarray, np.ndarray]:

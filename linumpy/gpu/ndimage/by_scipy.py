@@ -16,21 +16,21 @@ from linumpy.gpu.rounding import rounded
 _CONSTANT = ("constant", "grid-constant")
 #: Beyond this no double has a fraction left to interpolate with: FARTHEST of boundary.cuh.
 _FARTHEST = 2.0**52
-#: A place that is outside of every image, with its pad.
+#: A coordinate that is outside of every image, with its pad.
 _OUTSIDE = -1000.0
 
 
 def sample_at(image: np.ndarray, coordinates: np.ndarray, how: Spline, target: Target) -> np.ndarray:
-    """Sample at places, (rank, ...); SciPy knows no NaN and no infinity, and reads anywhere for them."""
+    """Sample at coordinates, (rank, ...); SciPy knows no NaN and no infinity, and reads anywhere for them."""
     from scipy import ndimage
 
-    places, lost = _known_places(coordinates, how.mode)
-    if places.ndim == 1:
-        places = places[:, None]  # SciPy wants an axis of places
-    shape = places.shape[1:]
+    coordinates, lost = _finite(coordinates, how.mode)
+    if coordinates.ndim == 1:
+        coordinates = coordinates[:, None]  # SciPy wants an axis of points
+    shape = coordinates.shape[1:]
 
     def call(source: np.ndarray, output: Any) -> np.ndarray:
-        return ndimage.map_coordinates(source, places, output, **how.options)
+        return ndimage.map_coordinates(source, coordinates, output, **how.options)
 
     out = None if target.out is None else target.out.reshape(shape)
     result = transform(image, how, Target(shape, target.dtype, out), call).reshape(target.shape)
@@ -41,13 +41,13 @@ def sample_at(image: np.ndarray, coordinates: np.ndarray, how: Spline, target: T
 
 
 def displaced(field: Any, sizes: Any, xp: Any) -> Any:
-    """Write out the places of displaced voxels, in float64."""
-    places = field.astype(np.float64)
-    for axis, row in enumerate(places):
+    """Write out the coordinates of displaced voxels, in float64."""
+    coordinates = field.astype(np.float64)
+    for axis, row in enumerate(coordinates):
         if sizes is not None:
             row /= sizes[axis]
         row += xp.arange(row.shape[axis]).reshape([-1 if other == axis else 1 for other in range(row.ndim)])
-    return places
+    return coordinates
 
 
 def transform(image: np.ndarray, how: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Any:
@@ -79,18 +79,18 @@ def transform(image: np.ndarray, how: Spline, target: Target, call: Callable[[An
     return target.take(rounded(call(source, kind), target.dtype.newbyteorder("=")))
 
 
-def _known_places(places: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Replace places that are no numbers, or infinitely far; and say which ones they are. None for none.
+def _finite(coordinates: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Replace coordinates that are no numbers, or infinitely far; and say which ones they are. None for none.
 
     In the constant modes they go outside. With "nearest" only NaN is nowhere.
     """
-    if places.dtype.kind != "f":
-        return places, None
-    if places.dtype == np.float16:
-        places = places.astype(np.float32)
+    if coordinates.dtype.kind != "f":
+        return coordinates, None
+    if coordinates.dtype == np.float16:
+        coordinates = coordinates.astype(np.float32)
     if mode == "nearest":
-        places = np.clip(places, -_FARTHEST / 2, _FARTHEST / 2)
-    lost = ~(np.abs(places) < _FARTHEST).all(axis=0)
+        coordinates = np.clip(coordinates, -_FARTHEST / 2, _FARTHEST / 2)
+    lost = ~(np.abs(coordinates) < _FARTHEST).all(axis=0)
     if not lost.any():
-        return places, None
-    return np.where(lost, places.dtype.type(_OUTSIDE if mode in _CONSTANT else 0), places), lost
+        return coordinates, None
+    return np.where(lost, coordinates.dtype.type(_OUTSIDE if mode in _CONSTANT else 0), coordinates), lost

@@ -1,6 +1,6 @@
 """The way an image is sampled: SciPy for NumPy arrays, and for CuPy arrays the kernel that fits.
 
-In: an image, and places, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
+In: an image, and coordinates, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
 samples, where the image is. On a device:
 
 - order 0 of the image's own dtype, each axis by itself: voxels are taken as they are
@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling
-from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
@@ -39,7 +38,7 @@ class Grid:
     Attributes
     ----------
     linear : numpy.ndarray, (rank, axes of the result)
-        Places are ``linear @ voxel + shift``.
+        Coordinates are ``linear @ voxel + shift``.
     shift : numpy.ndarray, (rank,)
         In voxels of the image.
     lines : tuple of Line, optional
@@ -57,17 +56,17 @@ class Grid:
 
 
 def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
-    """Sample at places, (rank, ...)."""
+    """Sample at coordinates, (rank, ...)."""
     if not is_device_array(image):
         return by_scipy.sample_at(image, coordinates, how, target)
-    places = _as_floats(coordinates)
+    coordinates = _as_floats(coordinates)
 
     def sample(part: Any, spline_of: Spline, out: Any) -> None:
         source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
         module = sampling if sampling.can_sample(source) else general
-        module.sample_points(source, places, sampler, out)
+        module.sample_points(source, coordinates, sampler, out)
 
-    return _by_parts(image, how, target, sample, places)
+    return _by_parts(image, how, target, sample, coordinates)
 
 
 def sample_grid(
@@ -94,12 +93,12 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how:
     """
     rank = len(field)
     if not is_device_array(image) or rank not in sampling.RANKS:
-        places = by_scipy.displaced(field, sizes, array_module(field))
+        coordinates = by_scipy.displaced(field, sizes, array_module(field))
         if image.ndim == rank:
-            return sample_at(image, places, how, target)
+            return sample_at(image, coordinates, how, target)
         out = target.array(image, field)
         for one, into in zip(image, out, strict=True):
-            sample_at(one, places, how, Target(into.shape, into.dtype, into))
+            sample_at(one, coordinates, how, Target(into.shape, into.dtype, into))
         return target.take(out)
     field = _as_floats(field)
 
@@ -124,11 +123,11 @@ def filter_on_device(image: Any, order: int, axes: Sequence[int], mode: str, tar
         out[...] = image
         return target.take(out)
     source = image.view(np.uint8) if image.dtype.kind == "b" else image
-    ends = spline.Ends(mode, order=order)
+    ends = splines.Ends(mode, order=order)
     if target.dtype.str[1:] in ("f4", "f8"):
-        return target.take(spline.filtered(source, ends, target.dtype, out, axes))
+        return target.take(splines.filtered(source, ends, target.dtype, out, axes))
     for axis in axes:  # between two axes SciPy keeps the dtype of the result, and truncates
-        wide = spline.filtered(source, ends, np.float64, axes=[axis])
+        wide = splines.filtered(source, ends, np.float64, axes=[axis])
         if target.dtype.kind in "iu":
             wide = xp.trunc(wide).astype(np.int64)
         out[...] = xp.abs(wide) >= 1 if target.dtype.kind == "b" else wide
@@ -247,17 +246,17 @@ def _prepared(image: Any, how: Spline, rank: int, target: np.dtype) -> tuple[Any
     sampler = sampling.Sampler(order, mode, float(how.cval))
     if not how.filters:
         return sampling.contiguous(image), sampler
-    kind = spline.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
+    kind = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
-        return spline.filtered(image, spline.Ends(mode, order=order), kind, axes=axes), sampler
+        return splines.filtered(image, splines.Ends(mode, order=order), kind, axes=axes), sampler
     sampler = sampling.Sampler(order, mode, float(how.cval), SPLINE_PAD)
     # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
     value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
     if image.ndim == rank in (2, 3):
-        ends = spline.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
-        return spline.filtered(image, ends, kind), sampler
+        ends = splines.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
+        return splines.filtered(image, ends, kind), sampler
     widths = [(SPLINE_PAD * (axis in axes),) * 2 for axis in range(image.ndim)]
     more = {"mode": "edge"} if value is None else {"constant_values": value}
     padded = array_module(image).pad(image, widths, **more)
-    return spline.filtered(padded, spline.Ends(mode, order=order), kind, axes=axes), sampler
+    return splines.filtered(padded, splines.Ends(mode, order=order), kind, axes=axes), sampler

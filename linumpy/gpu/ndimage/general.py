@@ -1,8 +1,8 @@
 """Sample an image of any number of axes on the device, in double precision: what the faster kernels do not take.
 
-In: an image, or the box of one that is needed, and places or an affine map, which need not be square. Out: samples, by
-the kernel of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is compiled for a
-rank and never for a shape. Temporary memory: none.
+In: an image, or the box of one that is needed, and coordinates or an affine map, which need not be square. Out:
+samples, by the kernel of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is
+compiled for a rank and never for a shape. Temporary memory: none.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _THREADS = 128
 
 
 def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
-    """Sample at given places.
+    """Sample at given coordinates.
 
     Parameters
     ----------
     image : cupy.ndarray
         C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Places in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in other
-        modes.
+        Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
+        other modes.
     how : Sampler
         Order, mode, constant value.
     out : cupy.ndarray
@@ -56,7 +56,7 @@ def sample_affine(
     Parameters
     ----------
     matrix : numpy.ndarray, (rank, axes of the output)
-        Places are ``matrix @ voxel + offset``, summed in SciPy's order.
+        Coordinates are ``matrix @ voxel + offset``, summed in SciPy's order.
     offset : numpy.ndarray, (rank,)
         In voxels of the image.
     box, how, out, whole, box_start, out_start
@@ -101,7 +101,7 @@ def _request_dtype(rank: int, columns: int) -> np.dtype:
 
 
 def kernel_spec(image: Any, coordinates: Any, how: Sampler, out: Any, columns: int) -> KernelSpec:
-    """Describe the kernel; `columns` are the axes of an affine map's grid, 0 for a list of places."""
+    """Describe the kernel; `columns` are the axes of an affine map's grid, 0 for a list of coordinates."""
     defines = {
         "SOURCE": CUDA_TYPES[image.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],

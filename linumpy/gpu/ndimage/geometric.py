@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.ndimage.arguments import check_image, read_output, read_places, read_spline
+from linumpy.gpu.ndimage.arguments import check_image, read_coordinates, read_output, read_spline
 from linumpy.gpu.ndimage.dispatch import Grid, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
@@ -64,7 +64,7 @@ def zoom(
 ) -> Array:
     """Scale an image, its first voxels kept where they are, and its last ones too.
 
-    With `grid_mode` the image's extent is kept instead of the places of its outer voxels, as
+    With `grid_mode` the image's extent is kept instead of the coordinates of its outer voxels, as
     :func:`~linumpy.gpu.interpolation.resample_volume` does; with the modes ``"constant"`` and ``"wrap"``, which know no
     extent, SciPy's ``UserWarning`` is given. Factors of 1 alone, with `prefilter`, give the image as it is.
     """
@@ -215,13 +215,13 @@ def apply_displacement_field(
 
     Notes
     -----
-    Places are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and three
-    axes of space, where `field` is of float32 or float64 and contiguous; else an array of places. Channels are sampled
-    in one launch.
+    Coordinates are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and
+    three axes of space, where `field` is of float32 or float64 and contiguous; else an array of coordinates. Channels
+    are sampled in one launch.
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
-    field = read_places("field", image, field)
+    field = read_coordinates("field", image, field)
     axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
     rank = image.ndim - (axis is not None)
     if field.shape[:1] != (rank,) or field.ndim != rank + 1:

@@ -17,7 +17,7 @@ import numpy as np
 
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, int32, load
 from linumpy.gpu.rounding import rounded
-from linumpy.gpu.tables import Place, place_of, upload
+from linumpy.gpu.tables import Queue, queue_of, upload
 
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 _LANES, _WARPS, _MARCH = 32, 8, 8
@@ -78,7 +78,7 @@ def take(image: Any, lines: Sequence[Line], mode: str, cval: Any, out: Any) -> N
     if not out.size:
         return
     make = _kept if sum(line.length for line in lines) <= _KEPT else _tables
-    tables = make(tuple(lines), mode, _bytes_of(cval, image.dtype), place_of(image))
+    tables = make(tuple(lines), mode, _bytes_of(cval, image.dtype), queue_of(image))
     planes, rows, columns, outside = tables.get()
     height, width = (lines[-2].length if len(lines) > 1 else 1), lines[-1].length
     pack = _pack(image.itemsize)
@@ -110,7 +110,7 @@ def _bytes_of(cval: Any, dtype: np.dtype) -> bytes:
     return rounded(value.astype(np.float64), dtype).astype(dtype).tobytes()
 
 
-def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, place: Place) -> Uploaded:
+def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) -> Uploaded:
     """Make tables of offsets in elements, those of all axes but the last two joined; and bring them to the device."""
     offsets: list[np.ndarray] = []
     step = 1
@@ -124,7 +124,7 @@ def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, place: Place) ->
     for one in reversed(others):
         joined = planes[:, None] + one
         planes = np.where((planes[:, None] < 0) | (one < 0), -1, joined).ravel()
-    return upload([planes, rows, columns.astype(np.int32), np.frombuffer(outside, np.uint8)], place)
+    return upload([planes, rows, columns.astype(np.int32), np.frombuffer(outside, np.uint8)], queue)
 
 
 _kept = functools.lru_cache(maxsize=64)(_tables)
@@ -134,6 +134,6 @@ def nearest_voxels(line: Line, mode: str) -> np.ndarray:
     """Number the voxels that lie nearest to an axis's coordinates; -1 for none."""
     from scipy import ndimage
 
-    places = line.scale * (np.arange(line.length) + line.before) + line.offset
+    coordinates = line.scale * (np.arange(line.length) + line.before) + line.offset
     numbers = np.arange(line.size, dtype=np.float64)
-    return ndimage.map_coordinates(numbers, places[None], order=0, mode=mode, cval=-1, output=np.int64)
+    return ndimage.map_coordinates(numbers, coordinates[None], order=0, mode=mode, cval=-1, output=np.int64)

@@ -1,9 +1,9 @@
-"""Sample an image on the device between its voxels: at given places, or on the grid of an affine map.
+"""Sample an image on the device between its voxels: at given coordinates, or on the grid of an affine map.
 
-In: an image, the box of one that is needed, or a stack of images, and places or a map. Out: samples, by kernels of
+In: an image, the box of one that is needed, or a stack of images, and coordinates or a map. Out: samples, by kernels of
 ``points.cu`` and ``affine.cu`` for two and three axes, orders 0 to 5 (above 1 of spline coefficients), and all modes of
-SciPy. A stack has one axis more than the places; its images are sampled in one launch. No kernel is compiled for a
-shape. Temporary memory: none, but for scattered places (see :func:`sample_points`).
+SciPy. A stack has one axis more than the coordinates; its images are sampled in one launch. No kernel is compiled for a
+shape. Temporary memory: none, but for scattered points (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BRICK_NBYTES = 110 * 1024
 _DECLARED = 64
 #: A kernel that wants more must ask for it.
 _WITHOUT_ASKING = 48 * 1024 - _DECLARED
-#: Columns and rows below which a grid of places is taken as a list.
+#: Columns and rows below which a grid of points is taken as a list.
 _FEW_COLUMNS, _FEW_ROWS = 16, 8
 #: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
 _CELLS = {1: (2, 2, 2), 2: (2, 1, 2), 4: (2, 1, 2), 8: (1, 1, 1)}
@@ -84,7 +84,7 @@ class Sampler:
         The value there, for the constant modes.
     pad : int
         Voxels that were added at either end of each axis of the image that is sampled, as SciPy does for some splines.
-        Places are those of the image without them; `mode` applies beyond them.
+        Coordinates are those of the image without them; `mode` applies beyond them.
     """
 
     order: int
@@ -100,9 +100,9 @@ def can_sample(image: Any) -> bool:
 
 
 def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
-    """Sample at given places.
+    """Sample at given coordinates.
 
-    Many places in a large image, given as a list, are taken for scattered ones: the image is copied into an order where
+    Many points in a large image, given as a list, are taken for scattered ones: the image is copied into an order where
     neighbours along all axes lie together, if there is memory for that.
 
     Parameters
@@ -110,9 +110,9 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     image : cupy.ndarray
         Of two or three axes, or a stack of such images; C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Places in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in other
-        modes. They are best given in the shape of a grid, if they are near to one: what one place has brought into the
-        caches then serves its neighbours along all axes.
+        Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
+        other modes. They are best given in the shape of a grid, if they are near to one: what one point has brought
+        into the caches then serves its neighbours along all axes.
     how : Sampler
         Order, mode, constant value.
     out : cupy.ndarray
@@ -122,7 +122,7 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
 
 
 def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Sampler, out: Any) -> None:
-    """Sample at voxels that are displaced: as :func:`sample_points`, without an array of places.
+    """Sample at voxels that are displaced: as :func:`sample_points`, without an array of coordinates.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def _launch_points(
 
 
 def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Put an axis of one place before two."""
+    """Put an axis of one point before two."""
     z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
     return z, y, x
 
@@ -206,7 +206,7 @@ def _cell_defines(image: Any) -> dict[str, str]:
 
 
 def _in_cells(image: Any, how: Sampler, count: int) -> Any:
-    """Copy the image into cells where that pays: many places all over an image that the caches do not hold."""
+    """Copy the image into cells where that pays: many points all over an image that the caches do not hold."""
     if image.ndim != 3 or how.order > 1 or image.nbytes < _CACHED_NBYTES or 8 * count < image.size:
         return None
     logs = _CELLS[image.itemsize]
@@ -237,7 +237,7 @@ def _empty_if_it_fits(image: Any, size: int) -> Any:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """A map from voxels of an output to places in an image: place = matrix @ voxel + offset.
+    """A map from voxels of an output to coordinates in an image: coordinates = matrix @ voxel + offset.
 
     Attributes
     ----------
@@ -271,7 +271,7 @@ def sample_affine(
     box : cupy.ndarray
         The image, or a box of it that holds all voxels this block needs; or a stack of such, C-contiguous.
     affine : AffineMap
-        From voxels of the whole output to places in the whole image.
+        From voxels of the whole output to coordinates in the whole image.
     how : Sampler
         Order, mode, constant value.
     out : cupy.ndarray

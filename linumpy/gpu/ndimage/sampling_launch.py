@@ -46,7 +46,7 @@ class Shape:
         return self.march, self.threads // self.tile_x, self.tile_x
 
 
-#: By order: of places in a list, of a grid of places (of small voxels, and of others), of an affine map without and
+#: By order: of points in a list, of a grid of points (of small voxels, and of others), of an affine map without and
 #: with a brick. Those of orders 2, 4 and 5 are chosen like that of order 3, with registers for more weights.
 LISTS = {
     0: Shape(4, 4, together=4),

@@ -30,7 +30,7 @@ class Spline:
 
     @property
     def is_local(self) -> bool:
-        """Whether a whole place takes the voxel there and no other: whether channels can be taken one by one."""
+        """Whether a whole coordinate takes the voxel there and no other: whether channels can be taken one by one."""
         return self.order <= 1 or self.prefilter
 
     @property

@@ -1,6 +1,6 @@
-"""Sample images at given places and through affine maps, and filter them for splines.
+"""Sample images at given coordinates and through affine maps, and filter them for splines.
 
-In: an image, and places or a map. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by this package's
+In: an image, and coordinates or a map. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by this package's
 kernels (:mod:`~linumpy.gpu.ndimage.dispatch`).
 """
 
@@ -14,15 +14,14 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.ndimage import by_scipy
-from linumpy.gpu.ndimage import dispatch as sampling_paths
+from linumpy.gpu.ndimage import by_scipy, dispatch
 from linumpy.gpu.ndimage.arguments import (
     check_image,
     check_spline,
     read_affine,
+    read_coordinates,
     read_output,
     read_output_shape,
-    read_places,
     read_spline,
 )
 from linumpy.gpu.ndimage.dispatch import Grid
@@ -40,16 +39,16 @@ def map_coordinates(
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
 ) -> Array:
-    """Sample an image at given places.
+    """Sample an image at given coordinates.
 
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     coordinates : numpy.ndarray or cupy.ndarray, (rank, ...)
-        Places in voxels, one row for each axis of the image; where the image is. Where one is NaN or infinite the
+        Coordinates in voxels, one row for each axis of the image; where the image is. Where one is NaN or infinite the
         result is `cval` in the constant modes, and NaN (0 in integers) in the others; but with ``"nearest"`` an
-        infinite place is one beyond the outermost voxel.
+        infinite coordinate is one beyond the outermost voxel.
     order : int
         Of the spline: 0 nearest, 1 linear, up to 5; 3 by default, as in SciPy.
     mode : str
@@ -73,8 +72,8 @@ def map_coordinates(
     ValueError
         An `order`, `mode` or shape that does not fit; an image without voxels, or of no axes.
     TypeError
-        An image or places that are not made of numbers; an image, coordinates and output that are not on the same side;
-        a complex result of real numbers, or the other way round.
+        An image or coordinates that are not made of numbers; an image, coordinates and output that are not on the same
+        side; a complex result of real numbers, or the other way round.
 
     Warns
     -----
@@ -88,12 +87,12 @@ def map_coordinates(
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
-    places = read_places("coordinates", image, coordinates)
-    if places.shape[:1] != (image.ndim,):
-        raise ValueError(f"coordinates of shape {places.shape}: an image of {image.ndim} axes needs as many rows")
-    shape = tuple(places.shape[1:])
+    points = read_coordinates("coordinates", image, coordinates)
+    if points.shape[:1] != (image.ndim,):
+        raise ValueError(f"coordinates of shape {points.shape}: an image of {image.ndim} axes needs as many rows")
+    shape = tuple(points.shape[1:])
     target = Target(shape, *read_output(output, image, shape))
-    return sampling_paths.sample_at(image, places, how, target)
+    return dispatch.sample_at(image, points, how, target)
 
 
 def affine_transform(
@@ -119,7 +118,7 @@ def affine_transform(
     matrix : array_like
         ``(rank,)`` for a diagonal, ``(rank, axes of the result)``, ``(rank, rank + 1)`` with the offset in its last
         column, or ``(rank + 1, rank + 1)``, homogeneous. It may be singular, as in SciPy: voxels of the result then
-        share places (a diagonal of 0, 1, 1 repeats one plane).
+        share coordinates (a diagonal of 0, 1, 1 repeats one plane).
     offset : float or array_like, (rank,)
         In voxels of the image.
     output_shape : sequence of int, optional
@@ -153,9 +152,7 @@ def affine_transform(
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
     target = Target(shape, *read_output(output, image, shape))
-    return sampling_paths.sample_grid(
-        image, Grid(linear, shift, _lines(linear, shift, image.shape, shape)), how, target
-    )
+    return dispatch.sample_grid(image, Grid(linear, shift, _lines(linear, shift, image.shape, shape)), how, target)
 
 
 def _lines(
@@ -231,8 +228,8 @@ def geometric_transform(
         )
     extra = extra_keywords or {}
     if is_device_array(image):
-        places = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
-        return sampling_paths.sample_at(image, places, how, target)
+        points = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
+        return dispatch.sample_at(image, points, how, target)
     from scipy import ndimage
 
     def call(source: Any, out: Any) -> Any:
@@ -245,7 +242,7 @@ def geometric_transform(
 def _mapped(
     xp: Any, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
 ) -> Any:
-    """Call a mapping once, for all voxels of the result: their places, (rank, *shape)."""
+    """Call a mapping once, for all voxels of the result: their coordinates, (rank, *shape)."""
     voxels = tuple(
         xp.arange(n, dtype=np.int64).reshape([-1 if other == axis else 1 for other in range(len(shape))])
         for axis, n in enumerate(shape)
@@ -253,10 +250,10 @@ def _mapped(
     found = tuple(mapping(voxels, *extra, **keywords))
     if len(found) != rank:
         raise ValueError(f"mapping returned {len(found)} coordinates: an image of {rank} axes needs as many")
-    places = xp.empty((rank, *shape), np.float64)
-    for row, one in zip(places, found, strict=True):
+    points = xp.empty((rank, *shape), np.float64)
+    for row, one in zip(points, found, strict=True):
         row[...] = xp.asarray(one)
-    return places
+    return points
 
 
 def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.float64, mode: str = "mirror") -> Array:
@@ -347,7 +344,7 @@ def _filter(image: Any, order: int, axes: Sequence[int], output: Any, mode: str)
     shape = tuple(image.shape)
     target = Target(shape, *read_output(output, image, shape))
     if is_device_array(image):
-        return sampling_paths.filter_on_device(image, order, axes, mode, target)
+        return dispatch.filter_on_device(image, order, axes, mode, target)
     from scipy import ndimage
 
     def call(source: Any, out: Any) -> Any:

@@ -71,7 +71,7 @@ def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
     if fixed.ndim != 3 or moving.ndim != 3 or fixed.shape[1:] != moving.shape[1:] or not all(fixed.shape[1:]):
         raise ValueError(f"volumes of {fixed.shape} and {moving.shape} do not fit: (Z, Y, X) with the same Y and X do")
     if array_module(fixed) is not array_module(moving):
-        raise ValueError("one volume is on the device and the other is not: bring both to one place")
+        raise ValueError("one volume is on the device and the other is not: copy one of them to the other side")
     for vol in (fixed, moving):
         if vol.dtype.kind not in "biuf":
             raise TypeError(f"a volume of {vol.dtype} cannot be correlated: real numbers can")

@@ -243,8 +243,8 @@ def _choose_way(
     way = _Way(kept, None if list(back) == sorted(back) else back, dtypes)
     if not math.prod(kept):
         return way
-    place = order.index(axis)
-    outer, n, inner = math.prod(kept[:place]), shape[axis], math.prod(kept[place:])
+    index = order.index(axis)
+    outer, n, inner = math.prod(kept[:index]), shape[axis], math.prod(kept[index:])
     plan = plan_launch(outer, n, inner, dtype.itemsize, alignment)
     want = sum(STATISTICS[one] for one, _ in dtypes)
     threads = plan.lanes * plan.segments

@@ -47,9 +47,9 @@ def shift_along_depth(
     depth_axis : int
         Axis of depth.
     origin : (int, int)
-        Lateral place in the mosaic of the volume's first A-line: for a volume that is a part of it.
+        Lateral offset in the mosaic of the volume's first A-line: for a volume that is a part of it.
     wrap : bool
-        Whether what leaves the volume at one end comes in at the other. Otherwise voxels whose place lies outside (of
+        Whether what leaves the volume at one end comes in at the other. Otherwise voxels whose source lies outside (of
         floats: between voxels of which one is outside) are filled.
     fill_value : float
         With what.
@@ -178,8 +178,8 @@ def _by_kernel(
     swapped = a > b
     tile, pitch, first = (one[::-1] if swapped else one for one in (shifts.shape, (shifts.shape[1], 1), origin))
     spec = kernel_spec(vol.dtype, linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
-    # A place in the mosaic counts by what is left of it in its tile.
-    begin = [place % size for place, size in zip(first, tile, strict=True)]
+    # An offset in the mosaic counts modulo the tile.
+    begin = [offset % size for offset, size in zip(first, tile, strict=True)]
     load(spec)(
         (blocks_lane * blocks_march * vol.shape[a],),
         (_THREADS,),

@@ -30,7 +30,7 @@ from linumpy.gpu.kernels import (
     uint32,
     uploaded,
 )
-from linumpy.gpu.oct import surface_march as march
+from linumpy.gpu.oct import surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 
 log = logging.getLogger(__name__)
@@ -315,15 +315,15 @@ class _Run:
     def _steepest_kernel(self, name: str) -> Any:
         return load(kernel_spec(name, np.dtype(np.float32), "0", self.kind))
 
-    def _start(self, launch: march.Launch) -> None:
+    def _start(self, launch: surface_march.Launch) -> None:
         load(launch.spec)((launch.blocks,), (launch.threads,), launch.args)
 
     def _tiles(self, first: int, count: int, mean: Any) -> None:
         size_a, size_b, depth = self.shape
-        if MARCH and march.fits(self.s, self.radius):
+        if MARCH and surface_march.fits(self.s, self.radius):
             here = (count, size_b, depth), self.out_stride, self.radius, self.kind
-            self._start(march.strips(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
-            self._start(march.columns(mean, self._from_row(first), (*self.weights, *self.how), *here))
+            self._start(surface_march.strips(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
+            self._start(surface_march.columns(mean, self._from_row(first), (*self.weights, *self.how), *here))
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
         self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
@@ -339,10 +339,11 @@ class _Run:
 
     def _lines(self, first: int, count: int, mean: Any) -> None:
         _, size_b, depth = self.shape
-        if MARCH and march.fits(self.s, self.radius) and march.line_fits(depth, self.radius):
+        if MARCH and surface_march.fits(self.s, self.radius) and surface_march.line_fits(depth, self.radius):
             here = (count, size_b, depth), self.out_stride, self.s, self.radius, self.kind
-            self._start(march.rows_of_lines(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
-            self._start(march.lines(mean, self._from_row(first), (*self.weights, *self.how), *here))
+            volume = self.vol, mean, self.shape, self.stride
+            self._start(surface_march.rows_of_lines(*volume, (first, count), self.s, self.log))
+            self._start(surface_march.lines(mean, self._from_row(first), (*self.weights, *self.how), *here))
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)
@@ -420,6 +421,6 @@ class _Run:
 
 
 def kernel_spec(name: str, source: np.dtype, log: str, kind: tuple[str, str] = ("0", "0")) -> KernelSpec:
-    """Choose a kernel of interface.cu; `kind` is for the rule for cutting errors, and for the place of the edge."""
+    """Choose a kernel of interface.cu; `kind` is for the rule for cutting errors, and for the depth of the edge."""
     defines = (("SOURCE", CUDA_TYPES[source.str[1:]]), ("LOG", log), ("CUTTING", kind[0]), ("EDGE", kind[1]))
     return KernelSpec("interface", name, defines, "linumpy.gpu.oct.cuda")

@@ -38,7 +38,7 @@ class SurfaceOptions:
     depth_axis : int
         Axis of depth.
     edge : bool
-        Whether the place of the edge is wanted, as ``definition="edge"``, or the voxel of ``definition="linumpy"``.
+        Whether the depth of the edge is wanted, as ``definition="edge"``, or the voxel of ``definition="linumpy"``.
     min_contrast : float
         Of an edge.
     """

@@ -118,7 +118,7 @@ def columns(
     radius : int
         How far the weights reach.
     kind : (str, str)
-        ``"1"`` for the rule for cutting errors; ``"1"`` for the place of the edge.
+        ``"1"`` for the rule for cutting errors; ``"1"`` for the depth of the edge.
     """
     count, size_b, depth = sizes
     args = (mean, *maps, *profile, *int64(count * size_b), *int32(count, size_b, depth), *int64(*to))

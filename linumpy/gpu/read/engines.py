@@ -90,6 +90,10 @@ class PendingReads:
         self._before[number] = _version(os.fstat(file.fileno()))
         return file
 
+    def done(self) -> bool:
+        """Say whether all reads have ended; kvikio tells only who waits."""
+        return False
+
     def wait(self) -> ReadResults:
         """Wait for all reads, and close the files."""
         got = np.array([self._got(future) for future in self._futures], np.int64)

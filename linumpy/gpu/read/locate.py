@@ -82,11 +82,11 @@ class IndexCache:
                 self._held -= self._entries.popitem(last=False)[1][1].nbytes
 
 
-def locate(part: Part, engine: ReadEngine, indexes: IndexCache) -> Iterator[Found]:
-    """Find all spans of a part."""
+def locate(part: Part, engine: ReadEngine, indexes: IndexCache, *, versions: bool = False) -> Iterator[Found]:
+    """Find all spans of a part; with `versions` the files of raw chunks are looked at too."""
     wanted, layout = part.wanted, part.layout
     none = np.empty(0, np.int64)
-    if layout.shard is None and layout.chain is None:
+    if layout.shard is None and layout.chain is None and not versions:
         part.stored_offset[:], part.stored_nbytes[:] = wanted.offset, wanted.nbytes
         yield Found(np.arange(len(wanted)), none, none)
         return
@@ -97,6 +97,8 @@ def locate(part: Part, engine: ReadEngine, indexes: IndexCache) -> Iterator[Foun
         stored = _stat(part, objects, engine)
         if layout.shard is None:
             part.stored_nbytes[spans] = stored[wanted.object_index[spans] - first, _SIZE]
+            if layout.chain is None:
+                part.stored_offset[spans], part.stored_nbytes[spans] = wanted.offset[spans], wanted.nbytes[spans]
             state = _state(part, objects, stored)
             yield _sorted_out(spans, state[wanted.object_index[spans] - first])
         else:

@@ -7,6 +7,8 @@ read is left under way and no output is written after its ticket is over.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import stat
 import threading
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from linumpy.errors import ChunkError
+from linumpy.gpu.read.cache import ChunkCache
 from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
@@ -31,8 +34,12 @@ from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
 from linumpy.plan.decode.workspace import MARGIN
 
+_log = logging.getLogger(__name__)
+
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
+#: Works of the host that wait while the device's are begun.
+_WAITING = 32
 #: Boxes that are carried out together, and that may wait.
 WAVE_BOXES, QUEUED_BOXES = 2**17, 2**19
 #: Seconds for which an idle reader keeps its share of what the process may use.
@@ -63,7 +70,9 @@ class Loop:
     context : callable
         Makes the context in which the thread runs: a device.
     describe : callable
-        Makes the report of a job that is over: part, number of the job in it, loop.
+        Makes the report of a job that is over: layout, conversion, events around kernels, what read, ticket.
+    cache_nbytes : int
+        Device memory for decoded chunks that are kept.
     """
 
     def __init__(
@@ -71,10 +80,13 @@ class Loop:
         make_staging: Callable[[int], Any],
         limits: Limits,
         context: Callable[[], contextlib.AbstractContextManager[Any]],
-        describe: Callable[[Part, int, Loop], ReadReport],
+        describe: Callable[..., ReadReport],
+        cache_nbytes: int = 0,
     ) -> None:
         self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
         self.indexes = IndexCache()
+        self.cache: ChunkCache | None = None
+        self._cache_nbytes = cache_nbytes
         self.engine: ReadEngine | None = None
         self.staging: Any = None
         self._direct_engine: Any = None
@@ -94,7 +106,6 @@ class Loop:
             ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "settle"), 0
         )
         self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
-        self._failure: BaseException | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -127,14 +138,19 @@ class Loop:
                 try:
                     while self._step() or self._rest():
                         pass
+                except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
+                    self._fail_everything(error)
+                    raise
                 finally:
                     self._shut()
-        except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
-            self._failure = error
+        except BaseException as error:
+            _log.exception("the reader's thread ended")
             self._fail_everything(error)
 
     def _open(self) -> None:
         self.staging = self._make_staging(_host_memory())
+        if self._cache_nbytes and self.staging.on_device:
+            self.cache = ChunkCache(self._cache_nbytes, self.staging.allocate)
         if self.staging.direct:
             self._direct_engine = CuFileEngine(self.staging.read_view)
 
@@ -166,19 +182,21 @@ class Loop:
     def _step(self) -> bool:
         """Do one thing; False where there is nothing to do just now."""
         self._look_at_decoders()
-        if self._again:
+        on_host = sum(work.kind == "host" for work in self._reading)
+        if self._again and (self._again[0].kind != "host" or on_host < _DECODE_AHEAD):
             self._begin(self._again.popleft())
             return True
-        if len(self._reading) < self._ahead() and (work := self._next_work()) is not None:
-            self._begin(work)
+        may_read = len(self._reading) - on_host < _READ_AHEAD and len(self._again) < _WAITING
+        if may_read and (work := self._next_work()) is not None:
+            if work.kind == "host":  # beside what the device decodes
+                self._again.append(work)
+            else:
+                self._begin(work)
             return True
         if self._reading:
-            self._complete(self._reading[0])
+            self._complete(next(filter(_has_ended, self._reading), self._reading[0]))
             return True
         return False
-
-    def _ahead(self) -> int:
-        return _DECODE_AHEAD if self._reading and self._reading[-1].kind == "host" else _READ_AHEAD
 
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""
@@ -220,7 +238,11 @@ class Loop:
                 if not self._queue:
                     break
                 source = self._queue[0]
-            request = source.next_request()
+            try:
+                request = source.next_request()
+            except Exception as error:
+                source.abandon(error)
+                request = None
             with self._changed:
                 if request is None:
                     if self._queue and self._queue[0] is source:
@@ -237,10 +259,10 @@ class Loop:
             self._hold()
         parts: list[Part] = []
         try:
-            parts = parts_of(requests)
-            self._wave = self._wave + parts if self._reading or self._decoding or self._again else parts
+            parts = parts_of(requests, whole_chunks=self.cache is not None)
+            self._wave = [part for part in self._wave if not part.is_over] + parts
             self.staging.order_behind(list({id(r.ready): r.ready for r in requests if r.ready is not None}.values()))
-            cutter = Cutter(parts, self.limits, self._chunks_in_flight)
+            cutter = Cutter(parts, self.limits, self._chunks_in_flight, self.cache)
             self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
         except Exception as error:
             for request in requests:
@@ -252,7 +274,8 @@ class Loop:
             self._settle(part, part.without_boxes())
         assert self.engine is not None
         engine = self.engine
-        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes), self._fail_spans)
+        versions = {} if self.cache is None else {"versions": True}
+        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes, **versions), self._fail_spans)
         self.counts["plan"] += time.perf_counter() - begin
         self.counts["boxes"] += boxes
         return True
@@ -302,7 +325,7 @@ class Loop:
         assert work.plan is not None
         work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
         base = (self.staging.read_address if self._is_direct(work) else self.staging.host_address)(work.taken)
-        if work.kind == "fill":
+        if work.kind in ("fill", "cached"):
             self._place(work)
             return
         if work.kind == "host":
@@ -317,7 +340,7 @@ class Loop:
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
-        if work.kind == "fill":
+        if work.kind in ("fill", "cached"):
             return 0
         if work.kind == "host":
             part, spans = work.rows[0]
@@ -328,7 +351,27 @@ class Loop:
         return -(-work.slab.end // 512) * 512
 
     def _plan_tables(self, work: Work) -> None:
-        work.plan = self.staging.plan_tables([part.table(spans, place) for part, spans, place in work.sources()])
+        sources = work.sources()
+        tables = [part.table(spans, place) for part, spans, place in sources]
+        if self.cache is not None and work.kind in ("raw", "device", "host"):
+            self._drop_slots(work)
+            for part, spans, place in sources:
+                slot = self.cache.reserve(part, spans) if self.cache.keeps(part) else np.full(len(spans), -1)
+                if work.broken is not None:
+                    self.cache.drop(part, slot[work.broken])
+                    slot[work.broken] = -1
+                work.slots.append(slot)
+                assert place is not None
+                if (slot >= 0).any():
+                    tables.append(self.cache.table(part, slot, place))
+        work.plan = self.staging.plan_tables(tables, writes_cache=len(tables) > len(sources))
+
+    def _drop_slots(self, work: Work) -> None:
+        """Give back the places in the cache that a work does not fill after all."""
+        if self.cache is not None:
+            for (part, _), slot in zip(work.rows, work.slots, strict=False):
+                self.cache.drop(part, slot)
+            work.slots = []
 
     def _is_direct(self, work: Work) -> bool:
         return bool(self.staging.direct) and work.kind in ("raw", "device")
@@ -380,8 +423,11 @@ class Loop:
             )
         else:
             nbytes = self._host_nbytes(work)
-            place = self.staging.place_read if self._is_direct(work) else self.staging.place
-            work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
+            if work.kind == "cached":
+                work.placed = self.staging.place(work.taken, 0, work.plan, timed=work.timed, in_place=True)
+            else:
+                place = self.staging.place_read if self._is_direct(work) else self.staging.place
+                work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
         self.counts["slabs"] += 1
         self._note_placed(work, begin)
         if work.kind == "device":
@@ -439,6 +485,9 @@ class Loop:
             wrong = status[count : count + len(spans)] != 0
             count += len(spans)
             if wrong.any():  # the host decodes it, or says why nobody can
+                if work.slots and self.cache is not None:
+                    self.cache.drop(part, work.slots[n][wrong])
+                    work.slots[n] = work.slots[n][~wrong]
                 self._again.extend(host_works(part, spans[wrong], self.limits))
                 work.rows[n] = (part, spans[~wrong])
         self._finish(work, stored=True)
@@ -450,46 +499,40 @@ class Loop:
         results: ReadResults = work.pending.wait()
         slab, work.pending = work.slab, None
         assert slab is not None
+        assert work.file_of_read is not None
         got = results.nbytes
-        self.counts["bytes_read"] += int(np.maximum(got, 0).sum())
-        expected = np.concatenate([part.versions[[n]] for part, n in work.files]) if work.files else None
-        assert expected is not None
         wrong = (results.opened < 0) | (results.before[:, :3] != results.after[:, :3]).any(axis=1)
-        noted = expected[:, 1] >= 0
-        wrong |= noted & (results.before[:, :3] != expected).any(axis=1)
-        raw = [part.file_nbytes for part, _ in work.files]
-        size = np.array([-1 if one is None else one for one in raw], np.int64)
-        wrong |= (size >= 0) & (results.before[:, 1] != size)
-        for (part, number), opened, version, known, bad in zip(
-            work.files, (results.opened >= 0).tolist(), results.before, noted, wrong, strict=True
-        ):
-            part.files_opened += opened
-            if not known and not bad:  # several slabs may read parts of it: all of them must find the same file
-                part.versions[number] = version[:3]
-        heads = np.diff(slab.object, prepend=-1) != 0
-        file = np.cumsum(heads) - 1
-        bad_reads = (got != slab.nbytes) | wrong[file]
+        begin = 0
+        for part, numbers in work.files:
+            mine = slice(begin, begin + len(numbers))
+            begin += len(numbers)
+            part.files_opened += int((results.opened[mine] >= 0).sum())
+            wrong[mine] |= _other_files(part, numbers, results.before[mine], wrong[mine])
+        bad_reads = got != slab.nbytes
+        if wrong.any():
+            bad_reads |= wrong[work.file_of_read]
+        self.counts["bytes_read"] += int(slab.nbytes.sum())
         if not bad_reads.any():
             return False
-        self._sort_out(work, results, wrong, file, bad_reads, size)
+        self._sort_out(work, results, bad_reads)
         return True
 
     def _sort_out(
         self,
         work: Work,
         results: ReadResults,
-        wrong: np.ndarray,
-        file: np.ndarray,
         bad_reads: np.ndarray,
-        size: np.ndarray,
     ) -> None:
-        slab = work.slab
+        """Part what is broken from what is not stored, and both from the rest."""
+        slab, file = work.slab, work.file_of_read
         assert slab is not None
+        assert file is not None
+        files = [(part, int(number)) for part, numbers in work.files for number in numbers]
         read = np.searchsorted(slab.place, slab.piece_place, side="right") - 1
         verdict: dict[int, BaseException | None] = {}
         for row in np.flatnonzero(bad_reads).tolist():
-            part, number = work.files[file[row]]
-            verdict[row] = _why(part, number, results, int(file[row]), row, int(slab.nbytes[row]), int(size[file[row]]))
+            part, number = files[file[row]]
+            verdict[row] = _why(part, number, results, int(file[row]), row, int(slab.nbytes[row]))
         keep = ~bad_reads[read]
         count = 0
         for n, (part, spans) in enumerate(work.rows):
@@ -516,13 +559,17 @@ class Loop:
         for span, error in zip(spans.tolist(), errors, strict=True):
             if error is not None:
                 part.fail(np.array([span]), error)
-        # Its buffer holds anything, and its jobs are lost: they get that, and the others what they want.
+        # Their buffers hold anything. The jobs that want them have failed; nobody else gets anything of them.
+        work.broken = np.array([error is not None for error in errors], bool)
         return True
 
     # Ends
 
     def _finish(self, work: Work, *, stored: bool) -> None:
         by_host = work.kind in ("host", "large")
+        if work.slots and self.cache is not None:
+            for (part, spans), slot in zip(work.rows, work.slots, strict=True):
+                self.cache.keep(part, spans, slot)
         for part, spans in work.rows:
             self.counts["chunks"] += len(spans) if stored else 0
             self._settle(part, part.finish(spans, stored=stored, by_host=by_host))
@@ -540,6 +587,7 @@ class Loop:
         self.staging.await_queued()  # some of its kernels may have started, and write to outputs
         if work.taken is not None:
             self.staging.await_copied(work.taken)
+        self._drop_slots(work)
         for part, spans in work.rows:
             part.fail(spans, error)
             self._settle(part, part.finish(spans, stored=False))
@@ -576,12 +624,35 @@ class Loop:
                 for event in events:
                     event.synchronize()
             self.counts["jobs"] += 1
-            ticket.settle(events, None if ticket.failed else self._describe(part, job, self))
+            # Of a part no more than this: what a ticket refers to must not refer to its output.
+            describe = functools.partial(self._describe, part.layout, part.conversion, part.timings, self.engine_name)
+            ticket.settle(events, describe)
 
 
-def _why(
-    part: Part, number: int, results: ReadResults, file: int, row: int, wanted: int, size: int
-) -> BaseException | None:
+def _has_ended(work: Work) -> bool:
+    """Say whether all bytes of a work are there."""
+    if work.kind == "host":
+        return all(future.done() for future in work.pending)
+    return bool(work.pending.done())
+
+
+def _other_files(part: Part, numbers: np.ndarray, found: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    """Say which files are not those that were looked at before, or have a size that a raw chunk cannot have."""
+    size = part.file_nbytes
+    if size is not None and part.by_chunk:  # read once, and not looked at before
+        return found[:, 1] != size
+    expected = part.versions[numbers]
+    known = expected[:, 1] >= 0
+    wrong = known & (found[:, :3] != expected).any(axis=1)
+    if size is not None:
+        wrong |= found[:, 1] != size
+    # Several slabs may read parts of a file: all of them must find the same one.
+    new = numbers[~known & ~wrong & ~failed]
+    part.versions[new] = found[~known & ~wrong & ~failed, :3]
+    return wrong
+
+
+def _why(part: Part, number: int, results: ReadResults, file: int, row: int, wanted: int) -> BaseException | None:
     """Say why a read failed; None where its chunk is not stored."""
     opened, got, name = int(results.opened[file]), int(results.nbytes[row]), part.object_name(number)
     known = bool(part.versions[number, 1] >= 0)
@@ -592,8 +663,8 @@ def _why(
     before, after = results.before[file], results.after[file]
     if (before[3] & 0o170000) != stat.S_IFREG:
         return ChunkError(f"{name} cannot be read: it is no file")
-    if size >= 0 and before[1] != size:
-        layout = part.layout
+    size, layout = part.file_nbytes, part.layout
+    if size is not None and before[1] != size:
         return ChunkError(
             f"{name} has {before[1]} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {size}"
         )
@@ -617,18 +688,11 @@ def _kept(slab: Any, keep: np.ndarray) -> Any:
 def _file_reads(work: Work, base: int) -> FileReads:
     slab = work.slab
     assert slab is not None
-    file = np.cumsum(np.diff(slab.object, prepend=-1) != 0) - 1
+    assert work.file_of_read is not None
     paths: list[str] = []
-    first = 0
-    files = work.files
-    while first < len(files):  # the files of a part are named together
-        part = files[first][0]
-        last = first
-        while last < len(files) and files[last][0] is part:
-            last += 1
-        paths += part.paths(np.array([number for _, number in files[first:last]]))
-        first = last
-    return FileReads(paths, file, slab.offset, slab.nbytes, base + slab.place)
+    for part, numbers in work.files:
+        paths += part.paths(numbers)
+    return FileReads(paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place)
 
 
 def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, int]]:

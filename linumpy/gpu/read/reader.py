@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,6 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, c
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
 from linumpy.gpu.read.ticket import Request, Ticket
-from linumpy.gpu.read.wave import Part
 from linumpy.gpu.read.works import Limits, limits_for
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
@@ -57,8 +55,10 @@ class ReaderStats:
         Of arrays that were opened before, and of shard indexes.
     plan_seconds, io_seconds, place_seconds : float
         Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
+    cache_hits, cache_misses : int
+        Of chunks that are kept on the device.
     device_bytes : int
-        Device memory that is held for slabs.
+        Device memory that is held for slabs and kept chunks.
     """
 
     jobs: int
@@ -73,6 +73,8 @@ class ReaderStats:
     plan_seconds: float
     io_seconds: float
     place_seconds: float
+    cache_hits: int
+    cache_misses: int
     device_bytes: int
 
 
@@ -85,6 +87,8 @@ class Reader:
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
         Device memory for slabs; outputs come beside it.
+    cache_bytes : int
+        Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
         Where encoded chunks are decoded; by default where it takes less time.
 
@@ -113,6 +117,7 @@ class Reader:
         device: Any = None,
         scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
         *,
+        cache_bytes: int = 0,
         decode_on: str | None = None,
         slab_nbytes: int | None = None,
         direct: bool = False,
@@ -129,7 +134,7 @@ class Reader:
         )
         self._arrays, self._direct = _Layouts(), direct
         self._process = os.getpid()
-        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe)
+        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe, int(cache_bytes))
         self._loop.start()
         weakref.finalize(self, _close_loop, self._loop, self._process)
 
@@ -271,8 +276,45 @@ class Reader:
         for event in events:
             stream.wait_event(event)
 
-    def _describe(self, part: Part, job: int, loop: Loop) -> ReadReport:
-        return _report(self, part, job, loop)
+    def _describe(
+        self, layout: ArrayLayout, conversion: Conversion, timings: list[Any], engine: str, ticket: Ticket
+    ) -> ReadReport:
+        """Make the report of a job that is over."""
+        decode, scatter = self._seconds(layout, timings) if ticket.timed else (None, None)
+        array = ticket.array
+        return ReadReport(
+            source=layout.name,
+            backend="kvikio" if self.on_device else "linumpy",
+            gds="not used",
+            engine=engine,
+            fallback="",
+            shape=tuple(array.shape),
+            dtype=str(conversion.target),
+            bytes_read=ticket.counts.bytes_read,
+            bytes_decoded=int(array.size) * conversion.target.itemsize,
+            chunks_read=ticket.counts.chunks - ticket.counts.filled,
+            chunks_filled=ticket.counts.filled,
+            files_opened=ticket.counts.files_opened,
+            scratch_bytes=self.device_bytes if ticket.counts.chunks else 0,
+            plan_seconds=0.0,
+            read_seconds=ticket.end - ticket.begin,
+            scatter_seconds=scatter,
+            decoder=_decoder(layout, ticket),
+            decode_seconds=decode,
+            chunks_decoded_by_host=ticket.counts.by_host,
+        )
+
+    def _seconds(self, layout: ArrayLayout, timings: list[Any]) -> tuple[float | None, float | None]:
+        """Times of the decoders and of the scatter kernels; waits for the last of them."""
+        if self._cupy is None:
+            return None, None
+        elapsed = self._cupy.cuda.get_elapsed_time
+        for _, (_, _, last) in timings:
+            last.synchronize()
+        scatter = sum(elapsed(middle, last) for _, (_, middle, last) in timings) / 1e3
+        if layout.chain is None:
+            return None, scatter
+        return sum(elapsed(first, middle) for kind, (first, middle, _) in timings if kind == "device") / 1e3, scatter
 
     @property
     def device_bytes(self) -> int:
@@ -281,7 +323,7 @@ class Reader:
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        counts, indexes = self._loop.counts, self._loop.indexes
+        counts, indexes, cache = self._loop.counts, self._loop.indexes, self._loop.cache
         return ReaderStats(
             jobs=int(counts["jobs"]),
             chunks=int(counts["chunks"]),
@@ -295,7 +337,9 @@ class Reader:
             plan_seconds=counts["plan"],
             io_seconds=counts["io"],
             place_seconds=counts["place"],
-            device_bytes=self.device_bytes,
+            cache_hits=0 if cache is None else cache.hits,
+            cache_misses=0 if cache is None else cache.misses,
+            device_bytes=self.device_bytes + (0 if cache is None else cache.held),
         )
 
     def close(self) -> None:
@@ -489,47 +533,12 @@ def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int])
     return strides
 
 
-def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
-    ticket = part.tickets[job]
-    seconds = time.perf_counter() - ticket.begin
-    decode = scatter = None
-    if ticket.timed and reader._cupy is not None:
-        elapsed = reader._cupy.cuda.get_elapsed_time
-        for _, (_, _, last) in part.timings:
-            last.synchronize()
-        scatter = sum(elapsed(middle, last) for _, (_, middle, last) in part.timings) / 1e3
-        if part.layout.chain is not None:
-            decode = sum(elapsed(first, middle) for kind, (first, middle, _) in part.timings if kind == "device") / 1e3
-    array = ticket._array
-    return ReadReport(
-        source=part.layout.name,
-        backend="kvikio" if reader.on_device else "linumpy",
-        gds="not used",
-        engine=loop.engine_name,
-        fallback="",
-        shape=tuple(array.shape),
-        dtype=str(part.conversion.target),
-        bytes_read=ticket.counts.bytes_read,
-        bytes_decoded=int(array.size) * part.conversion.target.itemsize,
-        chunks_read=ticket.counts.chunks - ticket.counts.filled,
-        chunks_filled=ticket.counts.filled,
-        files_opened=ticket.counts.files_opened,
-        scratch_bytes=reader.device_bytes if ticket.counts.chunks else 0,
-        plan_seconds=0.0,
-        read_seconds=seconds,
-        scatter_seconds=scatter,
-        decoder=_decoder(part, ticket),
-        decode_seconds=decode,
-        chunks_decoded_by_host=ticket.counts.by_host,
-    )
-
-
-def _decoder(part: Part, ticket: Ticket) -> str:
+def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:
     """Say how the chunks of a job were decoded, and where; those that the device gave up are counted elsewhere."""
-    if part.layout.chain is None:
+    if layout.chain is None:
         return ""
     stored, by_host = ticket.counts.chunks - ticket.counts.filled, ticket.counts.by_host
-    return f"{part.layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
+    return f"{layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
 
 
 _readers: dict[tuple[int | str, bool], Reader] = {}

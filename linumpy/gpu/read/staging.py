@@ -90,10 +90,13 @@ class TablePlan:
         As they are.
     launches : list of ScatterLaunch
         As the device carries them out; none in host memory.
+    writes_cache : bool
+        Whether chunks are copied into the cache too.
     """
 
     tables: Tables
     launches: list[ScatterLaunch]
+    writes_cache: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -190,12 +193,21 @@ class DeviceStaging:
         for stream in self.streams:
             stream.synchronize()
 
-    def plan_tables(self, tables: Tables) -> TablePlan:
+    def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
-        return TablePlan(tables, plan_scatter(tables))
+        return TablePlan(tables, plan_scatter(tables), writes_cache)
 
-    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
-        """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values."""
+    def allocate(self, nbytes: int) -> tuple[Any, int]:
+        """Take device memory for good; returns an array and its address."""
+        array = self._cupy.empty(nbytes, np.uint8)
+        self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
+        return array, int(array.data.ptr)
+
+    def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool, in_place: bool = False) -> Placed:
+        """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values.
+
+        With `in_place` the tables name chunks on the device by their addresses.
+        """
         words = -(-nbytes // ALIGN) * ALIGN
         device = self._take_device(words + plan.nbytes)
         base = self._address(device)
@@ -205,7 +217,7 @@ class DeviceStaging:
         self._scatters.wait_event(taken.event)
         with self._scatters:
             begin = self._timed(self._scatters, timed)
-            self._scatter(plan, base, base + words)
+            self._scatter(plan, 0 if in_place else base, base + words)
             placed = self._placed(1, self._scatters, timed)
         device.event = placed.event
         placed.timing = (begin, begin, placed.event) if timed else None
@@ -232,6 +244,8 @@ class DeviceStaging:
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
         stream.wait_event(uploaded)
+        if plan.writes_cache:  # chunks that were there before may still be read
+            stream.wait_event(self._event(self._scatters))
         status = self._cupyx.empty_pinned((chunks,), dtype=np.int32)
         with stream:
             begin = self._timed(stream, timed)
@@ -468,7 +482,7 @@ class HostStaging:
     def await_queued(self) -> None:
         """Do nothing: copies are made at once."""
 
-    def plan_tables(self, tables: Tables) -> TablePlan:
+    def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Leave tables as they are."""
         return TablePlan(tables, [])
 

@@ -88,6 +88,7 @@ class Ticket:
         "__weakref__",
         "_array",
         "_cancelled",
+        "_describe",
         "_error",
         "_events",
         "_home",
@@ -96,6 +97,7 @@ class Ticket:
         "_settled",
         "begin",
         "counts",
+        "end",
         "pending_events",
         "portions",
         "source",
@@ -109,7 +111,8 @@ class Ticket:
         self._cancelled = False
         self._events: list[Any] = []
         self._report: ReadReport | None = None
-        self.begin = time.perf_counter()
+        self._describe: Callable[[Ticket], ReadReport] | None = None
+        self.begin = self.end = time.perf_counter()
         self.timed = False
         self.counts = JobCounts()
         self.portions = 1  # requests that are not over yet
@@ -166,14 +169,21 @@ class Ticket:
     def report(self) -> ReadReport:
         """What was done; waits until the job is over."""
         self._settled.wait()
-        if self._report is None:
+        if self._error is not None or self._describe is None:
             raise _own_copy(self._error or CancelledError("the job was cancelled"))
+        if self._report is None:
+            self._report = self._describe(self)
         return self._report
 
     @property
     def cancelled(self) -> bool:
         """Whether :meth:`cancel` was called in time."""
         return self._cancelled
+
+    @property
+    def array(self) -> Any:
+        """Where the region is read to."""
+        return self._array
 
     @property
     def error(self) -> BaseException | None:
@@ -194,9 +204,10 @@ class Ticket:
         """Add what a request of the job did; for the reader."""
         self.counts = counts if self.portions == 1 and not self.counts.chunks else self.counts + counts
 
-    def settle(self, events: list[Any], report: ReadReport | None) -> None:
-        """End the job; for the reader."""
-        self._events, self._report = events, report
+    def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
+        """End the job; for the reader. `describe` makes its report."""
+        self._events, self._describe = events, describe
+        self.end = time.perf_counter()
         if self._cancelled and self._error is None:
             self._error = CancelledError("the job was cancelled")
         self._settled.set()

@@ -28,15 +28,19 @@ class Part:
     ----------
     requests : list of Request
         Of one layout and one conversion.
+    whole_chunks : bool
+        Whether raw chunks that one read takes are read whole, as those are that are kept.
     """
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request], *, whole_chunks: bool = False) -> None:
         first = requests[0]
         self.layout, self.conversion, self.by_chunk = first.layout, first.conversion, first.by_chunk
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
         boxes, strides, addresses = _joined(requests)
         self._boxes = boxes
         self.wanted = merge(self.layout, boxes, by_chunk=self.by_chunk)
+        if whole_chunks and self.by_chunk and self.layout.chain is None:
+            self.wanted.offset[:], self.wanted.nbytes[:] = 0, self.layout.chunk_nbytes
         self._geometry = geometry(self.layout, boxes, strides)
         self._target = addresses[boxes.region] + boxes.target_offset
         self._source = boxes.offset
@@ -150,6 +154,11 @@ class Part:
         self._remaining -= done
         return self._newly_over()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs are over."""
+        return bool(self._over.all())
+
     def without_boxes(self) -> list[int]:
         """Return the jobs that want nothing."""
         return self._newly_over()
@@ -229,12 +238,12 @@ class Part:
         return self.layout.chunk_nbytes if self.layout.shard is None and self.layout.chain is None else None
 
 
-def parts_of(requests: list[Request]) -> list[Part]:
-    """Bring the requests of each array and output type together."""
+def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Part]:
+    """Bring the requests of each array and output type together; see :class:`Part`."""
     alike: dict[object, list[Request]] = {}
     for request in requests:
         alike.setdefault((id(request.layout), request.conversion, request.by_chunk), []).append(request)
-    return [Part(some) for some in alike.values()]
+    return [Part(some, whole_chunks=whole_chunks) for some in alike.values()]
 
 
 def _joined(requests: list[Request]) -> tuple[Boxes, np.ndarray, np.ndarray]:

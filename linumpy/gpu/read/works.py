@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.gpu.read.cache import ChunkCache
 from linumpy.gpu.read.locate import Found
 from linumpy.gpu.read.staging import Placed, TablePlan
 from linumpy.gpu.read.wave import Part
@@ -20,7 +21,7 @@ from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
-from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack
+from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack, run_starts
 
 #: Slabs whose memory is in use at the same time.
 DEPTH = 3
@@ -97,8 +98,9 @@ class Work:
 
     Attributes
     ----------
-    kind : {"raw", "device", "host", "large", "fill"}
-        Raw chunks; chunks that the device decodes; that the host decodes; one that is larger than a slab; fill values.
+    kind : {"raw", "device", "host", "large", "fill", "cached"}
+        Raw chunks; chunks that the device decodes; that the host decodes; one that is larger than a slab; fill values;
+        chunks that are on the device already.
     rows : list of (Part, numpy.ndarray)
         Spans, part by part, in the order of the slab's pieces.
     slab : Slab or None
@@ -113,6 +115,16 @@ class Work:
         Reads or decoding under way.
     placed : Placed or None
         Once its kernels are queued.
+    files : list of (Part, numpy.ndarray)
+        Numbers of the stored objects that the slab reads, part by part.
+    file_of_read : numpy.ndarray or None
+        Which of them each read is of.
+    addresses : list of numpy.ndarray
+        Of chunks that are on the device already, part by part.
+    slots : list of numpy.ndarray
+        Places in the cache for the chunks of each part, -1 for none; empty without a cache.
+    broken : numpy.ndarray of bool or None
+        Which of the chunks that the host decodes are broken; None where none is.
     """
 
     kind: str
@@ -123,7 +135,11 @@ class Work:
     taken: Range | None = None
     pending: Any = None
     placed: Placed | None = None
-    files: list[tuple[Part, int]] = field(default_factory=list)
+    files: list[tuple[Part, np.ndarray]] = field(default_factory=list)
+    file_of_read: np.ndarray | None = None
+    addresses: list[np.ndarray] = field(default_factory=list)
+    slots: list[np.ndarray] = field(default_factory=list)
+    broken: np.ndarray | None = None
 
     @property
     def timed(self) -> bool:
@@ -132,7 +148,8 @@ class Work:
 
     def sources(self) -> list[tuple[Part, np.ndarray, np.ndarray | None]]:
         """Say where in the buffer of decoded bytes the spans of each part begin; None for fill values."""
-        count, result = 0, []
+        count = 0
+        result: list[tuple[Part, np.ndarray, np.ndarray | None]] = []
         for part, spans in self.rows:
             mine = np.arange(count, count + len(spans))
             count += len(spans)
@@ -145,6 +162,8 @@ class Work:
                 place = mine * decoded_room(self.way.chain, part.layout.chunk_nbytes)
             elif self.kind == "host":
                 place = mine * buffer_nbytes(part.layout.chunk_nbytes)
+            elif self.kind == "cached":
+                place = self.addresses[len(result)]
             result.append((part, spans, place))
         return result
 
@@ -165,10 +184,14 @@ class Cutter:
         Of slabs.
     in_flight : callable
         Says how many chunks of a kind are being decoded.
+    cache : ChunkCache or None
+        Chunks that are on the device already.
     """
 
-    def __init__(self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int]) -> None:
-        self._parts, self._limits = parts, limits
+    def __init__(
+        self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int], cache: ChunkCache | None = None
+    ) -> None:
+        self._parts, self._limits, self._cache = parts, limits, cache
         self._span_base = np.cumsum([0, *(len(part.wanted) for part in parts)])
         self._object_base = np.cumsum([0, *(len(part.wanted.objects) for part in parts)])
         self._rest: dict[Kind | None, Spans] = {}
@@ -220,11 +243,23 @@ class Cutter:
             yield from self._packed(kind, spans, last=True)
 
     def _of_stored(self, number: int, part: Part, spans: np.ndarray) -> Iterator[Work]:
+        if self._cache is not None and self._cache.keeps(part):
+            address = self._cache.find(part, spans)
+            there = np.flatnonzero(address >= 0)
+            for first in range(0, len(there), self._limits.pieces):
+                some = there[first : first + self._limits.pieces]
+                yield Work("cached", [(part, spans[some])], addresses=[address[some]])
+            spans = spans[address < 0]
+            if not len(spans):
+                return
         kind = kind_of(part)
         way = None if kind is None else self.ways[kind]
         if way is not None and way.slot is None:
             yield from host_works(part, spans, self._limits)
             return
+        if way is not None and (count := int(len(spans) * way.host_part)):
+            yield from host_works(part, spans[len(spans) - count :], self._limits)
+            spans = spans[: len(spans) - count]
         stored = part.stored_nbytes[spans]
         weight = None
         if way is not None and way.slot is not None:
@@ -263,17 +298,27 @@ class Cutter:
 
     def _work(self, slab: Slab, way: DecodeWay | None) -> Work:
         rows = [(self._parts[n], slab.pieces[mine] - self._span_base[n]) for n, mine in self._by_part(slab.pieces)]
-        heads = np.flatnonzero(np.diff(slab.object, prepend=-1))
-        part = np.searchsorted(self._object_base, slab.object[heads], side="right") - 1
-        local = slab.object[heads] - self._object_base[part]
-        files = [(self._parts[n], number) for n, number in zip(part.tolist(), local.tolist(), strict=True)]
-        return Work("raw" if way is None else "device", rows, slab, way, files=files)
+        heads = run_starts(slab.object)
+        objects = slab.object[heads]
+        file = np.zeros(len(slab.object), np.int64)
+        file[heads[1:]] = 1
+        if len(self._parts) == 1:
+            files = [(self._parts[0], objects)]
+        else:
+            part = np.searchsorted(self._object_base, objects, side="right") - 1
+            cuts = run_starts(part).tolist()
+            files = [
+                (self._parts[part[a]], objects[a:b] - self._object_base[part[a]])
+                for a, b in zip(cuts, [*cuts[1:], len(part)], strict=True)
+            ]
+        kind = "raw" if way is None else "device"
+        return Work(kind, rows, slab, way, files=files, file_of_read=np.cumsum(file))
 
     def _by_part(self, pieces: np.ndarray) -> list[tuple[int, slice]]:
         if len(self._parts) == 1:
             return [(0, slice(None))]
         part = np.searchsorted(self._span_base, pieces, side="right") - 1
-        heads = np.flatnonzero(np.diff(part, prepend=-1)).tolist()
+        heads = run_starts(part).tolist()
         return [(int(part[a]), slice(a, b)) for a, b in zip(heads, [*heads[1:], len(part)], strict=True)]
 
 

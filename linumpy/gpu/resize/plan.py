@@ -106,7 +106,7 @@ class Step:
 
 
 def in_tile(column: int) -> int:
-    """Find a column's place in a row of the tile, as ``in_tile`` of resize.cu."""
+    """Find a column's index in a row of the tile, as ``in_tile`` of resize.cu."""
     return column + (column >> 5)
 
 

@@ -158,7 +158,7 @@ def resample_volume(
     """Resample a volume to another voxel spacing.
 
     The extent of the volume, voxels times spacing, stays as it is; it is cut into the nearest whole number of voxels.
-    A voxel of the result takes its value at the place of its centre.
+    A voxel of the result takes its value at the coordinates of its centre.
 
     Parameters
     ----------

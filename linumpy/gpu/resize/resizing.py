@@ -23,7 +23,7 @@ from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize.tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import rounded
-from linumpy.gpu.tables import Place, place_of, upload
+from linumpy.gpu.tables import Queue, queue_of, upload
 
 DEFAULT = Tuning()
 _THREADS = 256
@@ -168,10 +168,10 @@ def store_rounded(result: Any, out: Any) -> Any:
 
     NumPy arrays go part by part, so that this takes little memory; `out` must be C-contiguous.
     """
-    flat, place = result.reshape(-1), out.reshape(-1)
+    flat, target = result.reshape(-1), out.reshape(-1)
     step = max(1, flat.size) if is_device_array(flat) else _HOST_VOXELS
     for begin in range(0, flat.size, step):
-        place[begin : begin + step] = rounded(flat[begin : begin + step], out.dtype)
+        target[begin : begin + step] = rounded(flat[begin : begin + step], out.dtype)
     return out
 
 
@@ -200,7 +200,7 @@ def run_passes(
 ) -> Any:
     """Resample a C-contiguous image: the last pass writes `target`, to `out` where that is given, others `between`."""
     dtypes = (image.dtype, between, target)
-    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, clamp, place_of(image))
+    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, clamp, queue_of(image))
     for launch in launches:
         last = out is not None and launch is launches[-1]
         made = out if last else array_module(image).empty(launch.shape, launch.target)
@@ -222,12 +222,12 @@ def _prepare(
     aligned: bool,
     tuning: Tuning,
     clamp: bool,
-    place: Place,
+    queue: Queue,
 ) -> tuple[_Launch, ...]:
     # The tables of a block serve no other one: kept, they would only push out those that are used again.
     whole = all(plan.part is None for plan in axes)
-    make = _kept if place is not None and whole and _is_small(axes) else _made
-    return make(axes, dtypes, aligned, tuning, clamp, place)
+    make = _kept if queue is not None and whole and _is_small(axes) else _made
+    return make(axes, dtypes, aligned, tuning, clamp, queue)
 
 
 @functools.lru_cache(maxsize=64)
@@ -241,15 +241,15 @@ def _made(
     aligned: bool,
     tuning: Tuning,
     clamp: bool,
-    place: Place,
+    queue: Queue,
 ) -> tuple[_Launch, ...]:
-    return tuple(_launch(step, tuning, clamp, place) for step in _steps(axes, dtypes, aligned, tuning))
+    return tuple(_launch(step, tuning, clamp, queue) for step in _steps(axes, dtypes, aligned, tuning))
 
 
 _kept = functools.lru_cache(maxsize=32)(_made)
 
 
-def _launch(step: Step, tuning: Tuning, clamp: bool, place: Place) -> _Launch:
+def _launch(step: Step, tuning: Tuning, clamp: bool, queue: Queue) -> _Launch:
     sizes: tuple[np.generic, ...]
     if step.kernel == "planes":
         assert step.tile is not None
@@ -264,7 +264,7 @@ def _launch(step: Step, tuning: Tuning, clamp: bool, place: Place) -> _Launch:
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
     kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning, clamp=clamp))
     return _Launch(
-        kernel, step.blocks, step.shared, upload(_tables(step, tuning), place), sizes, step.shape, step.target
+        kernel, step.blocks, step.shared, upload(_tables(step, tuning), queue), sizes, step.shape, step.target
     )
 
 

@@ -136,12 +136,12 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     else:
         voxel, scale = np.arange(plan.part.start, plan.part.start + plan.length), plan.part.scale
         start, size = np.full(plan.length, -plan.part.source_start), np.full(plan.length, plan.part.size)
-    place = (voxel + 0.5) * scale - 0.5
-    below = np.floor(place)
+    centre = (voxel + 0.5) * scale - 0.5
+    below = np.floor(centre)
     if plan.order == 0:
-        index, weights = np.floor(place + 0.5)[:, None], np.ones((plan.length, 1))
+        index, weights = np.floor(centre + 0.5)[:, None], np.ones((plan.length, 1))
     else:
-        index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - place, place - below], 1)
+        index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - centre, centre - below], 1)
     voxels = fold(index.astype(np.int64), _beside(size, index), plan.mode)
     radius = gaussian_radius(plan.sigma)
     if radius:
@@ -195,8 +195,8 @@ def join(windows: Windows, outputs: int) -> Groups:
     count = np.maximum.reduceat(windows.first + windows.count, starts) - first
     start = np.concatenate([[0], np.cumsum(count)[:-1]])
     taps, length = windows.weights.shape
-    tap, place = np.nonzero(np.arange(taps)[:, None] < windows.count)
+    tap, row = np.nonzero(np.arange(taps)[:, None] < windows.count)
     group = np.arange(length) // outputs
     weights = np.zeros((int(count.sum()), outputs))
-    weights[(start[group] + windows.first - first[group])[place] + tap, place % outputs] = windows.weights[tap, place]
+    weights[(start[group] + windows.first - first[group])[row] + tap, row % outputs] = windows.weights[tap, row]
     return Groups(first, count, start, weights)

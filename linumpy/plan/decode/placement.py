@@ -6,7 +6,7 @@ number of streams decides. In: codec chain, sizes, room. Out: :class:`DecodeWay`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,8 @@ _DEVICE_MOST = {"zstd": 10_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_00
 _HOST_MOST = 6_000
 #: Blosc cuts a chunk into blocks of about this size, each with one stream or more.
 _BLOSC_BLOCK = 128 * 1024
+#: Chunks, and bytes of one, from which on the host decodes some of them beside the device.
+_HOST_BESIDE, _HOST_CHUNK = 256, 256 * 1024
 #: More decoding threads gain nothing beside those that read.
 _MOST_THREADS = 16
 
@@ -45,6 +47,8 @@ class DecodeWay:
         Of the host, where it decodes.
     why : str
         Why the host decodes; empty where it does not.
+    host_part : float
+        Part of the chunks that the host decodes beside the device.
     """
 
     chain: DecodeChain
@@ -52,12 +56,14 @@ class DecodeWay:
     depth: int
     threads: int
     why: str
+    host_part: float = 0.0
 
     def __str__(self) -> str:
         if self.slot is None:
             return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
         slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical(self.slot), 'chunk')} at a time"
-        return f"{self.chain}, on the device, {slabs}"
+        beside = f", and {self.host_part:.0%} of them on the host" if self.host_part else ""
+        return f"{self.chain}, on the device, {slabs}{beside}"
 
 
 def choose_way(
@@ -119,8 +125,19 @@ def choose_way(
     on_device = min(streams * _DEVICE_STREAM[chain.streams_by], _DEVICE_MOST[chain.streams_by])
     on_host = min(threads * _HOST_CORE[chain.streams_by], _HOST_MOST)
     if on_device >= on_host:
-        return device
+        return replace(device, host_part=_host_part(chunk_nbytes, chunks, on_device, on_host))
     return _by_host(host, f"{streams} streams at a time are too few for the device")
+
+
+def _host_part(chunk_nbytes: int, chunks: int, on_device: float, on_host: float) -> float:
+    """Part of the chunks that the host decodes in the time in which the device decodes the others.
+
+    Half of what its cores could do, since they copy what is read too. None of few chunks, whose last ones would be
+    waited for, and none of short ones, which cost more Python than decoding.
+    """
+    if chunk_nbytes < _HOST_CHUNK or chunks < _HOST_BESIDE:
+        return 0.0
+    return round(on_host / 2 / (on_host / 2 + on_device), 2)
 
 
 def _by_host(host: DecodeWay, why: str) -> DecodeWay:

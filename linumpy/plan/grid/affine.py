@@ -48,7 +48,7 @@ def plan_brick(
     Parameters
     ----------
     matrix : tuple of tuple of float, (3, 3)
-        From voxels of the output to places in the image.
+        From voxels of the output to coordinates in the image.
     order : int
         Of the spline: 1 or 3.
     tile : tuple of int
@@ -66,7 +66,7 @@ def plan_brick(
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:
         return None
-    # The neighbours of a place, with room for rounding, and along X those before a multiple of four.
+    # The neighbours of a point, with one more for rounding, and along X those before a multiple of four.
     z, y, x = (math.floor(one + 3e-6) + 2 + order for one in reach)
     x += 3
     for pitch in _PITCHES:
@@ -78,9 +78,9 @@ def plan_brick(
 
 
 def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
-    """Say how to get from a place to the voxel; None where single precision would not stay near to exact numbers.
+    """Say how to get from a coordinate to the voxel; None where single precision would not stay near to exact numbers.
 
-    A place that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
+    A point that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
     minors = (

@@ -71,12 +71,12 @@ def source_bound(grid: AffineGrid, block_shape: Sequence[int], pad: int = 0) -> 
 def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
     before, after = grid.support
     lengths = []
-    whole = grid.places((0,) * grid.rank, grid.output_shape)
+    whole = grid.coordinates((0,) * grid.rank, grid.output_shape)
     for axis, n in enumerate(grid.source_shape):
         span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
         # A block across the seam of a wrapped image needs both of its ends.
-        torn = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
-        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 6 + 2 * grid.reach[axis]))
+        wraps = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
+        lengths.append(n if wraps else min(n, math.ceil(span) + before + after + 6 + 2 * grid.reach[axis]))
     return lengths
 
 

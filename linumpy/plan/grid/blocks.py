@@ -56,7 +56,7 @@ class AffineGrid:
     source_shape, output_shape : tuple of int
         Voxels along each axis.
     matrix : tuple of tuple of float
-        ``place in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
+        ``coordinates in the source = matrix @ voxel of the output + offset``, both counted in voxels from 0.
     offset : tuple of float
         See `matrix`.
     order : int
@@ -131,8 +131,8 @@ class AffineGrid:
         """Voxels around those to sample that the smoothing needs, for each axis of the source."""
         return tuple(map(gaussian_radius, self.sigmas)) or (0,) * self.rank
 
-    def places(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
-        """Return, for each axis of the source, between which places a box of the output falls."""
+    def coordinates(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
+        """Return, for each axis of the source, between which coordinates a box of the output falls."""
         if self.separable:  # as the tables compute them, to the bit
             scales = (self.matrix[axis][axis] for axis in range(self.rank))
             voxels = zip(scales, start, stop, strict=True)
@@ -144,12 +144,12 @@ class AffineGrid:
         return tuple(bounds)
 
     def stays_inside(self, axis: int, low: float, high: float) -> bool:
-        """Say whether linear interpolation between two places needs no voxel beyond the edges of the source."""
+        """Say whether linear interpolation between two coordinates needs no voxel beyond the edges of the source."""
         return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
 
     @property
     def support(self) -> tuple[int, int]:
-        """Voxels to read below and above the voxel at or below a place, which rounding may have moved."""
+        """Voxels to read below and above the voxel at or below a coordinate, which rounding may have moved."""
         reach = 0 if self.order < 2 else 1 + self.order // 2 + _FORGET[self.order]
         return reach, 1 + reach
 
@@ -263,7 +263,7 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
         Corners in the source; all zeros where the output lies outside of it.
     """
     axes = []
-    for axis, (low, high) in enumerate(grid.places(start, stop)):
+    for axis, (low, high) in enumerate(grid.coordinates(start, stop)):
         one = axis_box(grid, axis, low, high)
         if one is None:
             return (0,) * grid.rank, (0,) * grid.rank
@@ -281,19 +281,19 @@ def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int,
 
 
 def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
-    """Find the voxels that tables of weights take between two places: none whose weight is 0."""
-    low, high = (min(max(place, 0.0), grid.source_shape[axis] - 1.0) for place in (low, high))
+    """Find the voxels that tables of weights take between two coordinates: none whose weight is 0."""
+    low, high = (min(max(one, 0.0), grid.source_shape[axis] - 1.0) for one in (low, high))
     return math.floor(low), math.ceil(high) + 1
 
 
 def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
-    """Find the voxels that are sampled between two places along one axis."""
+    """Find the voxels that are sampled between two coordinates along one axis."""
     n, (before, after) = grid.source_shape[axis], grid.support
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
         # Beyond the edges there is one value, or that of the last voxel: no need to look further.
-        low, high = (min(max(place, 0.0), n - 1.0) for place in (low - _ROUNDING, high + _ROUNDING))
+        low, high = (min(max(one, 0.0), n - 1.0) for one in (low - _ROUNDING, high + _ROUNDING))
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:
         return 0, n

@@ -1,6 +1,6 @@
-"""From what a caller says of a new grid, a spacing or an affine matrix, to the grid: its map, shape, spacing and place.
+"""A new grid, from a spacing or an affine matrix that a caller asks for: its map, shape, spacing and origin.
 
-In: numbers. Out: :class:`Regrid`. Spacing and places are in µm, everything else in voxels. Errors: ``ValueError``
+In: numbers. Out: :class:`Regrid`. Spacing and origin are in µm, everything else in voxels. Errors: ``ValueError``
 naming the value.
 """
 
@@ -23,7 +23,7 @@ class Regrid:
     shape : tuple of int
         Of the output.
     matrix : tuple of tuple of float
-        ``place in the source = matrix @ voxel of the output + offset``, in voxels.
+        ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
     offset : tuple of float
         See `matrix`.
     spacing : tuple of float
@@ -52,7 +52,7 @@ def plan_regrid(
     ----------
     transform_or_spacing : float, sequence of float, or matrix
         One number, or one for each axis: the wanted spacing in µm. A matrix of (rank, rank), (rank, rank + 1) or
-        (rank + 1, rank + 1): takes voxels of the output to places in the source, both in voxels.
+        (rank + 1, rank + 1): takes voxels of the output to coordinates in the source, both in voxels.
     shape, spacing, origin : sequence
         Of the source: voxels, µm between them, and where the centre of the first lies in µm.
     output_shape : sequence of int, optional
@@ -64,7 +64,7 @@ def plan_regrid(
     -----
     The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins, so for a new spacing f times
     as wide voxel i lies at (i + 1/2) f - 1/2 in the source. The spacing under a matrix is the length in µm of a step
-    of one voxel along each axis of the output. Turned axes cannot be told by a scale and a translation; the place of
+    of one voxel along each axis of the output. Turned axes cannot be told by a scale and a translation; the origin of
     the first voxel is right nonetheless.
     """
     rank = len(shape)
@@ -81,13 +81,13 @@ def plan_regrid(
         return _by_spacing(values, transform_or_spacing, tuple(shape), spacing, origin, output_shape)
     matrix, offset = _affine(values, rank)
     steps = np.linalg.norm(np.diag(spacing) @ matrix, axis=0)
-    places = [o + s * shift for o, s, shift in zip(origin, spacing, offset.tolist(), strict=True)]
+    new_origin = [o + s * shift for o, s, shift in zip(origin, spacing, offset.tolist(), strict=True)]
     return Regrid(
         shape=tuple(shape) if output_shape is None else output_shape,
         matrix=tuple(map(tuple, matrix.tolist())),
         offset=tuple(offset.tolist()),
         spacing=tuple(steps.tolist()),
-        origin=tuple(places),
+        origin=tuple(new_origin),
     )
 
 
@@ -102,7 +102,7 @@ def centred(old: float, new: float) -> tuple[float, float]:
     Returns
     -------
     factor, offset : float
-        The offset by one division: a place that lies exactly on the first voxel must not be rounded to before it.
+        The offset by one division: a coordinate that is exactly 0 must not be rounded to less.
     """
     return old / new, (old - new) / (2 * new)
 

@@ -45,19 +45,19 @@ class TileAxis:
     @property
     def new_size(self) -> int:
         """Voxels after."""
-        return self.new_place(self.size)
+        return self.new_offset(self.size)
 
-    def new_place(self, place: int) -> int:
-        """Count the new voxels of what lies before a place: of whole tiles, or all but the end of the last one.
+    def new_offset(self, offset: int) -> int:
+        """Count the new voxels of what lies before a voxel: of whole tiles, or all but the end of the last one.
 
         A tile that is cut short keeps the factor of the whole ones, so that spacing is one all over; it has the nearest
         whole number of voxels, at least one.
         """
-        tiles, rest = divmod(place, self.tile)
+        tiles, rest = divmod(offset, self.tile)
         return tiles * self.new_tile + (max(1, round(rest / self.factor)) if rest else 0)
 
     def tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Walk the tiles: where each lies before, and after."""
+        """Yield the tiles: the voxels of each before, and after."""
         for start in range(0, self.size, self.tile):
             stop = min(start + self.tile, self.size)
-            yield slice(start, stop), slice(self.new_place(start), self.new_place(stop))
+            yield slice(start, stop), slice(self.new_offset(start), self.new_offset(stop))

@@ -1,7 +1,7 @@
 """A mosaic grid, tiles side by side, and the mosaic grid that it becomes at another voxel spacing.
 
-In: voxels, spacing and place of a mosaic, the size of its tiles, and a wanted spacing. Out: :class:`TileGrid`. Spacing
-and places are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
+In: voxels, spacing and origin of a mosaic, the size of its tiles, and a wanted spacing. Out: :class:`TileGrid`. Spacing
+and origins are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class TileGrid:
     def new_box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
         """Say where such a box lies after."""
         return tuple(
-            slice(axis.new_place(one.start), axis.new_place(one.stop)) for one, axis in zip(box, self.axes, strict=True)
+            slice(axis.new_offset(one.start), axis.new_offset(one.stop))
+            for one, axis in zip(box, self.axes, strict=True)
         )
 
 

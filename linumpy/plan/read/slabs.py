@@ -120,6 +120,13 @@ class Slab:
         return int((self.place + self.nbytes).max()) if len(self.place) else 0
 
 
+def run_starts(values: np.ndarray) -> np.ndarray:
+    """Find where runs of equal values begin."""
+    if len(values) < 2:
+        return np.zeros(len(values), np.int64)
+    return np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1))
+
+
 def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
     """Pack spans into slabs, in order.
 
@@ -134,7 +141,9 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
         raise ValueError(f"a piece of {int(spans.nbytes.max())} bytes does not fit into a slab of {limits.nbytes}")
     starts = _starts_read(spans, limits.gap)
     place = _places(spans, starts, limits)
-    ordinal = np.cumsum(np.diff(spans.object, prepend=spans.object[0]) != 0)
+    ordinal = np.zeros(len(spans), np.int64)
+    ordinal[run_starts(spans.object)[1:]] = 1
+    ordinal = np.cumsum(ordinal)
     ends = np.maximum.accumulate(place + spans.nbytes)
     weight = np.zeros(len(spans), np.int64) if spans.weight is None else np.cumsum(spans.weight)
     first = 0

@@ -24,7 +24,7 @@ from linumpy.gpu.kernels import source_text
 from linumpy.gpu.read import loop
 from linumpy.gpu.read.works import way_of
 from linumpy.io.layout import read_layout
-from linumpy.plan.codecs import read_array_filter
+from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -103,7 +103,7 @@ def test_more_broken_bytes(name, seed):
 @pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
 def test_devices_with_less_shared_memory(name, kib, ring):
     architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
-    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024)
+    limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024)
 
     def load(spec):
         one = kernel(spec, architecture)
@@ -119,18 +119,54 @@ def test_devices_with_less_shared_memory(name, kib, ring):
         assert decoded == chunks
 
 
+@needs_compiler
+@pytest.mark.parametrize("level", [1, 19])
+def test_frames_of_several_blocks(level):
+    """Later blocks take tables, trees and offsets of those before; runs are longer than a tile, and than a ring."""
+    rng = np.random.default_rng(level)
+    nbytes = 2**18 + 2**17 + 1001
+    words = [rng.bytes(int(n)) for n in rng.integers(3, 40, 300)]
+    chunks = [
+        plain_values("u2", (nbytes // 2 + 1,), 5).tobytes(),
+        b"".join(words[k] for k in rng.integers(0, 300, nbytes // 10)),
+        b"".join(bytes([k]) * n for k, n in rng.integers((0, 1), (256, 9000), (200, 2)).tolist()),
+        rng.bytes(2**17) + bytes(2**18) + rng.bytes(2**17),
+        rng.binomial(20, 0.3, nbytes).astype("u1").tobytes(),
+    ]
+    chunks = [(one * (nbytes // len(one) + 1))[:nbytes] for one in chunks]
+    for limits in (SMALLEST, BIG):
+        decoder = Decoder(DecodeChain("zstd"), nbytes, limits=limits)
+        decoded, status = decoder.decode([numcodecs.Zstd(level).encode(one) for one in chunks], skew=level % 4)
+        assert not status.any()
+        assert decoded == chunks
+
+
 #: Rings so short that long matches, and many batches, are copied one sequence after another.
 SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
 #: Barriers, by the line that begins the function around them and their number in it.
 BARRIERS = {
-    "team": ("zstd", "inline void flush(", 0),
+    "team": ("zstd_execute", "inline void flush(", 0),
     "links": ("inflate", "inline void follow_links(", 0),
     "literals": ("inflate", "bool put_literals(", 0),
-    "match": ("zstd", "inline bool put_match(", 0),
+    "known bytes": ("zstd_execute", "inline bool execute_sequences(", 0),
+    "sums": ("zstd_execute", "inline u64 team_sum(", 0),
+    "staged": ("zstd", "inline void stage(", 0),
+    "placed": ("zstd", "inline void build_cells(", 0),
+    "spread": ("zstd", "inline void build_cells(", 1),
+    "numbered": ("zstd", "inline void build_cells(", 2),
+    "next numbers": ("zstd", "inline void build_cells(", 3),
+    "described": ("zstd", "inline u32 make_tables(", 2),
+    "window": ("zstd", "inline void fill(", 0),
+    "literal window": ("zstd", "inline bool decode_streams(", 0),
+    "window in use": ("zstd", "inline bool decode_streams(", 1),
+    "tables": ("zstd", "    zstd_entropy(", 0),
+    "next tables": ("zstd", "    zstd_entropy(", 1),
+    "found": ("zstd", "inline int walk_sequences(", 0),
+    "next found": ("zstd", "inline int unpack_sequences(", 0),
+    "counted weights": ("zstd", "inline bool read_weights(", 0),
     "weights": ("zstd", "inline int entropy_literals(", 0),
+    "last weight": ("zstd", "inline bool build_huffman(", 0),
     "codes": ("zstd", "inline bool build_huffman(", 1),
-    "tables": ("zstd", "zstd_entropy(", 0),
-    "symbols": ("zstd", "zstd_entropy(", 1),
     "batch": ("lz4", "inline void read_batch(", 0),
     "next stream": ("lz4", "    lz4(", 0),
     "inflated batch": ("inflate", "    inflate(", 0),
@@ -147,12 +183,13 @@ BARRIERS = {
 }
 SHOWN_BY = {
     "zstd": ["zstd"],
+    "zstd_execute": ["zstd"],
     "lz4": ["lz4"],
     "inflate": ["gzip"],
     "blosc": ["blosc-lz4-1-0"],
     "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
 }
-IN_SHORT = {"team", "match", "symbols", "next stream", "crc"}
+IN_SHORT = {"known bytes", "found", "next stream", "crc"}
 
 
 @needs_compiler
@@ -161,7 +198,7 @@ def test_a_barrier_that_is_missing_is_noticed(name):
     source, function, number = BARRIERS[name]
     text = source_text(source, "linumpy.gpu.codecs.cuda")
     begin = text.index(function)
-    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block)\(\);", text[begin:]), number, None))
+    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block|pair)\(\);", text[begin:]), number, None))
     changed = text[: begin + found.start()] + ";" + text[begin + found.end() :]
 
     def load(spec):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import decoders
 import numcodecs
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.launches import DeviceLimits
+from linumpy.plan.decode.launches import DeviceLimits, plan_launches
 
 pytestmark = pytest.mark.gpu
 
@@ -84,11 +85,66 @@ def test_whole_bytes_are_decoded(name, nbytes, count):
 @pytest.mark.parametrize("kib", [22, 64, 99, None])
 def test_every_branch_of_a_decoder(name, kib):
     """With the rings of this device, and with those of devices that have less shared memory."""
-    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024) if kib else None
+    limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024) if kib else None
     for chain, encoded, chunks in corpus(name):
         decoded, status = DeviceDecoder(chain, len(chunks[0]), limits).decode(encoded)
         assert not status.any()
         assert decoded == chunks
+
+
+@pytest.mark.parametrize("level", [1, 3, 19])
+@pytest.mark.parametrize("count", [1, 300])
+def test_many_frames_of_several_blocks(level, count):
+    """Later blocks take tables, trees and offsets of those before; copies reach far behind the ring."""
+    rng, nbytes = np.random.default_rng([level, count]), 2**19 + 77
+    words = [rng.bytes(int(n)) for n in rng.integers(3, 40, 300)]
+    far = rng.bytes(2**18)
+    chunks = [
+        b"".join(words[k] for k in rng.integers(0, 300, nbytes // 10)),
+        far[: 2**17] + bytes(2**16) + far[::-1] + far,
+        plain_values("u2", (nbytes // 2 + 1,), 5).tobytes(),
+        rng.binomial(20, 0.3, nbytes).astype("u1").tobytes(),
+    ]
+    chunks = [(one * (nbytes // len(one) + 1))[:nbytes] for one in chunks]
+    encoded = [numcodecs.Zstd(level).encode(one) for one in chunks]
+    order = [k % len(chunks) for k in range(count)]
+    decoded, status = DeviceDecoder(DecodeChain("zstd"), nbytes).decode([encoded[k] for k in order], skew=count % 4)
+    assert not status.any()
+    assert all(got == chunks[k] for got, k in zip(decoded, order, strict=True))
+
+
+@pytest.mark.parametrize("team", [8, 16])
+def test_teams_of_zstd(monkeypatch, team):
+    monkeypatch.setattr(decoders.launches, "plan_launches", functools.partial(plan_launches, zstd_team=team))
+    for chain, encoded, chunks in corpus("zstd"):
+        decoded, status = DeviceDecoder(chain, len(chunks[0])).decode(encoded)
+        assert not status.any()
+        assert decoded == chunks
+
+
+def test_kernels_are_compiled_side_by_side(monkeypatch, tmp_path, cupy):
+    """In a process that finds none compiled, and again in one that finds them all; each kernel is one that runs."""
+    program = """
+import time
+import cupy
+cupy.zeros(3).sum()
+from linumpy.gpu import kernels
+from linumpy.gpu.codecs import decode
+from linumpy.plan.codecs import DecodeChain
+specs = decode.kernel_specs(DecodeChain("zstd"))
+begin = time.perf_counter()
+kernels.prepare(specs)
+print(time.perf_counter() - begin, *(kernels.load(one).num_regs for one in specs))
+"""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    seconds = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+        taken, *registers = done.stdout.split()
+        assert len(registers) == 4
+        assert all(int(one) > 8 for one in registers)
+        seconds.append(float(taken))
+    assert seconds[1] < seconds[0]
 
 
 @pytest.mark.slow

@@ -2,16 +2,13 @@
 
 from emulator import emulated
 
-from linumpy.gpu.ndimage import dispatch as sampling_paths
-from linumpy.gpu.ndimage import general, nearest, sampling
-from linumpy.gpu.ndimage import splines as spline
-from linumpy.gpu.ndimage import transform as spline_transform
+from linumpy.gpu.ndimage import dispatch, general, nearest, sampling, splines, transform
 from linumpy.gpu.resize import resizing
-from linumpy.resample import block as affine_box
+from linumpy.resample import block
 
 #: Where functions ask on which side an array is.
-_ASKING = (spline_transform, sampling_paths, affine_box, resizing)
-_LAUNCHING = (general, nearest, resizing, sampling, spline)
+_ASKING = (transform, dispatch, block, resizing)
+_LAUNCHING = (general, nearest, resizing, sampling, splines)
 
 
 def patch(monkeypatch):

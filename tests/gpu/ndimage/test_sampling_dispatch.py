@@ -13,9 +13,7 @@ from test_sampling import KINDS, close, image_of
 from linumpy.device import to_host
 from linumpy.gpu import interpolation
 from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
-from linumpy.gpu.ndimage import dispatch as sampling_paths
-from linumpy.gpu.ndimage import sampling, sampling_launch
-from linumpy.gpu.ndimage import transform as spline_transform
+from linumpy.gpu.ndimage import dispatch, sampling, sampling_launch, transform
 from linumpy.gpu.ndimage.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.ndimage.sampling_launch import MODES
 
@@ -135,8 +133,8 @@ def test_fields_that_are_no_numbers(mode, spacing):
         field[axis, 0, 0, :5] = bad
         got = apply_displacement_field(image, field, mode=mode, cval=5.0, spacing=spacing)
         with pytest.MonkeyPatch.context() as patch:
-            for room in (spline_transform, sampling_paths):
-                patch.setattr(room, "is_device_array", lambda _: False)
+            for module in (transform, dispatch):
+                patch.setattr(module, "is_device_array", lambda _: False)
             host = apply_displacement_field(image, field, mode=mode, cval=5.0, spacing=spacing)
         assert np.array_equal(got, host, equal_nan=True)
         assert np.array_equal(got[1:], image[1:])

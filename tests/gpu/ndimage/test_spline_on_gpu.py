@@ -10,7 +10,7 @@ from test_splines import error, exact, shapes
 
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, spline_filter
-from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage import splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
 from linumpy.gpu.ndimage.splines import Ends
 
@@ -55,7 +55,7 @@ def test_large_images_as_scipy(cupy, shape, mode):
 def test_padded_images_as_scipy(cupy, shape, kind, cval):
     image = image_of(kind, shape, 2)
     mode = "nearest" if cval is None else "grid-constant"
-    got = to_host(spline.filtered(cupy.asarray(image), Ends(mode, 12, cval), kind))
+    got = to_host(splines.filtered(cupy.asarray(image), Ends(mode, 12, cval), kind))
     assert error(got, exact(image, mode, 12, cval), image) < (5e-6 if kind == "f4" else 1e-9)
 
 

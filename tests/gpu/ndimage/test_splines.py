@@ -13,8 +13,7 @@ from test_sampling import image_of
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.kernels import IN_FLOAT32
-from linumpy.gpu.ndimage import sampling
-from linumpy.gpu.ndimage import splines as spline
+from linumpy.gpu.ndimage import sampling, splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
 from linumpy.gpu.ndimage.splines import Ends, Tuning
 
@@ -42,7 +41,7 @@ SAMPLED = [
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(spline, "load", emulated)
+    monkeypatch.setattr(splines, "load", emulated)
     monkeypatch.setattr(sampling, "load", emulated)
 
 
@@ -86,7 +85,7 @@ shapes = (
 def test_as_scipy(shape, kind, mode, seed):
     *pair, order = kind
     image = image_of(pair[0], shape, seed)
-    got = spline.filtered(image, Ends(mode, order=order), pair[1])
+    got = splines.filtered(image, Ends(mode, order=order), pair[1])
     assert got.shape == image.shape
     # In mode reflect SciPy's filter of 9 voxels is off by 2e-11; see _SHORT. What higher orders make grows with them.
     tolerance = (5e-6 if pair[1] == "f4" else 1e-9) * 6 ** (order - 3)
@@ -97,14 +96,14 @@ def test_as_scipy(shape, kind, mode, seed):
 @pytest.mark.parametrize(("order", "pad"), [(5, 0), (4, 12)])
 def test_other_orders_in_segments_and_pads(monkeypatch, order, pad):
     """Two poles are applied one after the other, the second in place on what was padded; on some axes alone, too."""
-    monkeypatch.setattr(spline, "_SEGMENT", 40)
+    monkeypatch.setattr(splines, "_SEGMENT", 40)
     for shape in ((170, 9), (5, 6, 190), (200,), (4, 150, 3)):
         image = image_of("f4", shape, order)
         for mode in ("reflect", "grid-wrap", "mirror"):
-            got = spline.filtered(image, Ends(mode, pad, 3.0 if pad else None, order), "f8")
+            got = splines.filtered(image, Ends(mode, pad, 3.0 if pad else None, order), "f8")
             assert error(got, exact(image, mode, pad, 3.0 if pad else None, order), image) < 1e-8
             if not pad and len(shape) > 1:
-                got = spline.filtered(image, Ends(mode, order=order), "f8", axes=[1])
+                got = splines.filtered(image, Ends(mode, order=order), "f8", axes=[1])
                 expected = ndimage.spline_filter1d(image.astype("f8"), order, 1, mode=mode)
                 assert error(got, expected, image) < 1e-8
 
@@ -121,7 +120,7 @@ def test_other_orders_in_segments_and_pads(monkeypatch, order, pad):
 )
 def test_padded_as_scipy(shape, pair, mode, cval, pad, seed):
     image = image_of(pair[0], shape, seed)
-    got = spline.filtered(image, Ends(mode, pad, cval), pair[1])
+    got = splines.filtered(image, Ends(mode, pad, cval), pair[1])
     assert got.shape == tuple(n + 2 * pad for n in shape)
     largest = np.append(np.abs(image.astype("f8")).ravel(), 37)
     # Where an axis is short, SciPy's mode reflect is off: see _SHORT.
@@ -146,14 +145,14 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
     """In place, a segment must not need what the one before it wrote."""
     image = image_of(kind, shape, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spline, "_SEGMENT", segment)
-        tuned = {key: Tuning(block, 32 if key[1] else 64, 1) for key in spline.TUNING}
-        patch.setattr(spline, "TUNING", tuned)
-        assert max(spline._segments(n, 1, block)[1] for n in shape) > 1
-        got = spline.filtered(image, Ends(mode, pad), kind)
+        patch.setattr(splines, "_SEGMENT", segment)
+        tuned = {key: Tuning(block, 32 if key[1] else 64, 1) for key in splines.TUNING}
+        patch.setattr(splines, "TUNING", tuned)
+        assert max(splines._segments(n, 1, block)[1] for n in shape) > 1
+        got = splines.filtered(image, Ends(mode, pad), kind)
         in_place = image.copy()
         if not pad:
-            spline.filter_axes(in_place, Ends(mode), in_place)
+            splines.filter_axes(in_place, Ends(mode), in_place)
     expected = exact(image, mode, pad)
     tolerance = 5e-6 if kind == "f4" else 1e-9
     assert error(got, expected, image) < tolerance
@@ -166,7 +165,7 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
 def test_every_dtype(dtype):
     image = image_of(dtype, (11, 3, 34), 5)
     for kind in ("f4", "f8"):
-        got = spline.filtered(image, Ends("reflect"), kind)
+        got = splines.filtered(image, Ends("reflect"), kind)
         assert error(got, exact(image, "reflect"), image) < (5e-6 if kind == "f4" else 1e-12)
 
 
@@ -174,7 +173,7 @@ def test_every_dtype(dtype):
 @pytest.mark.parametrize("shape", [(1,), (1, 1, 1), (5,), (2, 3, 4, 12), (2, 1, 2, 3, 9, 2)])
 def test_other_ranks(shape):
     image = image_of("f8", shape, 6)
-    assert error(spline.filtered(image, Ends("grid-wrap"), "f8"), exact(image, "grid-wrap"), image) < 1e-12
+    assert error(splines.filtered(image, Ends("grid-wrap"), "f8"), exact(image, "grid-wrap"), image) < 1e-12
 
 
 @needs_compiler
@@ -183,7 +182,7 @@ def test_other_layouts():
     for view in (whole.T, whole[::2, ::-1, 3:40], whole[:, :1], np.broadcast_to(whole[:1], (3, 40, 50))):
         before = view.copy()
         for pad in (0, 12):
-            got = spline.filtered(view, Ends("nearest", pad), np.float32)
+            got = splines.filtered(view, Ends("nearest", pad), np.float32)
             assert error(got, exact(before, "nearest", pad), whole) < 5e-6
         assert np.array_equal(view, before)
 
@@ -191,9 +190,9 @@ def test_other_layouts():
 @needs_compiler
 def test_constant_and_linear_fields():
     """The spline of a constant is that constant; that of a line, mirrored, is the line between its ends."""
-    assert np.allclose(spline.filtered(np.full((20, 33, 40), 7, "u2"), Ends("mirror"), "f4"), 7, atol=1e-5)
+    assert np.allclose(splines.filtered(np.full((20, 33, 40), 7, "u2"), Ends("mirror"), "f4"), 7, atol=1e-5)
     line = np.arange(200, dtype="f8")
-    assert np.allclose(spline.filtered(line, Ends("mirror"), "f8")[40:-40], line[40:-40], atol=1e-12)
+    assert np.allclose(splines.filtered(line, Ends("mirror"), "f8")[40:-40], line[40:-40], atol=1e-12)
 
 
 @needs_compiler
@@ -203,10 +202,10 @@ def test_what_is_not_finite_stays_on_its_line(axis, bad):
     """And does not spoil what lies more than two windows before it there."""
     image = image_of("f4", (9, 200), 8) if axis else image_of("f4", (200, 9), 8)
     at = (4, 150) if axis else (150, 4)
-    expected = spline.filtered(image, Ends("mirror"), "f4")
+    expected = splines.filtered(image, Ends("mirror"), "f4")
     image[at] = bad
     with np.errstate(invalid="ignore"):
-        matrix = spline.filtered(image, Ends("mirror"), "f4")
+        matrix = splines.filtered(image, Ends("mirror"), "f4")
     assert not np.isfinite(matrix[at])
     before = (slice(None), slice(100)) if axis else (slice(100), slice(None))
     assert np.array_equal(matrix[before], expected[before])
@@ -298,7 +297,7 @@ def test_the_pad_holds_what_the_image_can_hold(cval):
 @pytest.mark.parametrize("kind", ["f4", "f8"])
 def test_places_in_a_pad_that_are_no_numbers(kind):
     image = image_of(kind, (5, 6, 7), 1)
-    grown = spline.filtered(image, Ends("grid-constant", 12, 5.0), kind)
+    grown = splines.filtered(image, Ends("grid-constant", 12, 5.0), kind)
     bad = np.array([np.nan, np.inf, -np.inf, 1e300, -1e300, 2.0**40, 2.0**31, -(2.0**31)])
     for axis in range(3):
         places = np.ones((3, len(bad)))
@@ -354,9 +353,9 @@ def test_bad_input(arguments, options, error, message):
 
 def test_pads_that_the_kernels_cannot_make():
     with pytest.raises(ValueError, match="not 16"):
-        spline.filtered(np.ones((3, 3)), Ends("mirror", 16), np.float64)
+        splines.filtered(np.ones((3, 3)), Ends("mirror", 16), np.float64)
     with pytest.raises(ValueError, match="4 axes"):
-        spline.filtered(np.ones((3, 3, 3, 3)), Ends("mirror", 2), np.float64)
+        splines.filtered(np.ones((3, 3, 3, 3)), Ends("mirror", 2), np.float64)
 
 
 def specs():
@@ -365,8 +364,8 @@ def specs():
         wide = source not in IN_FLOAT32 or target == "f8"
         for name in ("spline_columns", "spline_rows", "spline_boundaries", "spline_short"):
             for order in (3, 5):
-                for pole in spline.POLES[order]:
-                    yield spline._spec(name, image, out, order, pole, wide)
+                for pole in splines.POLES[order]:
+                    yield splines._spec(name, image, out, order, pole, wide)
 
 
 @pytest.mark.parametrize(("spec", "architecture"), compilations(specs()))
@@ -391,4 +390,4 @@ def test_axes_that_kernels_cannot_number_are_refused():
     """The image is one voxel, shown so often."""
     image = np.broadcast_to(np.zeros(1, "f4"), (2**29,))
     with pytest.raises(ValueError, match=r"less than 2\^29 voxels"):
-        spline.filter_axes(image, Ends("mirror"), image)
+        splines.filter_axes(image, Ends("mirror"), image)

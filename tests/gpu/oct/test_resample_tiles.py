@@ -13,7 +13,7 @@ from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.gpu.oct import resample_tiles as room
+from linumpy.gpu.oct import resample_tiles as resample_tiles_module
 from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
 from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import Tuning
@@ -39,7 +39,7 @@ def by_kernel(volume, axes, dtype=None, tuning=resizing.DEFAULT):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resizing, "load", emulated)
-        patch.setattr(room, "apply_tables", apply)
+        patch.setattr(resample_tiles_module, "apply_tables", apply)
         return resample_tiles(volume, axes, dtype)
 
 

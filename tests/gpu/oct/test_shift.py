@@ -7,7 +7,7 @@ from emulator import COMPILER, emulated
 from nvrtc import compile_kernel
 
 from linumpy.gpu.kernels import CUDA_TYPES
-from linumpy.gpu.oct import shift as gather
+from linumpy.gpu.oct import shift as shift_module
 from linumpy.gpu.oct.shift import shift_along_depth
 
 DTYPES = ["f4", "u2", "u1", "f8", "i2", "f2", "i4", "b1"]
@@ -72,8 +72,8 @@ def test_same_as_the_definition(seed):
 @needs_compiler
 @pytest.mark.parametrize("seed", some(range(48), lambda seed: seed < 3 * len(DTYPES)))
 def test_the_kernel_does_the_same(monkeypatch, seed):
-    monkeypatch.setattr(gather, "load", emulated)
-    monkeypatch.setattr(gather, "is_device_array", lambda _: True)
+    monkeypatch.setattr(shift_module, "load", emulated)
+    monkeypatch.setattr(shift_module, "is_device_array", lambda _: True)
     vol, shifts, depth_axis, origin, wrap, fill = case(seed, 60)
     arguments = {"depth_axis": depth_axis, "origin": origin, "wrap": wrap, "fill_value": fill}
     got = shift_along_depth(vol, shifts, **arguments)
@@ -104,8 +104,8 @@ HUGE = [np.array([[2**31 - 1, -(2**31)]], "i4"), np.array([[np.nan, 1e30]], "f4"
 @pytest.mark.parametrize("depth_axis", [0, 2])
 @pytest.mark.parametrize("shifts", HUGE, ids=lambda s: str(s[0, 0]))
 def test_the_kernel_itself_knows_what_is_beyond(monkeypatch, shifts, depth_axis):
-    monkeypatch.setattr(gather, "load", emulated)
-    got = gather._by_kernel(np.ones((40, 3, 50), "f4"), shifts, depth_axis, (0, 0), False, np.array(7, "f4"), 40)
+    monkeypatch.setattr(shift_module, "load", emulated)
+    got = shift_module._by_kernel(np.ones((40, 3, 50), "f4"), shifts, depth_axis, (0, 0), False, np.array(7, "f4"), 40)
     assert (got == 7).all()
 
 
@@ -130,9 +130,9 @@ def test_neighbours_move_together_or_apart(monkeypatch, dtype, wrap, access):
     steps = np.repeat(rng.integers(-12, 13, (5, 8)), 6, axis=1)  # steps lie within some accesses, and between others
     steps[0, 0], steps[1, 1] = 2**31 - 1, -(2**31)
     expected = slow(vol, np.clip(steps, -(2**30), 2**30), 0, (0, 0), wrap, 7)
-    monkeypatch.setattr(gather, "load", emulated)
-    monkeypatch.setattr(gather, "is_device_array", lambda _: True)
-    monkeypatch.setattr(gather, "_ACCESS_BYTES", access)
+    monkeypatch.setattr(shift_module, "load", emulated)
+    monkeypatch.setattr(shift_module, "is_device_array", lambda _: True)
+    monkeypatch.setattr(shift_module, "_ACCESS_BYTES", access)
     assert np.array_equal(shift_along_depth(vol, steps, wrap=wrap, fill_value=7), expected)
     odd = vol[:, :, 1:]  # begins where no wide access may
     assert np.array_equal(shift_along_depth(odd, steps[:, 1:], wrap=wrap, fill_value=7), expected[:, :, 1:])
@@ -157,8 +157,8 @@ def test_other_planes_than_the_volume_has(monkeypatch, planes):
         expected = np.moveaxis(expected, -1, axis)
         assert np.array_equal(shift_along_depth(one, shifts, depth_axis=axis, planes=planes), expected)
         with monkeypatch.context() as patch:
-            patch.setattr(gather, "load", emulated)
-            patch.setattr(gather, "is_device_array", lambda _: True)
+            patch.setattr(shift_module, "load", emulated)
+            patch.setattr(shift_module, "is_device_array", lambda _: True)
             assert np.array_equal(shift_along_depth(one, shifts, depth_axis=axis, planes=planes), expected)
 
 
@@ -207,7 +207,7 @@ KINDS = [
 def test_gather_compiles(dtype, kind):
     linear, wrap, depth_lane, vec = kind
     vec = max(1, 4 // np.dtype(dtype).itemsize) if vec == "widest" else vec
-    spec = gather.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
+    spec = shift_module.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
     assert b"shift_along_depth" in compile_kernel(spec, "sm_90")
 
 

@@ -19,7 +19,7 @@ from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchan
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
-from linumpy.resample import block as affine_box
+from linumpy.resample import block as block_module
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]
@@ -294,9 +294,9 @@ def test_a_block_from_its_box_has_the_bits_of_the_whole(data, dtype, tuning, see
     for block in ResamplePlan(grid, tuple(int(rng.integers(1, n + 1)) for n in wanted)):
         if math.prod(block.shape) * 20 < math.prod(wanted):
             continue  # enough are left
-        box, axes = np.ascontiguousarray(image[block.source_box]), affine_box._tables(grid, block)
+        box, axes = np.ascontiguousarray(image[block.source_box]), block_module._tables(grid, block)
         out = np.empty(block.shape, dtype)
         assert resizing.run_passes(box, axes, *kinds, tuning, out) is out
         assert out.tobytes() == np.ascontiguousarray(by_kernels[block.box]).tobytes()
-        affine_box.make_box(box, grid, block, 0.0, out)
+        block_module.make_box(box, grid, block, 0.0, out)
         assert out.tobytes() == np.ascontiguousarray(on_host[block.box]).tobytes()

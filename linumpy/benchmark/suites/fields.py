@@ -1,0 +1,160 @@
+"""What is timed of fields that are no arrays: values at random points, in made-up data as large as measured ones.
+
+In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records. The peer reads the same number of
+points of a dense volume by CuPy's ``map_coordinates``, which tells what random points cost where nothing is searched.
+
+Run as ``python -m linumpy.benchmark.suites.fields``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy import cli
+from linumpy.benchmark import command
+from linumpy.benchmark.kernels import kernel_case, kernel_cases
+from linumpy.benchmark.runner import Case, Mark, Settings
+from linumpy.device import to_host
+from linumpy.sampling.amr import BrickField
+from linumpy.sampling.field import Field
+from linumpy.sampling.files.bricks import Blocks
+from linumpy.sampling.files.tree import NODE_CHILDREN, Levels, flatten, offsets_of
+from linumpy.sampling.files.umesh import Mesh
+from linumpy.sampling.umesh import StitchedField
+from linumpy.sampling.vdb import SparseGrid
+
+#: Points of a case; bytes that a point has: coordinates and a value.
+_POINTS, _POINT_NBYTES = 2**26, 16
+#: Points of which values are compared with those of the host.
+_CHECKED = 4096
+_BRICK, _DENSE = 16, 512
+
+
+def _bricks(scale: float, levels: int) -> BrickField:
+    """Make about 100,000 bricks of 16³ cells; of several levels, along x in sheets of one level each."""
+    rng = np.random.default_rng(0)
+    side = max(2, round(47 * scale))
+    number = np.arange(side**3)
+    place = np.stack([number // side**2, number // side % side, number % side], 1)
+    level = place[:, 0] * levels // side
+    # A brick of level 1 stands for eight of level 0: only every other one is there, along each axis.
+    held = (place % (1 << level)[:, None] == 0).all(1) & (place[:, 0] + (1 << level) <= side)
+    place, level = place[held], level[held]
+    count = len(place)
+    values = np.tile(rng.random(4096 * _BRICK**3, np.float32), -(-count // 4096))[: count * _BRICK**3]
+    size = np.full((count, 3), _BRICK)
+    return BrickField(Blocks(place * _BRICK, level, size, np.arange(count) * _BRICK**3, values))
+
+
+def _sparse(scale: float) -> SparseGrid:
+    """Make a box of 1024³ voxels of which one leaf in eight is there, as blobs."""
+    rng = np.random.default_rng(1)
+    nodes = max(1, round(8 * scale))
+    origins = np.stack(np.meshgrid(*[np.arange(nodes)] * 3, indexing="ij"), -1).reshape(-1, 3) * 128
+    leaf = (origins[:, None] + offsets_of(np.arange(4096), NODE_CHILDREN, 8)[None]) / (128 * nodes)
+    there = np.sin(leaf * 40).prod(-1) > 0.25
+    there[0, 0] = there[-1, -1] = True
+    count = int(there.sum())
+    leaves = np.where(there, there.cumsum().reshape(there.shape) - 1, -1).astype(np.int32)
+    nothing = np.zeros((0, 3), np.int64)
+    levels = Levels(
+        *(nothing, np.zeros((0, 1)), np.zeros(0, bool)),
+        *(nothing, np.zeros((0, 32768, 1)), np.zeros((0, 32768), bool), np.zeros((0, 32768), bool)),
+        *(origins, np.zeros((len(origins), 4096, 1), np.float32), np.zeros((len(origins), 4096), bool), leaves),
+        *(rng.random((count, 512, 1), np.float32), np.ones((count, 512), bool)),
+    )
+    return SparseGrid(flatten(levels, np.zeros(1)))
+
+
+def _mesh(scale: float) -> StitchedField:
+    """Make 40³ cells of six tetrahedra each, with moved vertices."""
+    rng = np.random.default_rng(2)
+    side = max(2, round(40 * scale))
+    points = np.stack(np.meshgrid(*[np.arange(side + 1.0)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    inner = ((points > 0) & (points < side)).all(1)
+    points[inner] += rng.uniform(-0.15, 0.15, (int(inner.sum()), 3))
+    cell = np.stack(np.meshgrid(*[np.arange(side)] * 3, indexing="ij"), -1).reshape(-1, 1, 3)
+    corner = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]])
+    number = (cell + corner) @ np.array([(side + 1) ** 2, side + 1, 1])
+    parts = [[0, 1, 2, 6], [0, 2, 3, 6], [0, 3, 7, 6], [0, 7, 4, 6], [0, 4, 5, 6], [0, 5, 1, 6]]
+    tets = np.concatenate([number[:, part] for part in parts]).astype(np.int32)
+    none = [np.zeros((0, corners), np.int32) for corners in (5, 6, 8)]
+    values = rng.random(len(points), np.float32)
+    return StitchedField(Mesh(points.astype(np.float32), values, np.zeros(0, np.uint64), tets, *none), values, None)
+
+
+def _case(name: str, make: Callable[[float], Field], what: str, rate: float | None = None) -> Callable[..., Case]:
+    def case(xp: ModuleType, scale: float) -> Case:
+        field = make(scale)
+        count = max(2**14, round(_POINTS * scale**3))
+        coords = xp.asarray(np.random.default_rng(3).random((min(count, 2**22), 3), np.float32))
+        coords = xp.tile(coords, (-(-count // len(coords)), 1))[:count]
+        # Copies of the same points, each moved by another part of a voxel, so that no cache helps.
+        coords += xp.arange(count, dtype=np.float32)[:, None] // 2**22 * np.float32(0.061803)
+        coords %= 1
+        out = xp.empty((1, count), np.float32)
+        side = max(8, round(_DENSE * scale))
+        volume = xp.ones((side,) * 3, np.float32)
+        places = (coords.T * np.float32(side) - np.float32(0.5)).copy()
+
+        def ours() -> Any:
+            field.decode(coords, out)
+            return out
+
+        def peer() -> Any:
+            if xp is np:
+                from scipy import ndimage
+            else:
+                from cupyx.scipy import ndimage
+            return ndimage.map_coordinates(volume, places, order=1, mode="nearest")
+
+        def check(found: Any) -> str:
+            expected = np.empty((1, _CHECKED), np.float32)
+            field.decode(to_host(coords[:_CHECKED]), expected)
+            # Where a point lies on a border of what is known, rounding may decide.
+            differs = ~np.isclose(to_host(found[:, :_CHECKED]), expected, atol=1e-3, equal_nan=True)
+            return f"{int(differs.sum())} of {_CHECKED} values differ" if differs.mean() > 0.001 else ""
+
+        made = kernel_case(
+            name, (count, 3), "float32", ours, peer, check, count * _POINT_NBYTES, peer_name="dense by CuPy"
+        )
+        marks = () if rate is None else (Mark(rate * _POINT_NBYTES / 2**30),)
+        per_second = f"{_POINT_NBYTES * 1e9 / 2**30:.1f} GiB/s are 10^9 values a second"
+        return replace(made, description=(what, f"{count} random points; {per_second}"), marks=marks)
+
+    return case
+
+
+#: In their order.
+MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
+    "exabrick": _case("exabrick", lambda scale: _bricks(scale, 1), "47³ bricks of 16³ cells", 1e9),
+    "exabrick-levels": _case("exabrick-levels", lambda scale: _bricks(scale, 3), "bricks of 16³ cells, three levels"),
+    "openvdb": _case("openvdb", _sparse, "1024³ voxels, one leaf in eight"),
+    "exastitch": _case("exastitch", _mesh, "384,000 tetrahedra"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Time the cases; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
+    parser = cli.Parser(prog="python -m linumpy.benchmark.suites.fields", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
+    command.add_options(parser, "10")
+    args = parser.parse_args(argv)
+    try:
+        output = command.output_of(parser, args, argv)
+        settings = Settings(10 if args.runs is None else args.runs)
+        results = command.run(kernel_cases(MAKERS, args.scale, tuple(args.only or ())), settings, output)
+    except cli.EXPECTED as error:
+        parser.error(str(error))
+    return command.exit_code(parser, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

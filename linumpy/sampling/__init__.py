@@ -1,0 +1,184 @@
+"""Random samples of volumes: millions of (coordinate, value) pairs a millisecond.
+
+>>> from linumpy.sampling import create_sampler
+>>> sampler = create_sampler("zarr", "cuda", source="brain.ome.zarr", seed=1)  # doctest: +SKIP
+>>> coords, values = sampler.sample(2**22)  # doctest: +SKIP
+
+Coordinates are float32 of shape (count, 3), in order (x, y, z), in [0, 1]; values float32 of shape (channels, count).
+Voxel centres lie at (i + 1/2) / N. Work is queued on CuPy's current stream; on torch's, where torch tensors of a device
+are filled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from linumpy.sampling.field import Field
+
+if TYPE_CHECKING:
+    from linumpy.sampling.sampler import Sampler
+
+__all__ = ["Field", "create_sampler", "decode", "sample", "sample_dataset"]
+
+
+def create_sampler(
+    type: str,
+    device: str = "cuda",
+    *,
+    seed: int | None = None,
+    order: str = "iid",
+    spline_order: int = 1,
+    interpolation: str = "exact",
+    labels: bool = False,
+    mask: Any = None,
+    importance: Any = None,
+    strata: int = 16,
+    window: int | None = None,
+    layout: str | None = None,
+    memory_limit: int | None = None,
+    **source: Any,
+) -> Sampler:
+    """Make a sampler of a volume.
+
+    Parameters
+    ----------
+    type : str
+        ``"structuredRegular"``, ``"zarr"``, ``"openvdb"``, ``"vtkm"``, ``"exabrick"`` or ``"exastitch"``.
+    device : str
+        ``"cuda"`` (CuPy's current device) or ``"cpu"`` (also ``"openvkl"``). ``structuredRegular`` also
+        ``"virtual_memory"`` (the file is mapped) and ``"out_of_core"`` (slabs of it are in memory); ``zarr`` also
+        ``"cuda_out_of_core"`` (pages of it are on the device).
+    seed : int, optional
+        0 to 2^64 - 1; the same seed gives the same coordinates on every device, whatever the sizes of batches. By
+        default a new one.
+    order : {"iid", "binned", "stratified", "sobol"}
+        ``"iid"``: independent samples. ``"binned"``: those too, in the order of boxes of the volume, so that memory is
+        read once: the samples of a call together are independent and uniform. ``"stratified"``: of each `strata`³
+        samples in a row one in each box of a grid. ``"sobol"``: Sobol's sequence, shifted by the seed.
+    spline_order : {0, 1, 3}
+        Nearest voxel, linear, or cubic (SciPy's, mode ``"mirror"``).
+    interpolation : {"exact"}
+        Weights are float32.
+    labels : bool
+        Voxels are labels: values are int32, of the nearest voxel.
+    mask : ndarray, optional
+        Shape (Z, Y, X), of any size: samples are uniform in its voxels that are not 0.
+    importance : ndarray or "gradient", optional
+        A density (Z, Y, X) of any size that samples follow; or that of steepness, which is measured.
+    strata : int
+        A power of two.
+    window : int, optional
+        With ``order="binned"``, samples that are put in order together; consecutive calls are consecutive parts. By
+        default each call is one window, and with ``"cuda_out_of_core"`` two samples for each voxel.
+    layout : {"rows", "bricks", "quads", "cells"}, optional
+        Of a volume on device ``"cuda"``: a copy for random points, of 0, 1, 4 or 8 times its memory. By default the one
+        with the fewest reads that fits.
+    memory_limit : int, optional
+        Bytes of that copy at most; by default a quarter of what is free.
+    **source
+        What is sampled, by type.
+
+        ``structuredRegular``: `filename`, `dims` = [Dx, Dy, Dz], `dtype` (``"uint8"`` to ``"int32"``, ``"float"``,
+        ``"double"``, ...), `n_channels` (one after another), `offset` (bytes), `is_big_endian`; or `array` (Z, Y, X) or
+        (C, Z, Y, X), which is not copied where it fits as it is. `range` (low, high) brings each voxel into 0 to 1;
+        ``"virtual_memory"`` and ``"out_of_core"`` need it. `spacing` is kept for the caller. ``"out_of_core"``:
+        `num_blocks`, `num_concurrent_blocks`: slabs in memory, and those replaced after each batch
+        (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
+
+        ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`;
+        ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass over the volume) and
+        `reader`.
+
+        ``openvdb``: `filename`, `field`. ``vtkm``: `files`, `field`. ``exabrick``: `bricks`, `scalar`. ``exastitch``:
+        `umesh`, `grids`, `scalar`.
+
+    Returns
+    -------
+    Sampler
+        With ``sample(n)``, ``decode(coords)``, ``n_channels()``, ``value_range``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Arguments that do not fit; the message names them.
+    GpuUnavailableError
+        A CUDA device is asked for and there is none.
+    """
+    from linumpy.sampling.create import make_sampler
+
+    return make_sampler(
+        type,
+        device,
+        seed=seed,
+        order=order,
+        spline_order=spline_order,
+        interpolation=interpolation,
+        labels=labels,
+        mask=mask,
+        importance=importance,
+        strata=strata,
+        window=window,
+        layout=layout,
+        memory_limit=memory_limit,
+        source=source,
+    )
+
+
+def sample(sampler: Sampler, coords: Any, values: Any, count: int, order: str | None = None) -> None:
+    """Fill arrays with samples.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Of :func:`create_sampler`.
+    coords : int or array
+        Receives the coordinates: (count, 3), float32, C-contiguous, in order (x, y, z). A pointer such as
+        ``tensor.data_ptr()``, or a NumPy, CuPy, torch or DLPack array; in the sampler's memory.
+    values : int or array
+        Receives the values: (channels, count), float32 (float16 and bfloat16 arrays too, int32 for labels).
+    count : int
+        0 to 2^33.
+    order : str, optional
+        By default that of the sampler.
+    """
+    sampler.sample_into(coords, values, count, order)
+
+
+def decode(sampler: Sampler, coords: Any, values: Any, count: int, gradient: Any = None) -> None:
+    """Fill an array with the values at points.
+
+    Parameters
+    ----------
+    sampler, values, count
+        As for :func:`sample`.
+    coords : int or array
+        Points; see :func:`sample`. Those outside of [0, 1] take the value at the border.
+    gradient : int or array, optional
+        Receives the derivatives along x, y and z, for each unit of the cube: (channels, 3, count), float32.
+    """
+    sampler.decode_into(coords, values, count, gradient)
+
+
+def sample_dataset(sampler: Sampler, batch_size: int, batches: int | None = None, order: str | None = None) -> Any:
+    """Make a torch ``IterableDataset`` of batches (coords, values).
+
+    Parameters
+    ----------
+    sampler : Sampler
+        In the memory where tensors are wanted.
+    batch_size : int
+        Samples of a batch.
+    batches : int, optional
+        Batches of a pass; by default there is no end.
+    order : str, optional
+        By default that of the sampler.
+
+    Returns
+    -------
+    torch.utils.data.IterableDataset
+        Of coords (batch_size, 3) and values (batch_size, channels), which are new tensors each time. It goes on where
+        the sampler is, and is not for worker processes: ``DataLoader(dataset, batch_size=None)``.
+    """
+    from linumpy.sampling.torch_dataset import make_dataset
+
+    return make_dataset(sampler, batch_size, batches, order)

@@ -1,0 +1,89 @@
+// Values of a volume of which some pages are in device memory, at points that are given, or drawn here.
+//
+// Definitions: SOURCE, NORMALISE, DRAW, LAYOUT 0 and INDEX as in volume.cuh.
+#include "number.cuh"
+#include "elements.cuh"
+#include "philox.cuh"
+#include "volume.cuh"
+
+constexpr int THREADS = 256, GROUPS = 4;
+
+struct Pages {
+    int64 slot;      // voxels of a slot, all channels
+    int64 channel;   // of one channel
+    int64 values;    // samples of a channel of `values`
+    int page[3];     // voxels of a page along z, y and x
+    int pages[3];    // pages of the volume
+    int begin[3];    // first voxel, and the one behind the last, whose cells are sampled now
+    int end[3];
+};
+static_assert(sizeof(Pages) == 72, "linumpy.sampling.pages writes 72 bytes");
+
+// Marks the pages that hold the cells of points; marks: a byte for each page.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mark(const float *__restrict__ coords, unsigned char *__restrict__ marks, const Volume how, const Pages pages) {
+    const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= how.count) return;
+    int64 page = 0;
+#pragma unroll
+    for (int a = 0; a < 3; ++a)
+        page = page * pages.pages[a] + along(coords[3 * i + 2 - a], how.dims[a]).cell / pages.page[a];
+    marks[page] = 1;
+}
+
+// slots: of which table says for each page in which it is. Only cells from begin to end are sampled; their pages, and the
+// next ones along each axis, are in memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, const float *__restrict__ coords,
+                 float *__restrict__ values, const Volume how, const Pages pages) {
+#pragma unroll 1
+    for (int k = 0; k < GROUPS; ++k) {
+        const int64 i = (static_cast<int64>(blockIdx.x) * GROUPS + k) * THREADS + threadIdx.x;
+        if (i >= how.count) return;
+#if DRAW
+        const uint4 words = numbers(how.first + i, USE_IID, 0, how.key);
+        const float u[3] = {coordinate(words.z >> 8), coordinate(words.y >> 8), coordinate(words.x >> 8)};
+#else
+        const float u[3] = {coords[3 * i + 2], coords[3 * i + 1], coords[3 * i]};
+#endif
+        Axis at[3];
+        bool wanted = true;
+#pragma unroll
+        for (int a = 0; a < 3; ++a) {
+            at[a] = along(u[a], how.dims[a]);
+            wanted = wanted && at[a].cell >= pages.begin[a] && at[a].cell < pages.end[a];
+        }
+        if (!wanted) continue;
+        // The page of the voxel at and of the one beyond the point along each axis, and where in it that is.
+        int page[3][2], local[3][2];
+        bool one = true;
+#pragma unroll
+        for (int a = 0; a < 3; ++a) {
+            page[a][0] = at[a].cell / pages.page[a];
+            local[a][0] = at[a].cell - page[a][0] * pages.page[a];
+            const bool last = at[a].cell == how.dims[a] - 1, beyond = !last && local[a][0] + 1 == pages.page[a];
+            page[a][1] = page[a][0] + beyond;
+            local[a][1] = beyond ? 0 : local[a][0] + !last;
+            one = one && !beyond;
+        }
+        const SOURCE *corner[8];
+        const SOURCE *base = nullptr;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            const int z = c >> 2, y = c >> 1 & 1, x = c & 1;
+            if (c == 0 || !one)
+                base =
+                    slots +
+                    pages.slot * table[(static_cast<int64>(page[0][z]) * pages.pages[1] + page[1][y]) * pages.pages[2] +
+                                       page[2][x]];
+            corner[c] =
+                base + (static_cast<int64>(local[0][z]) * pages.page[1] + local[1][y]) * pages.page[2] + local[2][x];
+        }
+        for (int channel = 0; channel < how.channels; ++channel) {
+            float v[8];
+#pragma unroll
+            for (int c = 0; c < 8; ++c) v[c] = as_value(corner[c][channel * pages.channel], how);
+            store(values + channel * pages.values + i, trilinear(v, at));
+        }
+    }
+}

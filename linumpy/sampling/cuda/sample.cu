@@ -1,0 +1,205 @@
+// Values of a volume at points that are given, or drawn here.
+//
+// Definitions: those of volume.cuh, TARGET (float, or int for labels), ORDER (0, 1 or 3, of the spline; 3: the volume
+// holds its coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z too),
+// GROUPS (samples of a lane whose voxels are under way at the same time), BLOCKS (of a multiprocessor, at least).
+#include "number.cuh"
+#include "elements.cuh"
+#include "philox.cuh"
+#include "volume.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+
+#if ORDER == 0
+// The voxel whose box holds the point.
+__device__ __forceinline__ int nearest(float u, int n) {
+    const float p = __fmaf_rd(u, static_cast<float>(n), 0.0f);
+    return p > 0 ? static_cast<int>(fminf(p, static_cast<float>(n - 1))) : 0;
+}
+#elif ORDER == 3
+__device__ __forceinline__ int mirrored(int i, int n) {
+    if (static_cast<unsigned>(i) < static_cast<unsigned>(n)) return i;
+    if (n == 1) return 0;
+    const int period = 2 * n - 2;
+    i = (i < 0 ? -i : i) % period;
+    return i < n ? i : period - i;
+}
+struct Taps {
+    int voxel[4];
+    float w[4], slope[4];
+};
+__device__ __forceinline__ Taps taps_of(const Axis &at, int n) {
+    const float t = at.f, s = 1 - t;
+    Taps taps = {{},
+                 {s * s * s / 6, (4 - 3 * t * t * (2 - t)) / 6, (4 - 3 * s * s * (2 - s)) / 6, t * t * t / 6},
+                 {-s * s / 2, (3 * t * t - 4 * t) / 2, (4 * s - 3 * s * s) / 2, t * t / 2}};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) taps.voxel[k] = mirrored(at.cell - 1 + k, n);
+    return taps;
+}
+#endif
+
+struct Result {
+    float value, slope[3];  // along z, y, x, for each unit of the cube
+};
+
+#if ORDER == 1
+__device__ __forceinline__ Result of_corners(const Corners &all, const Axis *at, const Volume &how) {
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = as_value(all.v[k], how);
+    Result made = {trilinear(v, at), {0, 0, 0}};
+#if GRADIENT
+    const float x[4] = {v[1] - v[0], v[3] - v[2], v[5] - v[4], v[7] - v[6]};
+    const float y[4] = {v[2] - v[0], v[3] - v[1], v[6] - v[4], v[7] - v[5]};
+    const float z[4] = {v[4] - v[0], v[5] - v[1], v[6] - v[2], v[7] - v[3]};
+    made.slope[2] = mix(mix(x[0], x[1], at[1].f), mix(x[2], x[3], at[1].f), at[0].f);
+    made.slope[1] = mix(mix(y[0], y[1], at[2].f), mix(y[2], y[3], at[2].f), at[0].f);
+    made.slope[0] = mix(mix(z[0], z[1], at[2].f), mix(z[2], z[3], at[2].f), at[1].f);
+#endif
+    return made;
+}
+#elif ORDER == 3
+__device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &how) {
+    const Taps z = taps_of(at[0], how.dims[0]), y = taps_of(at[1], how.dims[1]), x = taps_of(at[2], how.dims[2]);
+    Result made = {0, {0, 0, 0}};
+#pragma unroll 1
+    for (int k = 0; k < 4; ++k) {
+        float plane = 0, along_y = 0, along_x = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const SOURCE *const row =
+                linear + (static_cast<INDEX>(z.voxel[k]) * how.dims[1] + y.voxel[j]) * how.dims[2];
+            float sum = 0, slope = 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float v = as_value(row[x.voxel[i]], how);
+                sum = __fmaf_rn(x.w[i], v, sum);
+                slope = __fmaf_rn(x.slope[i], v, slope);
+            }
+            plane = __fmaf_rn(y.w[j], sum, plane);
+            along_y = __fmaf_rn(y.slope[j], sum, along_y);
+            along_x = __fmaf_rn(y.w[j], slope, along_x);
+        }
+        made.value = __fmaf_rn(z.w[k], plane, made.value);
+        made.slope[0] = __fmaf_rn(z.slope[k], plane, made.slope[0]);
+        made.slope[1] = __fmaf_rn(z.w[k], along_y, made.slope[1]);
+        made.slope[2] = __fmaf_rn(z.w[k], along_x, made.slope[2]);
+    }
+    return made;
+}
+#endif
+
+#if ORDER == 1 && LAYOUT && !DRAW
+// Whether the points of a warp follow each other along a row: then they share sectors of the volume itself.
+__device__ __forceinline__ bool along_a_row(const Axis *at) {
+    bool near = true;
+#pragma unroll
+    for (int a = 0; a < 3; ++a) {
+        const int step = at[a].cell - __shfl_up_sync(0xffffffffu, at[a].cell, 1);
+        near = near && step >= (a == 2 ? -4 : -1) && step <= (a == 2 ? 4 : 1);
+    }
+    return __popc(__ballot_sync(0xffffffffu, near)) >= 29;
+}
+#endif
+
+// Blocks take tiles of GROUPS × 32 samples for each warp, `march` of them; warps of a block follow each other, so that
+// rows which one has brought into the cache are there for the next one.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, float *__restrict__ coords,
+           TARGET *__restrict__ values, float *__restrict__ gradient, const Volume how) {
+#if DRAW
+    __shared__ float4 staging[WARPS][GROUPS * 24];
+#endif
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int m = 0; m < how.march; ++m) {
+        const int64 begin = ((static_cast<int64>(blockIdx.x) * how.march + m) * WARPS + warp) * (GROUPS * 32);
+        if (begin >= how.count) return;
+        float u[GROUPS][3];  // z, y, x
+#pragma unroll
+        for (int k = 0; k < GROUPS; ++k) {
+            const int64 i = begin + 32 * k + lane;
+#if DRAW
+            const uint4 words = numbers(how.first + i, USE_IID, 0, how.key);
+            u[k][0] = coordinate(words.z >> 8);
+            u[k][1] = coordinate(words.y >> 8);
+            u[k][2] = coordinate(words.x >> 8);
+#else
+            const float *const given = coords + 3 * (i < how.count ? i : how.count - 1);
+#pragma unroll
+            for (int a = 0; a < 3; ++a) u[k][a] = given[2 - a];
+#endif
+        }
+#if DRAW
+        write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, begin, 0, how.count, how.aligned);
+#endif
+#if ORDER == 0
+        for (int c = 0; c < how.channels; ++c)
+#pragma unroll
+            for (int k = 0; k < GROUPS; ++k) {
+                const int64 i = begin + 32 * k + lane;
+                const INDEX z = nearest(u[k][0], how.dims[0]), y = nearest(u[k][1], how.dims[1]);
+                const SOURCE v =
+                    linear[c * how.voxels + (z * how.dims[1] + y) * how.dims[2] + nearest(u[k][2], how.dims[2])];
+                if (i >= how.count) continue;
+#if LABELS
+                store(values + c * how.count + i, static_cast<TARGET>(v));
+#else
+                // A point that is no number has no value.
+                const float nan_or_0 = (u[k][0] - u[k][0]) + (u[k][1] - u[k][1]) + (u[k][2] - u[k][2]);
+                store(values + c * how.count + i, as_value(v, how) + nan_or_0);
+#endif
+            }
+#else
+        Axis at[GROUPS][3];
+#pragma unroll
+        for (int k = 0; k < GROUPS; ++k)
+#pragma unroll
+            for (int a = 0; a < 3; ++a) at[k][a] = along(u[k][a], how.dims[a]);
+#if ORDER == 1
+#if LAYOUT && !DRAW
+        const bool rows = along_a_row(at[0]);
+#endif
+        for (int c = 0; c < how.channels; ++c) {
+            Corners corners[GROUPS];
+#if LAYOUT && !DRAW
+            if (rows) {
+#pragma unroll
+                for (int k = 0; k < GROUPS; ++k) corners[k] = in_rows(linear + c * how.voxels, at[k], how);
+            } else
+#endif
+            {
+#pragma unroll
+                for (int k = 0; k < GROUPS; ++k)
+#if LAYOUT
+                    corners[k] = in_layout(packed + c * how.packed, at[k], how);
+#else
+                    corners[k] = in_rows(linear + c * how.voxels, at[k], how);
+#endif
+            }
+#else
+        for (int c = 0; c < how.channels; ++c) {
+#endif
+#pragma unroll
+            for (int k = 0; k < GROUPS; ++k) {
+                const int64 i = begin + 32 * k + lane;
+#if ORDER == 1
+                const Result made = of_corners(corners[k], at[k], how);
+#else
+                const Result made = of_spline(linear + c * how.voxels, at[k], how);
+#endif
+                if (i >= how.count) continue;
+                store(values + c * how.count + i, made.value);
+#if GRADIENT
+#pragma unroll
+                for (int a = 0; a < 3; ++a)
+                    store(
+                        gradient + (3 * c + a) * how.count + i,
+                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
+#endif
+            }
+        }
+#endif
+    }
+}

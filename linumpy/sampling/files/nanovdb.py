@@ -1,0 +1,318 @@
+"""Read a grid of a NanoVDB file (``.nvdb``).
+
+In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are grids of ABI version
+32 in files of segments (stored plainly, by zip or Blosc) and in files that are a grid's memory; of float, double,
+int16, int32, int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d and the quantised fp4, fp8, fp16 and fpn. Everything else
+is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.errors import UnsupportedLayoutError
+from linumpy.sampling.files.binary import Cursor, opened
+from linumpy.sampling.files.openvdb import unpack_blosc, unzip
+from linumpy.sampling.files.tree import UPPER, Levels, VoxelTree, flatten, mask_of, offsets_of
+
+_MAGIC_FILES = (0x304244566F6E614E, 0x324244566F6E614E)  # NanoVDB0 and NanoVDB2
+_MAGIC_GRIDS = (0x304244566F6E614E, 0x314244566F6E614E)  # NanoVDB0 and NanoVDB1
+_MAJOR = 32
+_GRID_NBYTES, _TREE_NBYTES = 672, 64
+_BLOSC_PART = 2**30  # a grid that Blosc compresses is cut into parts of that size
+_NONE, _ZIP, _BLOSC = 0, 1, 2
+#: Values of grid types: dtype and channels.
+_TYPES = {
+    1: ("<f4", 1),
+    2: ("<f8", 1),
+    3: ("<i2", 1),
+    4: ("<i4", 1),
+    5: ("<i8", 1),
+    6: ("<f4", 3),
+    7: ("<f8", 3),
+    10: ("<u4", 1),
+    17: ("<f4", 4),
+    18: ("<f8", 4),
+    26: ("<u1", 1),
+}
+#: Quantised grid types: bits of a code, 0 where each leaf has its own number. Nodes and tiles are float32.
+_QUANTISED = {13: 4, 14: 8, 15: 16, 16: 0}
+_META = np.dtype(
+    {
+        "names": ["grid_size", "file_size", "name_size"],
+        "formats": ["<u8", "<u8", "<u4"],
+        "offsets": [0, 8, 136],
+        "itemsize": 176,
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Where things lie in the nodes of a grid, in bytes from their beginnings."""
+
+    dtype: np.dtype
+    channels: int
+    bits: int | None  # of quantised codes
+    alignment: int
+    stat: int  # bytes of an average
+
+    @property
+    def value(self) -> int:
+        return self.dtype.itemsize * self.channels
+
+    def behind_statistics(self, start: int) -> int:
+        """Where a table begins behind the smallest, largest and average value and the deviation."""
+        end = _aligned(_aligned(start, self.alignment) + 2 * self.value, self.stat) + 2 * self.stat
+        return _aligned(end, 32)
+
+    @property
+    def background(self) -> int:
+        return _aligned(28, self.alignment)
+
+    @property
+    def root(self) -> int:
+        return self.behind_statistics(self.background + self.value)
+
+    @property
+    def root_tile(self) -> tuple[int, int]:
+        """Offset of the value, and size of the record."""
+        offset = _aligned(20, self.alignment)
+        return offset, _aligned(offset + self.value, 32)
+
+    def table(self, masks: int) -> int:
+        """Offset of the table of a node with so many bytes of masks."""
+        return self.behind_statistics(32 + masks)
+
+    @property
+    def entry(self) -> int:
+        return _aligned(max(8, self.value), 8)
+
+
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+def read_nanovdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
+    """Read one grid of a file: that of this name, else the first.
+
+    Raises
+    ------
+    SourceError
+        The file is truncated or damaged, or has no such grid.
+    UnsupportedLayoutError
+        A version, codec or type of grid that is not read.
+    """
+    with opened(path) as cursor:
+        content = _find_raw(cursor, name) if _is_raw(cursor) else _find_in_segments(cursor, name)
+        name = cursor.name
+    if len(content) < _GRID_NBYTES + _TREE_NBYTES:
+        raise cursor.fail(f"holds a grid of {len(content)} bytes, fewer than the {_GRID_NBYTES} of its header")
+    try:
+        return _Grid(content).tree()
+    except UnsupportedLayoutError as error:
+        raise UnsupportedLayoutError(f"{name}: {error}") from None
+    except (ValueError, IndexError) as error:
+        raise cursor.fail(str(error)) from error
+
+
+def _is_raw(cursor: Cursor) -> bool:
+    """Say whether a file begins with a grid; its version is that of a file where there are segments."""
+    magic = cursor.number("<u8", "the magic number")
+    version = cursor.number("<u4", "the version of the file")
+    cursor.seek(0, "the file")
+    if magic not in (*_MAGIC_FILES, *_MAGIC_GRIDS):
+        raise cursor.fail(f"is no NanoVDB file: it begins with {magic:#x}")
+    return magic == _MAGIC_GRIDS[1] or (magic == _MAGIC_GRIDS[0] and version >> 21 != _MAJOR)
+
+
+def _names(found: list[str]) -> str:
+    return f"its grids are {found}. Give one of them as field=."
+
+
+def _find_raw(cursor: Cursor, name: str | None) -> bytes:
+    found = []
+    while cursor.left:
+        start = cursor.position
+        head = cursor.take(_GRID_NBYTES, "the header of a grid")
+        magic = int.from_bytes(head[:8], "little")
+        size = int.from_bytes(head[32:40], "little")
+        if magic not in _MAGIC_GRIDS or size < _GRID_NBYTES:
+            raise cursor.fail(f"no grid begins at byte {start}, though one should")
+        found.append(head[40:296].split(b"\0")[0].decode("utf-8", "replace"))
+        content = head + cursor.take(size - _GRID_NBYTES, f"the grid {found[-1]!r}")
+        if name is None or name == found[-1]:
+            return content
+    raise cursor.fail(f"has no grid {name!r}; {_names(found)}")
+
+
+def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
+    found: list[str] = []
+    while cursor.left:
+        magic, version = cursor.number("<u8", "a magic number"), cursor.number("<u4", "the version of a segment")
+        grids, codec = cursor.array("<u2", 2, "the header of a segment").tolist()
+        if magic not in _MAGIC_FILES:
+            raise cursor.fail(f"no segment begins at byte {cursor.position - 16}, though one should")
+        if version >> 21 != _MAJOR:
+            raise UnsupportedLayoutError(f"{cursor.name}: NanoVDB version {version >> 21} is not read, only {_MAJOR}")
+        if codec > _BLOSC:
+            raise UnsupportedLayoutError(f"{cursor.name}: codec {codec} is not read, only 0 (none), 1 (zip), 2 (Blosc)")
+        metas = []
+        for _ in range(grids):
+            metas.append(cursor.array(_META, 1, "the description of a grid")[0])
+            text = cursor.take(int(metas[-1]["name_size"]), "the name of a grid")
+            found.append(text.split(b"\0")[0].decode("utf-8", "replace"))
+        for meta, its_name in zip(metas, found[len(found) - grids :], strict=True):
+            if name is None or name == its_name:
+                return _read_content(cursor, int(meta["grid_size"]), codec)
+            cursor.take(int(meta["file_size"]), f"the grid {its_name!r}")
+    raise cursor.fail(f"has no grid {name!r}; {_names(found)}")
+
+
+def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
+    if codec == _NONE:
+        return cursor.take(size, "a grid")
+    parts = []
+    for start in range(0, size, _BLOSC_PART if codec == _BLOSC else size or 1):
+        stored = cursor.take(cursor.count("<u8", 1, "bytes of a compressed grid"), "a compressed grid")
+        try:
+            wanted = size if codec == _ZIP else min(_BLOSC_PART, size - start)
+            parts.append(unzip(stored, wanted) if codec == _ZIP else unpack_blosc(stored, wanted))
+        except ValueError as error:
+            raise cursor.fail(f"a compressed grid: {error}") from error
+    return b"".join(parts)
+
+
+class _Grid:
+    """The memory of a grid."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = np.frombuffer(content, np.uint8)
+        head = content[:_GRID_NBYTES]
+        version, kind = int.from_bytes(head[16:20], "little"), int.from_bytes(head[636:640], "little")
+        if int.from_bytes(head[:8], "little") not in _MAGIC_GRIDS:
+            raise ValueError("what it holds does not begin as a NanoVDB grid does")
+        if version >> 21 != _MAJOR:
+            raise UnsupportedLayoutError(f"a grid of NanoVDB version {version >> 21} is not read, only {_MAJOR}")
+        self.form = _form_of(kind)
+
+    def at(self, places: np.ndarray | int, nbytes: int) -> np.ndarray:
+        """Bytes at some places: (n, nbytes) uint8; ValueError where they lie outside of the grid."""
+        places = np.atleast_1d(np.asarray(places, np.int64))
+        if len(places) and (places.min() < 0 or places.max() > len(self.content) - nbytes):
+            raise ValueError("a node lies outside of the grid; the file is truncated or damaged")
+        if len(places) * nbytes > 2 * len(self.content) + 2**20:
+            raise ValueError("its nodes are more than the grid has bytes; the file is damaged")
+        found = np.empty((len(places), nbytes), np.uint8)
+        for row, place in zip(found, places.tolist(), strict=True):
+            row[:] = self.content[place : place + nbytes]
+        return found
+
+    def tree(self) -> VoxelTree:
+        """Walk from the root to the leaves."""
+        form = self.form
+        tree = self.at(_GRID_NBYTES, _TREE_NBYTES).view("<u8")[0]
+        root = _GRID_NBYTES + _small(tree[3])
+        head = self.at(root, form.root)
+        entries = int(head[:, 24:28].view("<u4")[0, 0])
+        offset, size = form.root_tile
+        if entries * size > len(self.content):
+            raise ValueError(f"its root has {entries} entries, more than the grid has bytes")
+        records = self.at(root + form.root + size * np.arange(entries), size)
+        origins = _origins(records[:, :8].copy().view("<u8")[:, 0])
+        child = records[:, 8:16].copy().view("<i8")[:, 0]
+        is_tile = child == 0
+        values = self.values(records[is_tile, offset : offset + form.value])
+        active = records[is_tile, 16:20].copy().view("<u4")[:, 0] != 0
+        background = self.values(head[:, form.background : form.background + form.value])[0]
+        uppers = self.internal(root + child[~is_tile], 32)
+        upper, position = np.nonzero(uppers.child)
+        nodes = self.internal(uppers.places[upper, position], 16)
+        node_origins = origins[~is_tile][upper] + offsets_of(position, 32, 128)
+        node, number = np.nonzero(nodes.child)
+        leaves = np.full(nodes.child.shape, -1, np.int32)
+        leaves[node, number] = np.arange(len(node))
+        leaf_values, leaf_active = self.leaves(nodes.places[node, number])
+        levels = Levels(
+            *(origins[is_tile], values, active),
+            *(origins[~is_tile], uppers.values, uppers.active, uppers.child),
+            *(node_origins, nodes.values, nodes.active, leaves),
+            *(leaf_values, leaf_active),
+        )
+        return flatten(levels, background)
+
+    def values(self, raw: np.ndarray) -> np.ndarray:
+        """Stored values as float32: (n, bytes) → (n, channels)."""
+        return np.ascontiguousarray(raw).view(self.form.dtype).reshape(len(raw), self.form.channels).astype(np.float32)
+
+    def internal(self, places: np.ndarray, children: int) -> _Internal:
+        """Read upper nodes or nodes."""
+        form, count = self.form, children**3
+        masks = count // 8
+        table = form.table(2 * masks)
+        raw = self.at(places, table + count * form.entry)
+        active, child = mask_of(raw[:, 32 : 32 + masks]), mask_of(raw[:, 32 + masks : 32 + 2 * masks])
+        entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, form.entry)
+        values = self.values(entries[:, : form.value]).reshape(len(raw), count, form.channels)
+        links = np.ascontiguousarray(entries[:, :8]).view("<i8").reshape(len(raw), count)
+        values[child] = 0  # what stands there are no values
+        return _Internal(active, child, values, places[:, None] + np.where(child, links, 0))
+
+    def leaves(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read leaves: values (n, 512, channels), and which are active."""
+        form = self.form
+        if form.bits is None:
+            table = form.behind_statistics(80)
+            raw = self.at(places, table + 512 * form.value)
+            values = self.values(raw[:, table:].reshape(-1, form.value)).reshape(len(raw), 512, form.channels)
+            return values, mask_of(np.ascontiguousarray(raw[:, 16:80]))
+        head = self.at(places, 96)
+        lowest, quantum = np.ascontiguousarray(head[:, 80:88]).view("<f4").T
+        bits = np.full(len(head), form.bits) if form.bits else 1 << (head[:, 15] >> 5).astype(int)
+        values = np.empty((len(head), 512, 1), np.float32)
+        if (bits > 16).any():
+            raise ValueError(f"a leaf has codes of {bits.max()} bits; the file is damaged")
+        for width in np.unique(bits).tolist():
+            some = bits == width
+            codes = _codes(self.at(places[some] + 96, 64 * width), width)
+            values[some, :, 0] = codes * quantum[some, None] + lowest[some, None]
+        return values, mask_of(np.ascontiguousarray(head[:, 16:80]))
+
+
+@dataclass(frozen=True)
+class _Internal:
+    active: np.ndarray
+    child: np.ndarray
+    values: np.ndarray
+    places: np.ndarray  # of children, in the grid
+
+
+def _codes(packed: np.ndarray, width: int) -> np.ndarray:
+    """Codes of a leaf, the first in the lowest bits: (n, 64 * width) uint8 → (n, 512)."""
+    if width >= 8:
+        return packed.view(f"<u{width // 8}").astype(np.float32)
+    parts = [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)]
+    return np.stack(parts, -1).reshape(len(packed), 512).astype(np.float32)
+
+
+def _small(offset: np.integer) -> int:
+    return min(int(offset), 2**62)
+
+
+def _origins(keys: np.ndarray) -> np.ndarray:
+    """First voxels of what the root holds: each coordinate over 4096 in 21 bits, x in the highest."""
+    parts = np.stack([keys >> 42, keys >> 21, keys], -1).astype(np.int64) & (2**21 - 1)
+    top = 2**19  # a coordinate has 32 bits, so that its 12 lowest left out leave 20
+    return ((parts & (2 * top - 1)) ^ top) * UPPER - top * UPPER
+
+
+def _form_of(kind: int) -> _Form:
+    if kind in _QUANTISED:
+        return _Form(np.dtype("<f4"), 1, _QUANTISED[kind], 4, 4)
+    if kind not in _TYPES:
+        raise UnsupportedLayoutError(f"a grid of type {kind} is not read, only {sorted([*_TYPES, *_QUANTISED])}")
+    dtype, channels = np.dtype(_TYPES[kind][0]), _TYPES[kind][1]
+    return _Form(dtype, channels, None, dtype.itemsize, 8 if dtype.itemsize == 8 else 4)

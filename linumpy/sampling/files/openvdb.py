@@ -1,0 +1,291 @@
+"""Read a grid of an OpenVDB file (``.vdb``).
+
+In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are file versions 222 to
+224, trees ``5_4_3`` of float, double, int32, int64 and vec3s, also where stored as half precision; values stored
+plainly or by zip or Blosc, with or without inactive values left out. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from linumpy.errors import UnsupportedLayoutError
+from linumpy.sampling.files.binary import Cursor, opened
+from linumpy.sampling.files.tree import (
+    NODE,
+    NODE_CHILDREN,
+    UPPER,
+    UPPER_CHILDREN,
+    Levels,
+    VoxelTree,
+    flatten,
+    mask_of,
+    offsets_of,
+)
+
+_MAGIC = 0x56444220
+_VERSIONS = range(222, 225)
+_ZIP, _ACTIVE_MASK, _BLOSC = 1, 2, 4
+_TYPES = {"float": ("<f4", 1), "double": ("<f8", 1), "int32": ("<i4", 1), "int64": ("<i8", 1), "vec3s": ("<f4", 3)}
+#: Bytes of a transform; that of a frustum has no box in index space that is one in the world.
+_MAPS = {
+    **dict.fromkeys(["ScaleMap", "UniformScaleMap"], 120),
+    **dict.fromkeys(["ScaleTranslateMap", "UniformScaleTranslateMap"], 144),
+    **dict.fromkeys(["AffineMap", "UnitaryMap"], 128),
+    "TranslationMap": 24,
+}
+#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
+_MOST_RATIO = 2**16
+_SEPARATOR = "\x1e"  # of a name and the number that makes it unique
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How values of a grid are stored."""
+
+    dtype: np.dtype
+    channels: int
+    half: bool
+    compression: int
+    background: np.ndarray
+
+    def unstored(self, code: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the two values of what is inactive, before the file says otherwise."""
+        return (self.background if code == 0 else -self.background), self.background
+
+
+@dataclass
+class _Found:
+    """What a pass over the topology collects."""
+
+    upper_origins: list[np.ndarray] = field(default_factory=list)
+    uppers: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    node_origins: list[np.ndarray] = field(default_factory=list)
+    nodes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    leaf_masks: list[np.ndarray] = field(default_factory=list)
+
+
+def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
+    """Read one grid of a file: that of this name, else the first.
+
+    Raises
+    ------
+    SourceError
+        The file is truncated or damaged, or has no such grid.
+    UnsupportedLayoutError
+        A version, type of grid or transform that is not read.
+    """
+    with opened(path) as cursor:
+        version = _read_header(cursor)
+        seekable = bool(cursor.number("u1", "the flag of grid offsets"))
+        cursor.take(36, "the identifier of the file")
+        _skip_metadata(cursor)
+        names: list[str] = []
+        uniques: list[str] = []
+        for _ in range(cursor.count("<i4", 36, "grids")):
+            unique = cursor.text("the name of a grid")
+            kind, parent = cursor.text("the type of a grid"), cursor.text("the parent of a grid")
+            grid, _, end = cursor.array("<i8", 3, "the offsets of a grid").tolist()
+            names.append(unique.split(_SEPARATOR)[0])
+            wanted = name is None or name in (unique, names[-1])
+            if wanted and parent:  # it shares the tree of a grid before it, whose name is unique
+                if parent not in uniques:
+                    raise cursor.fail(f"the grid {names[-1]!r} shares the tree of {parent!r}, which is not before it")
+                return read_openvdb(path, parent)
+            uniques.append(unique)
+            if wanted or not seekable:
+                if seekable:
+                    cursor.seek(grid, f"the grid {names[-1]!r}")
+                tree = _read_grid(cursor, kind, version)
+                if wanted:
+                    return tree
+            else:
+                cursor.seek(end, f"what follows the grid {names[-1]!r}")
+        raise cursor.fail(f"has no grid {name!r}; its grids are {names}. Give one of them as field=.")
+
+
+def _read_header(cursor: Cursor) -> int:
+    magic = cursor.number("<i8", "the magic number")
+    if magic != _MAGIC:
+        raise cursor.fail(f"is no OpenVDB file: it begins with {magic:#x} instead of {_MAGIC:#x}")
+    version = cursor.number("<u4", "the version of the file")
+    if version not in _VERSIONS:
+        raise UnsupportedLayoutError(
+            f"{cursor.name}: file version {version} is not read, only {_VERSIONS[0]} to {_VERSIONS[-1]} "
+            "(OpenVDB 3 and later); write it again with a newer OpenVDB"
+        )
+    cursor.take(8, "the version of the library")
+    return version
+
+
+def _skip_metadata(cursor: Cursor) -> None:
+    for _ in range(cursor.count("<i4", 12, "items of metadata")):
+        cursor.text("the name of an item of metadata")
+        cursor.text("the type of an item of metadata")
+        cursor.take(cursor.count("<u4", 1, "bytes of an item of metadata"), "an item of metadata")
+
+
+def _read_grid(cursor: Cursor, kind: str, version: int) -> VoxelTree:
+    found = re.fullmatch(r"Tree_(\w+?)_5_4_3(_HalfFloat)?", kind)
+    if not found or found[1] not in _TYPES:
+        raise UnsupportedLayoutError(
+            f"{cursor.name}: a grid of type {kind} is not read, only Tree_TYPE_5_4_3 with TYPE one of {list(_TYPES)}"
+        )
+    compression = cursor.number("<u4", "the compression of a grid")
+    if compression & ~(_ZIP | _ACTIVE_MASK | _BLOSC):
+        raise UnsupportedLayoutError(f"{cursor.name}: compression {compression:#x} is not known")
+    _skip_metadata(cursor)
+    transform = cursor.text("the type of the transform")
+    if transform not in _MAPS:
+        raise UnsupportedLayoutError(f"{cursor.name}: transform {transform!r} is not read, only {list(_MAPS)}")
+    cursor.take(_MAPS[transform], "the transform")
+    if (buffers := cursor.number("<i4", "the number of buffers of the tree")) != 1:
+        raise UnsupportedLayoutError(f"{cursor.name}: a tree of {buffers} buffers is not read, only of one")
+    dtype, channels = np.dtype(_TYPES[found[1]][0]), _TYPES[found[1]][1]
+    background = cursor.array(dtype, channels, "the background")
+    return _read_tree(cursor, _Form(dtype, channels, bool(found[2]) and dtype.kind == "f", compression, background))
+
+
+def _read_tree(cursor: Cursor, form: _Form) -> VoxelTree:
+    entry = 12 + form.background.nbytes
+    tiles = cursor.count("<u4", entry + 1, "tiles of the root")
+    children = cursor.count("<u4", 12, "children of the root")
+    record = np.dtype([("origin", "<i4", 3), ("value", form.dtype, form.channels), ("active", "u1")])
+    root = cursor.array(record, tiles, "tiles of the root")
+    found = _Found()
+    for _ in range(children):
+        _read_upper(cursor, form, found)
+    masks = [np.empty((0, 64), np.uint8), *found.leaf_masks]
+    leaf_active = mask_of(np.concatenate(masks))
+    leaf_values = np.empty((len(leaf_active), 512, form.channels), np.float32)
+    for values, active in zip(leaf_values, leaf_active, strict=True):
+        cursor.take(64, "the mask of a leaf")
+        values[:] = _read_values(cursor, active, form)
+    try:
+        return flatten(_levels(root, found, form, leaf_values, leaf_active), form.background)
+    except ValueError as error:
+        raise cursor.fail(str(error)) from error
+
+
+def _levels(root: np.ndarray, found: _Found, form: _Form, values: np.ndarray, active: np.ndarray) -> Levels:
+    uppers, nodes = _stack(found.uppers, 8 * UPPER, form), _stack(found.nodes, NODE_CHILDREN**3, form)
+    leaves = nodes[2].cumsum(dtype=np.int32).reshape(nodes[2].shape) - 1
+    return Levels(
+        root["origin"].astype(np.int64),
+        root["value"].reshape(-1, form.channels).astype(np.float32),
+        root["active"] != 0,
+        np.array(found.upper_origins, np.int64).reshape(-1, 3),
+        *uppers,
+        np.array(found.node_origins, np.int64).reshape(-1, 3),
+        *nodes[:2],
+        np.where(nodes[2], leaves, np.int32(-1)),
+        values,
+        active,
+    )
+
+
+def _stack(parts: list, size: int, form: _Form) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not parts:
+        nothing = np.zeros((0, size), bool)
+        return np.zeros((0, size, form.channels), np.float32), nothing, nothing
+    values, active, child = zip(*parts, strict=True)
+    return np.stack(values), np.stack(active), np.stack(child)
+
+
+def _read_upper(cursor: Cursor, form: _Form, found: _Found) -> None:
+    origin = cursor.array("<i4", 3, "the origin of an upper node").astype(np.int64)
+    if (origin % UPPER).any():
+        raise cursor.fail(f"an upper node begins at voxel {origin.tolist()}, which is no multiple of {UPPER}")
+    values, active, child = _read_internal(cursor, form, UPPER_CHILDREN**3)
+    found.upper_origins.append(origin)
+    found.uppers.append((values, active, child))
+    for node in origin + offsets_of(np.flatnonzero(child), UPPER_CHILDREN, NODE):
+        inside = _read_internal(cursor, form, NODE_CHILDREN**3)
+        found.node_origins.append(node)
+        found.nodes.append(inside)
+        leaves = int(np.count_nonzero(inside[2]))
+        found.leaf_masks.append(cursor.array("u1", 64 * leaves, "masks of leaves").reshape(leaves, 64))
+
+
+def _read_internal(cursor: Cursor, form: _Form, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    child = mask_of(cursor.array("u1", size // 8, "the mask of children"))
+    active = mask_of(cursor.array("u1", size // 8, "the mask of values"))
+    return _read_values(cursor, active, form).astype(np.float32), active, child
+
+
+def _read_values(cursor: Cursor, active: np.ndarray, form: _Form) -> np.ndarray:
+    """Read the values of a node, of which some may be left out: (n, channels)."""
+    code = cursor.number("u1", "the code of inactive values")
+    if code > 6:
+        raise cursor.fail(f"the code of inactive values is {code}; it is one of 0 to 6")
+    outside, other = form.unstored(code)
+    if code in (2, 4, 5):
+        outside = cursor.array(form.dtype, form.channels, "an inactive value")
+    if code == 5:
+        other = cursor.array(form.dtype, form.channels, "an inactive value")
+    chosen = np.zeros(len(active), bool)
+    if code in (3, 4, 5):
+        chosen = mask_of(cursor.array("u1", len(active) // 8, "the mask of inactive values"))
+    left_out = form.compression & _ACTIVE_MASK and code != 6
+    stored = _read_buffer(cursor, int(np.count_nonzero(active)) if left_out else len(active), form)
+    if len(stored) == len(active):
+        return stored
+    values = np.where(chosen[:, None], other, outside)
+    values[active] = stored
+    return values
+
+
+def _read_buffer(cursor: Cursor, count: int, form: _Form) -> np.ndarray:
+    dtype = np.dtype("<f2") if form.half else form.dtype
+    nbytes = count * form.channels * dtype.itemsize
+    if form.half and not count:
+        return np.empty((0, form.channels), form.dtype)  # not even a size is stored
+    if not form.compression & (_ZIP | _BLOSC):
+        content = cursor.take(nbytes, "values of a node")
+    else:
+        size = cursor.number("<i8", "the size of compressed values")
+        if size <= 0 and -size != nbytes:
+            raise cursor.fail(f"a node stores {-size} bytes of values where {nbytes} are needed")
+        content = cursor.take(abs(size), "values of a node")
+        if size > 0:
+            content = _decompress(cursor, content, nbytes, form)
+    return np.frombuffer(content, dtype).reshape(count, form.channels).astype(form.dtype)
+
+
+def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Form) -> bytes:
+    if not nbytes:
+        return b""
+    try:
+        decoded = unpack_blosc(content, nbytes) if form.compression & _BLOSC else unzip(content, nbytes)
+    except ValueError as error:
+        raise cursor.fail(f"compressed values in front of byte {cursor.position}: {error}") from error
+    return decoded
+
+
+def unzip(content: bytes, nbytes: int) -> bytes:
+    """Decode a zlib stream of a known size; ValueError where it has another."""
+    try:
+        decoded = zlib.decompressobj().decompress(content, nbytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(decoded) != nbytes:
+        raise ValueError(f"they are not {nbytes} bytes once unzipped")
+    return decoded
+
+
+def unpack_blosc(content: bytes, nbytes: int) -> bytes:
+    """Decode a Blosc buffer of a known size; ValueError where it has another."""
+    from numcodecs import Blosc
+
+    sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
+    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
+        raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
+    try:
+        return bytes(Blosc().decode(content))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error

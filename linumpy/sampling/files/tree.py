@@ -1,0 +1,178 @@
+"""The sparse tree of voxels that both VDB formats hold, flattened.
+
+Leaves hold 8³ voxels, nodes 16³ leaves (128³ voxels), upper nodes 32³ nodes (4096³ voxels). What is not a node or a
+leaf is a tile: a block of one value. Inside a leaf, a node and an upper node, z is the fastest axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAF, NODE, UPPER = 8, 128, 4096
+#: Children of a node, along an axis; and of an upper node.
+NODE_CHILDREN, UPPER_CHILDREN = 16, 32
+
+
+@dataclass(frozen=True)
+class VoxelTree:
+    """A tree of voxels.
+
+    Attributes
+    ----------
+    background : (channels,) float32
+        Value of all voxels that the tree does not hold.
+    origins : (nodes, 3) int64
+        First voxel of each node, x, y, z; multiples of 128, no two the same.
+    children : (nodes, 4096) int32
+        Of each node its leaves, or ``-1 - tile``.
+    leaves : (channels, leaves, 512) float32
+        Values of voxels.
+    tiles : (tiles, channels) float32
+        Values that blocks share.
+    blocks : (blocks, 3) int64
+        First voxel of blocks of 128³ and 4096³ voxels that have one value each.
+    block_sizes, block_tiles : (blocks,) int64
+        128 or 4096; which tile.
+    low, high : (3,) int64
+        The box of all active voxels and tiles; `high` is the last voxel.
+    """
+
+    background: np.ndarray
+    origins: np.ndarray
+    children: np.ndarray
+    leaves: np.ndarray
+    tiles: np.ndarray
+    blocks: np.ndarray
+    block_sizes: np.ndarray
+    block_tiles: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def offsets_of(indices: np.ndarray, children: int, size: int) -> np.ndarray:
+    """First voxels of children, relative to their parent, from their numbers inside it: (n,) → (n, 3) int64."""
+    index = np.asarray(indices, np.int64)
+    return np.stack([index // children**2, index // children % children, index % children], -1) * size
+
+
+def mask_of(words: np.ndarray) -> np.ndarray:
+    """Bits of masks, the lowest of the first byte first: (..., bytes) uint8 → (..., bits) bool."""
+    return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").view(bool)
+
+
+class ActiveBox:
+    """The box of what is active, as it grows."""
+
+    def __init__(self) -> None:
+        self.low = np.full(3, np.iinfo(np.int64).max)
+        self.high = np.full(3, np.iinfo(np.int64).min)
+
+    def add(self, origins: np.ndarray, size: int) -> None:
+        """Take in blocks of `size` voxels along an axis."""
+        if len(origins):
+            self.low = np.minimum(self.low, origins.min(0))
+            self.high = np.maximum(self.high, origins.max(0) + size - 1)
+
+    def add_leaves(self, origins: np.ndarray, active: np.ndarray) -> None:
+        """Take in active voxels of leaves: (n, 3), and (n, 512) bool."""
+        cube = active.reshape(-1, LEAF, LEAF, LEAF)
+        for axis in range(3):
+            others = tuple(other + 1 for other in range(3) if other != axis)
+            lines = np.asarray(cube.any(axis=others))
+            some = np.asarray(lines.any(axis=-1))
+            if some.any():
+                first = origins[some, axis] + lines[some].argmax(1)
+                last = origins[some, axis] + LEAF - 1 - lines[some][:, ::-1].argmax(1)
+                self.low[axis] = min(self.low[axis], first.min())
+                self.high[axis] = max(self.high[axis], last.max())
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A tree as files hold it, level by level; u upper nodes, n nodes, l leaves, c channels.
+
+    Attributes
+    ----------
+    tile_origins, tile_values, tile_active : (t, 3) int64, (t, c), (t,) bool
+        Tiles of 4096³ voxels.
+    upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), (u, 32768) bool, the same
+        Upper nodes: values of tiles, whether they are active, and where there is a node instead.
+    node_origins, node_values, node_active : (n, 3) int64, (n, 4096, c), (n, 4096) bool
+        Nodes, alike.
+    node_leaves : (n, 4096) int32
+        The leaf that stands in a node, or -1 for a tile.
+    leaf_values, leaf_active : (l, 512, c), (l, 512) bool
+        Leaves.
+    """
+
+    tile_origins: np.ndarray
+    tile_values: np.ndarray
+    tile_active: np.ndarray
+    upper_origins: np.ndarray
+    upper_values: np.ndarray
+    upper_active: np.ndarray
+    upper_child: np.ndarray
+    node_origins: np.ndarray
+    node_values: np.ndarray
+    node_active: np.ndarray
+    node_leaves: np.ndarray
+    leaf_values: np.ndarray
+    leaf_active: np.ndarray
+
+
+def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
+    """Put a tree into the form in which it is sampled.
+
+    Raises
+    ------
+    ValueError
+        A grid without an active voxel, or nodes in the place of others.
+    """
+    background = np.asarray(background, np.float32).reshape(-1)
+    is_leaf = levels.node_leaves >= 0
+    upper_tile = ~levels.upper_child & _differs(levels.upper_values, background)
+    upper, position = np.nonzero(upper_tile)
+    node, child = np.nonzero(~is_leaf & _differs(levels.node_values, background))
+    of_nodes, of_uppers = levels.node_values[node, child], levels.upper_values[upper, position]
+    tiles, numbers = np.unique(np.concatenate([of_nodes, of_uppers, levels.tile_values]), axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1) + 1  # the background comes before them
+    children = np.where(is_leaf, levels.node_leaves, np.int32(-1))
+    children[node, child] = -1 - numbers[: len(node)]
+    box = _active_box(levels, is_leaf)
+    if (box.low > box.high).any():
+        raise ValueError("the grid has no active voxel, so there is no box to be sampled")
+    if len(np.unique(levels.node_origins, axis=0)) != len(levels.node_origins):
+        raise ValueError("two nodes of the tree lie at the same voxels")
+    origins = levels.upper_origins[upper] + offsets_of(position, UPPER_CHILDREN, NODE)
+    return VoxelTree(
+        background,
+        levels.node_origins,
+        children.astype(np.int32),
+        np.ascontiguousarray(np.moveaxis(levels.leaf_values.astype(np.float32), 2, 0)),
+        np.concatenate([background[None], tiles]).astype(np.float32),
+        np.concatenate([levels.tile_origins, origins]),
+        np.repeat([UPPER, NODE], [len(levels.tile_origins), len(origins)]),
+        np.concatenate([numbers[len(node) + len(upper) :], numbers[len(node) : len(node) + len(upper)]]),
+        box.low,
+        box.high,
+    )
+
+
+def _differs(values: np.ndarray, background: np.ndarray) -> np.ndarray:
+    same = (values == background) | (np.isnan(values) & np.isnan(background))
+    return ~same.all(-1)
+
+
+def _active_box(levels: Levels, is_leaf: np.ndarray) -> ActiveBox:
+    box = ActiveBox()
+    box.add(levels.tile_origins[levels.tile_active], UPPER)
+    upper, position = np.nonzero(levels.upper_active & ~levels.upper_child)
+    box.add(levels.upper_origins[upper] + offsets_of(position, UPPER_CHILDREN, NODE), NODE)
+    node, child = np.nonzero(levels.node_active & ~is_leaf)
+    box.add(levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF), LEAF)
+    node, child = np.nonzero(is_leaf)
+    origins = levels.node_origins[node] + offsets_of(child, NODE_CHILDREN, LEAF)
+    box.add_leaves(origins, levels.leaf_active[levels.node_leaves[node, child]])
+    return box

@@ -1,0 +1,139 @@
+"""Read unstructured meshes of the umesh format (``.umesh``).
+
+In: a path. Out: a frozen record of NumPy arrays, all counts and indices checked. Read are the formats with magic
+0x234235566 (one value for each vertex) and 0x234235567 (named values); both little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.errors import SourceError, UnsupportedLayoutError
+from linumpy.sampling.files.binary import Cursor, opened
+
+_ONE_VALUE, _NAMED_VALUES, _WITH_GRIDS = 0x234235566, 0x234235567, 0x234235568
+#: Elements in the order of the file, and their vertices. Triangles and quads have no volume.
+_ELEMENTS = {"triangles": 3, "quads": 4, "tets": 4, "pyramids": 5, "wedges": 6, "hexes": 8}
+#: What the length of a name may be stored as; files do not say it.
+_WIDTHS = ("<u8", "<u4")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """An unstructured mesh.
+
+    Attributes
+    ----------
+    vertices : (n, 3) float32
+        x, y, z.
+    values : (n,) float32, or (0,) where the file has none
+        The first values of the vertices.
+    tags : (n,) uint64, or (0,)
+        For each vertex the number of its value in another file.
+    tets, pyramids, wedges, hexes : (m, 4), (m, 5), (m, 6), (m, 8) int32
+        Vertices of elements, in VTK's order.
+    """
+
+    vertices: np.ndarray
+    values: np.ndarray
+    tags: np.ndarray
+    tets: np.ndarray
+    pyramids: np.ndarray
+    wedges: np.ndarray
+    hexes: np.ndarray
+
+
+def read_umesh(path: str | os.PathLike[str]) -> Mesh:
+    """Read a mesh.
+
+    Raises
+    ------
+    SourceError
+        The file is truncated or damaged, or an element has a vertex that is not there.
+    UnsupportedLayoutError
+        Another version of the format.
+    """
+    with opened(path) as cursor:
+        magic = cursor.number("<u8", "the magic number")
+        if magic == _WITH_GRIDS:
+            raise UnsupportedLayoutError(f"{cursor.name}: umesh files with grids inside ({magic:#x}) are not read")
+        if magic not in (_ONE_VALUE, _NAMED_VALUES):
+            raise cursor.fail(f"is no umesh file: it begins with {magic:#x} instead of {_ONE_VALUE:#x}")
+        sections = _one_value(cursor) if magic == _ONE_VALUE else _named_values(cursor)
+        return _read(cursor, sections)
+
+
+def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    return _end(cursor, {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)})
+
+
+def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    """Find the sections of a file, by the width of lengths of names with which all of it adds up."""
+    begin, found, problems = cursor.position, [], []
+    for width in _WIDTHS:
+        cursor.seek(begin, "the mesh")
+        try:
+            found.append(_with_names(cursor, width))
+        except SourceError as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    if len(found) == 2 and found[0] != found[1]:
+        raise cursor.fail("names of values may have lengths of 4 or of 8 bytes: the file can be read in both ways")
+    return found[0]
+
+
+def _with_names(cursor: Cursor, width: str) -> dict[str, tuple[int, int]]:
+    sections = {"vertices": _skip(cursor, "vertices", 12)}
+    for number in range(cursor.count("<u8", 12, "named values")):
+        cursor.text("the name of values", width)
+        section = _skip(cursor, "values", 4)
+        if number == 0:
+            sections["values"] = section
+    if others := cursor.number("<u8", "the number of values of elements"):
+        raise cursor.fail(f"has {others} values for each element, which are not read; only values of vertices are")
+    return _end(cursor, sections)
+
+
+def _end(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    for name, corners in _ELEMENTS.items():
+        sections[name] = _skip(cursor, name, 4 * corners)
+    if cursor.left:
+        sections["tags"] = _skip(cursor, "vertex tags", 8)
+    if cursor.left:
+        raise cursor.fail(f"has {cursor.left} bytes more than its counts say; it is damaged or not of this format")
+    return sections
+
+
+def _skip(cursor: Cursor, what: str, itemsize: int) -> tuple[int, int]:
+    """Pass a section: where its records begin, and how many there are."""
+    count = cursor.count("<u8", itemsize, what)
+    begin = cursor.position
+    cursor.seek(begin + count * itemsize, what)
+    return begin, count
+
+
+def _read(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> Mesh:
+    def values(name: str, dtype: str, along: int = 1) -> np.ndarray:
+        begin, count = sections.get(name, (0, 0))
+        cursor.seek(begin, name)
+        return cursor.array(dtype, count * along, name)
+
+    vertices = values("vertices", "<f4", 3).reshape(-1, 3)
+    elements = {}
+    for name, corners in list(_ELEMENTS.items())[2:]:
+        elements[name] = values(name, "<i4", corners).reshape(-1, corners)
+        indices = elements[name]
+        if indices.size and (indices.min() < 0 or indices.max() >= len(vertices)):
+            number = int(np.flatnonzero(((indices < 0) | (indices >= len(vertices))).any(1))[0])
+            raise cursor.fail(
+                f"number {number} of its {name} has vertices {indices[number].tolist()}; there are {len(vertices)}"
+            )
+    mesh = Mesh(vertices, values("values", "<f4"), values("tags", "<u8"), **elements)
+    for name, count in (("values", len(mesh.values)), ("vertex tags", len(mesh.tags))):
+        if count not in (0, len(vertices)):
+            raise cursor.fail(f"has {len(vertices)} vertices and {count} {name}")
+    return mesh

@@ -1,0 +1,249 @@
+"""Values of a volume in host memory, by NumPy, in as many threads as the process may use.
+
+In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file. Out: values and derivatives
+at points, by a nearest, linear or cubic spline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from linumpy.sampling.boxes import Boxes, plan_boxes
+from linumpy.sampling.threads import in_threads
+
+ORDERS = (0, 1, 3)
+_BOX_VOXELS = 6000
+
+
+def check_order(spline_order: int) -> None:
+    """Refuse orders that are not evaluated."""
+    if spline_order not in ORDERS:
+        raise ValueError(f"spline_order={spline_order!r}: choose 0 (nearest), 1 (linear) or 3 (cubic)")
+
+
+def normalisation(low: float, high: float) -> tuple[float, float]:
+    """Return what is subtracted and multiplied by to bring low to high into 0 to 1; a range of no width gives 0."""
+    return low, 1 / (high - low) if high > low else 0.0
+
+
+def normalised(values: np.ndarray, low_high: tuple[float, float] | None) -> np.ndarray:
+    """Return voxels as float32, by `low_high` brought into 0 to 1."""
+    if low_high is None:
+        return values.astype(np.float32)
+    low, scale = normalisation(*low_high)
+    moved = values.astype(np.float64)
+    moved -= low
+    moved *= scale
+    return np.clip(moved, 0, 1, out=moved).astype(np.float32)
+
+
+Place = tuple[np.ndarray, np.ndarray]
+
+
+def along(u: np.ndarray, size: int) -> Place:
+    """Return the voxel before points along an axis, and the fraction of the way to the next one, as float32.
+
+    Points before the first centre or behind the last take the voxel at the border; those that are no number have no
+    fraction. The voxel before is at most the last but one, so that the next one is there, unless there is only one.
+    """
+    place = u * np.float64(size)
+    place -= 0.5
+    np.clip(place, 0, size - 1, out=place)
+    if not np.isfinite(u).all():
+        cell = np.clip(np.nan_to_num(np.floor(place)), 0, max(0, size - 2))
+        return cell.astype(np.intp), np.where(np.isfinite(u), place - cell, np.nan).astype(np.float32)
+    cell = place.astype(np.intp)
+    np.minimum(cell, max(0, size - 2), out=cell)
+    place -= cell
+    return cell, place.astype(np.float32)
+
+
+def slope_along(u: np.ndarray, size: int) -> np.ndarray:
+    """Return voxels for each unit of the cube between the first centre and the last, and 0 elsewhere."""
+    place = u * np.float64(size) - 0.5
+    return np.where((place > 0) & (place < size - 1), np.float32(size), u - u)
+
+
+class HostVolume:
+    """A volume in host memory; a :class:`~linumpy.sampling.field.Field`.
+
+    Parameters
+    ----------
+    voxels : ndarray
+        Shape (C, Z, Y, X), any real dtype; C-contiguous. It is kept, not copied.
+    spline_order : int
+        0, 1 or 3.
+    low_high : (float, float), optional
+        Voxels become (v - low) / (high - low), cut to 0 to 1.
+    value_range : (float, float), optional
+        Of what is decoded; by default it is searched for.
+    labels : bool
+        Values are int32, of the nearest voxel.
+    """
+
+    def __init__(
+        self,
+        voxels: np.ndarray,
+        *,
+        spline_order: int = 1,
+        low_high: tuple[float, float] | None = None,
+        value_range: tuple[float, float] | None = None,
+        labels: bool = False,
+    ) -> None:
+        check_order(spline_order)
+        self._order, self._labels, self._low_high = spline_order, labels, low_high
+        self.n_channels = voxels.shape[0]
+        self.dims = (voxels.shape[1], voxels.shape[2], voxels.shape[3])
+        if value_range is None:
+            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+        self.value_range = value_range
+        self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
+        self._flat = self._voxels.reshape(self.n_channels, -1)
+
+    @property
+    def values_dtype(self) -> np.dtype:
+        """Of the values that are decoded."""
+        return np.dtype(np.int32 if self._labels else np.float32)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there are derivatives."""
+        return self._order > 0
+
+    @property
+    def boxes(self) -> Boxes:
+        """Boxes of the volume, for samples in their order."""
+        return plan_boxes(self.dims, _BOX_VOXELS)
+
+    def decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None = None) -> None:
+        """Evaluate at points.
+
+        Parameters
+        ----------
+        coords, out
+            As of :meth:`linumpy.sampling.field.Field.decode`.
+        gradient : ndarray, optional
+            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
+        """
+
+        def part(begin: int, end: int) -> None:
+            self._part(coords[begin:end], out[:, begin:end], None if gradient is None else gradient[..., begin:end])
+
+        in_threads(part, len(coords))
+
+    def _part(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None) -> None:
+        if self._order == 0:
+            self._nearest(coords, out)
+            return
+        places = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
+        evaluate = self._linear if self._order == 1 else self._cubic
+        for channel in range(self.n_channels):
+            value, slopes = evaluate(channel, places, gradient is not None)
+            out[channel] = value
+            if gradient is not None:
+                for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
+                    gradient[channel, 2 - axis] = slope * slope_along(coords[:, 2 - axis], size)
+
+    def _take(self, channel: int, index: np.ndarray, offset: int = 0) -> np.ndarray:
+        flat = self._flat[channel, offset:]
+        # numpy.take copies the whole of an array that is not aligned, which voxels in a file need not be.
+        return flat.take(index) if flat.flags.aligned else flat[index]
+
+    def _nearest(self, coords: np.ndarray, out: np.ndarray) -> None:
+        index: Any = 0
+        for axis, size in enumerate(self.dims):
+            position = np.floor(np.nan_to_num(coords[:, 2 - axis].astype(np.float64) * size))
+            index = index * size + np.clip(position, 0, size - 1).astype(np.int64)
+        for channel in range(self.n_channels):
+            values = self._take(channel, index)
+            if self._labels:
+                out[channel] = values
+            else:
+                out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
+
+    def _linear(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        return linear(lambda index, offset: self._corner(channel, index, offset), places, self.dims, slopes)
+
+    def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
+        values = self._take(channel, index, offset)
+        return values if values.dtype == np.float32 and self._low_high is None else normalised(values, self._low_high)
+
+    def _coefficients(self, voxels: np.ndarray) -> np.ndarray:
+        from scipy import ndimage
+
+        made = np.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, made, strict=True):
+            out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
+        return made
+
+    def _cubic(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(places, self.dims, strict=True)]
+        value, made = np.zeros(len(places[0][0])), [np.zeros(len(places[0][0])) for _ in range(3)]
+        for z, wz, sz in taps[0]:
+            for y, wy, sy in taps[1]:
+                for x, wx, sx in taps[2]:
+                    v = self._take(channel, (z * self.dims[1] + y) * self.dims[2] + x)
+                    value += wz * wy * wx * v
+                    if slopes:
+                        made[0] += sz * wy * wx * v
+                        made[1] += wz * sy * wx * v
+                        made[2] += wz * wy * sx * v
+        return value, made
+
+
+def linear(
+    take: Callable[[np.ndarray, int], np.ndarray],
+    places: list[Place],
+    dims: tuple[int, int, int],
+    slopes: bool = False,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Interpolate between eight voxels.
+
+    Parameters
+    ----------
+    take : callable
+        Voxels by their numbers in a box of `dims` voxels, counted from an offset on, as float32.
+    places : list
+        For each axis the voxels in the box, and fractions, of :func:`along`.
+    dims : tuple of int
+        Voxels of the box along z, y and x.
+    slopes : bool
+        Give derivatives along z, y and x for each voxel, too.
+    """
+    (z, f), (y, g), (x, h) = places
+    index = (z * dims[1] + y) * dims[2] + x
+    below, right = dims[2] * (dims[1] > 1), int(dims[2] > 1)
+    behind = dims[1] * dims[2] * (dims[0] > 1)
+    v = [[[take(index, k + j + i) for i in (0, right)] for j in (0, below)] for k in (0, behind)]
+    rows = [[_mix(a, b, h) for a, b in plane] for plane in v]
+    planes = [_mix(a, b, g) for a, b in rows]
+    value = _mix(planes[0], planes[1], f)
+    if not slopes:
+        return value, []
+    along_x = [_mix(a[1] - a[0], b[1] - b[0], g) for a, b in v]
+    along_y = [b - a for a, b in rows]
+    along_z = planes[1] - planes[0]
+    return value, [along_z, _mix(along_y[0], along_y[1], f), _mix(along_x[0], along_x[1], f)]
+
+
+def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
+    made = b - a
+    made *= f
+    made += a
+    return made
+
+
+def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Voxels, weights and derivatives of weights of the cubic B-spline; beyond the ends lies the mirror image."""
+    s = 1 - t
+    weights = (s**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * s**2 + 3 * s**3) / 6, t**3 / 6)
+    slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)
+    period = max(1, 2 * size - 2)
+    places = (np.abs(cell + k) % period for k in range(-1, 3))
+    return [
+        (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
+        for p, w, d in zip(places, weights, slopes, strict=True)
+    ]

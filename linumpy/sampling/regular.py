@@ -1,0 +1,204 @@
+"""Volumes of raw voxels, in a file or an array: ``structuredRegular``.
+
+In: a file of voxels without a header, or an array. Out: voxels (C, Z, Y, X), in memory, mapped, or in device memory.
+Errors: ``ValueError`` for what does not fit together, :class:`OSError` for the file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.sampling.host import normalised
+from linumpy.sampling.volume import KEPT
+
+#: dtypes by the names that other samplers use, besides NumPy's.
+_NAMES = {"float": "f4", "double": "f8", "half": "f2"}
+_KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
+_LONGEST = 2**24
+#: Bytes that are converted on their way to a device at a time.
+_PART_NBYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """Voxels in a file, without a header of their own.
+
+    Attributes
+    ----------
+    filename : str
+        Of the file.
+    shape : tuple of int
+        (C, Z, Y, X): channels lie one after another, x fastest.
+    dtype : dtype
+        With its byte order.
+    offset : int
+        Bytes before the first voxel.
+    """
+
+    filename: str
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all voxels."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def check_size(self, size: int) -> None:
+        """Refuse a file that is too short."""
+        if size < self.offset + self.nbytes:
+            shape = " × ".join(map(str, self.shape))
+            raise ValueError(
+                f"{self.filename} has {size} bytes; {self.offset} before the voxels and {self.nbytes} of {shape} "
+                f"voxels of {self.dtype} (channels, Z, Y, X) are {self.offset + self.nbytes}"
+            )
+
+    def read(self) -> np.ndarray:
+        """Read the voxels into host memory."""
+        self.check_size(os.path.getsize(self.filename))
+        flat = np.fromfile(self.filename, self.dtype, math.prod(self.shape), offset=self.offset)
+        return flat.reshape(self.shape)
+
+    def map(self) -> np.ndarray:
+        """Map the voxels into memory, read-only."""
+        self.check_size(os.path.getsize(self.filename))
+        return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
+
+
+def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
+    """Take the name of a dtype, such as ``"uint16"`` or ``"float"``, and a byte order.
+
+    Raises
+    ------
+    ValueError
+        A dtype whose voxels are not sampled.
+    """
+    try:
+        made = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+    except TypeError as error:
+        raise ValueError(f"dtype={dtype!r} is no dtype") from error
+    if made.str[1:] not in _KINDS:
+        raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
+    return made.newbyteorder(">") if is_big_endian else made
+
+
+def open_raw(
+    filename: str | os.PathLike[str], dims: Any, dtype: Any, n_channels: int, offset: int, is_big_endian: bool
+) -> RawFile:
+    """Describe a file; see :func:`linumpy.sampling.create_sampler` for the parameters."""
+    x, y, z = checked_dims(dims)
+    if isinstance(n_channels, bool) or int(n_channels) != n_channels or n_channels < 1:
+        raise ValueError(f"n_channels={n_channels!r}: give the number of volumes in the file, 1 or more")
+    if offset < 0:
+        raise ValueError(f"offset={offset}: give the bytes before the first voxel")
+    return RawFile(os.fspath(filename), (int(n_channels), z, y, x), raw_dtype(dtype, is_big_endian), int(offset))
+
+
+def checked_dims(dims: Any) -> tuple[int, int, int]:
+    """Take voxels along x, y and z."""
+    try:
+        made = tuple(int(n) for n in dims)
+        whole = all(n == given for n, given in zip(made, dims, strict=True))
+    except (TypeError, ValueError):
+        made, whole = (), False
+    if not whole or len(made) != 3 or not all(1 <= n < _LONGEST for n in made):
+        raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_LONGEST - 1}")
+    return made[0], made[1], made[2]
+
+
+def as_channels(array: Any) -> Any:
+    """See an array (Z, Y, X) or (C, Z, Y, X) as one with channels; NumPy or CuPy, of a dtype that is sampled."""
+    if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
+        raise ValueError(
+            f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
+        )
+    if array.dtype == bool:
+        array = array.view(np.uint8)
+    if array.dtype.str[1:] not in _KINDS:
+        raise ValueError(
+            f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits"
+        )
+    return array if array.ndim == 4 else array[None]
+
+
+def check_range(value_range: Any) -> tuple[float, float] | None:
+    """Take the range that is brought into 0 to 1."""
+    if value_range is None:
+        return None
+    try:
+        low, high = (float(v) for v in value_range)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"range={value_range!r}: give the lowest and the highest value") from error
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ValueError(f"range={value_range!r}: give two finite values, the lower one first")
+    return low, high
+
+
+def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
+    """Say whether voxels stay of their dtype on a device; others become float32 there, after they are normalised.
+
+    Kernels normalise integers of 16 bits and less, where the subtraction is exact in float32.
+    """
+    if low_high is None:
+        return dtype.str[1:] in KEPT
+    return dtype.str[1:] in ("u1", "i1", "u2", "i2") and float(np.float32(low_high[0])) == low_high[0]
+
+
+def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: bool) -> tuple[Any, bool]:
+    """Bring voxels into device memory, part by part.
+
+    Parameters
+    ----------
+    voxels : ndarray
+        Shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
+    low_high : (float, float) or None
+        What the caller asks to be brought into 0 to 1.
+    labels : bool
+        Voxels are labels, which become int32.
+
+    Returns
+    -------
+    array : ndarray
+        CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
+    is_normalised : bool
+        Whether they are in 0 to 1 now.
+    """
+    import cupy
+
+    kept = not labels and is_kept(voxels.dtype, low_high)
+    if isinstance(voxels, cupy.ndarray):
+        if labels or kept:
+            return cupy.ascontiguousarray(voxels.astype(np.int32, copy=False) if labels else voxels), False
+        return _normalised_there(voxels, low_high), low_high is not None
+    native = voxels.dtype.newbyteorder("=")
+    target = native if kept else np.dtype(np.int32 if labels else np.float32)
+    made = cupy.empty(voxels.shape, target)
+    planes = max(1, _PART_NBYTES // max(1, voxels[0, 0].size * 8))
+    for channel, out in zip(voxels, made, strict=True):
+        for z in range(0, len(channel), planes):
+            part = channel[z : z + planes]
+            out[z : z + planes].set(
+                np.ascontiguousarray(part.astype(target) if kept or labels else normalised(part, low_high))
+            )
+    return made, low_high is not None and not kept
+
+
+def _normalised_there(voxels: Any, low_high: tuple[float, float] | None) -> Any:
+    import cupy
+
+    from linumpy.sampling.host import normalisation
+
+    made = cupy.empty(voxels.shape, np.float32)
+    for source, out in zip(voxels, made, strict=True):
+        if low_high is None:
+            out[...] = source
+        else:
+            low, scale = normalisation(*low_high)
+            out[...] = cupy.clip((source.astype(np.float64) - low) * scale, 0, 1)
+    return made

@@ -1,0 +1,281 @@
+"""Samples of a field: coordinates are drawn, values evaluated, arrays of the caller filled.
+
+In: a :class:`~linumpy.sampling.field.Field`, a seed, an order. Out: coordinates (n, 3) and values (channels, n). A
+sample's coordinates depend on the seed and on its number in the stream alone, so calls may ask for any number of them,
+and the host and a device draw the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.kernels import Uploaded, uploaded
+from linumpy.sampling import draws
+from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of
+from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
+from linumpy.sampling.boxes import window as count_samples
+from linumpy.sampling.draws import Draw
+from linumpy.sampling.field import Field
+from linumpy.sampling.generator import Use, key_of
+
+ORDERS = ("iid", "binned", "stratified", "sobol")
+_NARROW = ("float16", "bfloat16")
+#: Boxes of fields that are no grid: 32 along each axis.
+_ANY_BOXES = Boxes((0, 1, 2) * 5)
+
+
+class Sampler:
+    """Draws samples of a field; made by :func:`linumpy.sampling.create_sampler`.
+
+    Parameters
+    ----------
+    field : Field
+        What is sampled.
+    device : int or None
+        Number of the device whose memory it works in; None: host memory.
+    seed : int, optional
+        Of the stream; by default a new one.
+    order : {"iid", "binned", "stratified", "sobol"}
+        As of :func:`linumpy.sampling.create_sampler`.
+    weights : Draw, optional
+        How points are drawn by weights or inside a mask.
+    strata : int
+        Boxes along each axis for ``order="stratified"``.
+    window : int, optional
+        Samples that are put in the order of boxes together; by default those of a call.
+    spacing : tuple of float, optional
+        Of the voxels along x, y and z, as given by the caller.
+    """
+
+    def __init__(
+        self,
+        field: Field,
+        *,
+        device: int | None = None,
+        seed: int | None = None,
+        order: str = "iid",
+        weights: Draw | None = None,
+        strata: int = 16,
+        window: int | None = None,
+        spacing: tuple[float, ...] | None = None,
+    ) -> None:
+        self.field, self.device, self.spacing = field, device, spacing
+        self._key, self._strata, self._weights = key_of(seed), strata, weights
+        self.order = self._checked_order(order)
+        if window is not None and not 1 <= window <= MOST_SAMPLES:
+            raise ValueError(f"window={window}: give 1 to {MOST_SAMPLES} samples")
+        self._window_size = window or getattr(field, "window_size", None)
+        self._window: Uploaded | None = None
+        self._used = 0  # samples of the window that were given out
+        self._next = 0  # number of the next sample of the stream
+        self._draws: dict[str, Draw] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Smallest and largest value of the field, as far as it is known."""
+        return self.field.value_range
+
+    def n_channels(self) -> int:
+        """Return how many values there are at each point."""
+        return self.field.n_channels
+
+    def sample(self, count: int, order: str | None = None) -> tuple[Any, Any]:
+        """Draw samples into new arrays.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        order : str, optional
+            By default that of the sampler.
+
+        Returns
+        -------
+        coords : ndarray
+            Shape (count, 3), float32, in order (x, y, z).
+        values : ndarray
+            Shape (channels, count), float32; int32 of labels.
+        """
+        count = checked_count(count)
+        with stream_of(self.device):
+            coords = self._xp.empty((count, 3), np.float32)
+            values = self._xp.empty((self.n_channels(), count), self.values_dtype)
+            self._fill(coords, values, order)
+        return coords, values
+
+    def decode(self, coords: Any, gradient: bool = False) -> Any:
+        """Evaluate at points.
+
+        Parameters
+        ----------
+        coords : array
+            Shape (n, 3), float32, C-contiguous, in order (x, y, z) in [0, 1]; NumPy, CuPy, torch or DLPack, in the
+            sampler's memory. Points outside take the value at the border.
+        gradient : bool
+            Give derivatives too.
+
+        Returns
+        -------
+        values : ndarray
+            Shape (channels, n), float32; int32 of labels.
+        slopes : ndarray
+            Where `gradient` is set: derivatives along x, y and z, for each unit of the cube; shape (channels, 3, n),
+            float32. Divide by voxels · spacing for each unit of length.
+        """
+        shape = getattr(coords, "shape", None)
+        if shape is None or len(shape) != 2:
+            raise ValueError(
+                f"coords has shape {shape}; give an array of shape (n, 3), or a pointer to the function decode"
+            )
+        count = int(shape[0])
+        with stream_of(self.device, coords):
+            values = self._xp.empty((self.n_channels(), count), self.values_dtype)
+            slopes = self._xp.empty((self.n_channels(), 3, count), np.float32) if gradient else None
+            self.decode_into(coords, values, count, slopes)
+        return values if slopes is None else (values, slopes)
+
+    def sample_into(self, coords: Any, values: Any, count: int, order: str | None = None) -> None:
+        """Fill the caller's arrays; see :func:`linumpy.sampling.sample`."""
+        count = checked_count(count)
+        with stream_of(self.device, coords, values):
+            points = view_of(coords, "coords", (count, 3), np.float32, self.device)
+            with self._values(values, count) as made:
+                self._fill(points, made, order)
+
+    def decode_into(self, coords: Any, values: Any, count: int, gradient: Any = None) -> None:
+        """Fill the caller's values; see :func:`linumpy.sampling.decode`."""
+        count = checked_count(count)
+        with stream_of(self.device, coords, values):
+            points = view_of(coords, "coords", (count, 3), np.float32, self.device, writes=False)
+            with self._values(values, count) as made:
+                if gradient is None:
+                    self.field.decode(points, made)
+                    return
+                if not getattr(self.field, "has_gradient", False):
+                    raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
+                slopes = view_of(gradient, "gradient", (self.n_channels(), 3, count), np.float32, self.device)
+                self.field.decode(points, made, slopes)  # type: ignore[call-arg]
+
+    @property
+    def _xp(self) -> Any:
+        if self.device is None:
+            return np
+        import cupy
+
+        return cupy
+
+    @property
+    def values_dtype(self) -> np.dtype:
+        """Of the values: float32, or int32 for labels."""
+        return getattr(self.field, "values_dtype", np.dtype(np.float32))
+
+    def _values(self, given: Any, count: int) -> _Values:
+        return _Values(given, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
+
+    def _checked_order(self, order: str) -> str:
+        if order not in ORDERS:
+            raise ValueError(f"order={order!r}: choose one of {', '.join(ORDERS)}")
+        if self._weights is not None and order != "iid":
+            raise ValueError(f"order={order!r} with a mask or importance: points drawn by weights come in order 'iid'")
+        allowed = getattr(self.field, "orders", ORDERS)
+        if order not in allowed:
+            raise ValueError(f"order={order!r}: this sampler has {', '.join(allowed)}")
+        return order
+
+    def _fill(self, coords: Any, values: Any, order: str | None) -> None:
+        order = self.order if order is None else self._checked_order(order)
+        if not len(coords):
+            return
+        with self._lock:
+            if order == "binned" and not hasattr(self.field, "sample_in_order"):
+                self._fill_binned(coords, values)
+                return
+            first, self._next = self._next, self._next + len(coords)
+        own = getattr(self.field, "sample_in_order" if order == "binned" else "sample", None)
+        if own is not None and order in ("iid", "binned") and self._weights is None:
+            own(self._key, first, coords, values)
+            return
+        draws.draw(self._drawn(order), self._key, first, coords)
+        self.field.decode(coords, values)
+
+    def _drawn(self, order: str) -> Draw:
+        if order not in self._draws:
+            made = self._weights
+            if made is None:
+                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": draws.stratified(self._strata)}[order]
+            self._draws[order] = made.moved(self._xp)
+        return self._draws[order]
+
+    def _fill_binned(self, coords: Any, values: Any) -> None:
+        done = 0
+        while done < len(coords):
+            size = self._window_size or min(len(coords) - done, MOST_SAMPLES)
+            if self._window is None or self._used == self._window.value.total:
+                self._window, self._used = self._new_window(size), 0
+            window = self._window.get()
+            part = min(len(coords) - done, window.total - self._used)
+            points = coords[done : done + part]
+            if part == len(coords):
+                self._fill_part(window, points, values)
+            else:
+                made = self._xp.empty((self.n_channels(), part), values.dtype)
+                self._fill_part(window, points, made)
+                values[:, done : done + part] = made
+            done, self._used = done + part, self._used + part
+
+    def _fill_part(self, made: Window, coords: Any, values: Any) -> None:
+        field: Any = self.field
+        if hasattr(field, "sample_window") and field.pays_in_boxes(made.total):
+            field.sample_window(made, self._used, coords, values)
+            return
+        made.draw(self._used, coords)
+        field.decode(coords, values)
+
+    def _new_window(self, size: int) -> Uploaded:
+        first, self._next = self._next, self._next + size
+        made = count_samples(getattr(self.field, "boxes", _ANY_BOXES), self._key, first, size, self._xp)
+        return Uploaded(made, None) if self.device is None else uploaded(made)
+
+
+@dataclasses.dataclass
+class _Values:
+    """The caller's values as an array of the field's dtype; those of 16 bits by way of a float32 array."""
+
+    given: Any
+    shape: tuple[int, int]
+    dtype: np.dtype
+    device: int | None
+    xp: Any
+
+    def __enter__(self) -> Any:
+        self._made = None
+        if dtype_name(self.given, "float32") not in _NARROW or self.dtype != np.float32:
+            return view_of(self.given, "values", self.shape, self.dtype, self.device)
+        self._target = self._narrow()
+        self._made = self.xp.empty(self.shape, np.float32)
+        return self._made
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if self._made is None or kind is not None:
+            return
+        if is_torch(self.given):
+            import torch
+
+            made = torch.from_dlpack(self._made).reshape(self.given.shape)
+            self.given.detach().copy_(made)
+        else:
+            self._target[...] = self._made
+
+    def _narrow(self) -> Any:
+        if is_torch(self.given):
+            # bfloat16 is no dtype of NumPy: only where it lies and its shape are checked, by its bits.
+            import torch
+
+            bits = self.given.detach().view(torch.int16)
+            return view_of(bits, "values", self.shape, np.int16, self.device)
+        return view_of(self.given, "values", self.shape, np.float16, self.device)

@@ -1,0 +1,48 @@
+"""Work of NumPy in as many threads as the process may use.
+
+In: a function of a range of samples. Out: nothing; it is called for all of them. NumPy lets other threads run while it
+computes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+#: Samples that a thread takes at a time. Each operation of NumPy on them takes much longer than handing over Python's
+#: lock does; with fewer, threads wait for each other.
+BATCH = 2**16
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def threads() -> int:
+    """How many processors the process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH) -> None:
+    """Call ``part(begin, end)`` for batches of 0 to `count`, in threads; the first exception is raised here."""
+    if count <= batch:
+        if count:
+            part(0, count)
+        return
+    pool = _executor()
+    runs = min(threads() * 4, math.ceil(count / batch))
+    each = math.ceil(count / runs)
+
+    def run(start: int) -> None:
+        for begin in range(start, min(start + each, count), batch):
+            part(begin, min(begin + batch, start + each, count))
+
+    for done in [pool.submit(run, start) for start in range(0, count, each)]:
+        done.result()
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return the threads of this process; a forked child makes its own."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = os.getpid(), ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-sampling")
+    return _pool[1]

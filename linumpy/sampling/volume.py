@@ -1,0 +1,302 @@
+"""A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
+
+In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
+with float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
+from linumpy.sampling import draws
+from linumpy.sampling.boxes import Boxes, Window, plan_boxes
+from linumpy.sampling.host import check_order, normalisation
+
+#: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
+LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
+_FACTORS = {"rows": 0, "bricks": 1, "quads": 4, "cells": 8}
+#: dtypes that are kept as they are; others become float32.
+KEPT = ("u1", "i1", "u2", "i2", "f2", "f4")
+_PACKAGE = "linumpy.sampling.cuda"
+_THREADS, _WARPS = 256, 8
+_NOTHING = np.uint64(0)
+#: Of a GPU's second cache, what copies of a small volume may take.
+_CACHED_NBYTES = 40 * 2**20
+#: Voxels of a box in shared memory, and voxels for each sample above which a box is not worth reading.
+_BOX_VOXELS, _SPARSE = 6000, 16
+#: Voxels along an axis from which on the kernel of boxes does not find a point's cell.
+_LONGEST = 2**22
+#: Samples of a box that a block makes at least, where a box has many.
+_BLOCK_SAMPLES = 4096
+#: Samples from which on a warp makes several tiles, one after another.
+_MANY = 2**22
+_MARCH = 4
+VOLUME_RECORD = np.dtype(
+    [
+        *[("first", "u8"), ("count", "i8"), ("voxels", "i8"), ("packed", "i8"), ("key", "u4", 2), ("dims", "i4", 3)],
+        *[("channels", "i4"), ("march", "i4"), ("aligned", "i4"), ("low", "f4"), ("scale", "f4")],
+    ],
+    align=True,
+)
+assert VOLUME_RECORD.itemsize == 72
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the kernels are cut, as measured on an H200.
+
+    Attributes
+    ----------
+    groups, box_groups : int
+        Samples of a lane at the same time, at points anywhere and in boxes.
+    blocks : int
+        Blocks of a multiprocessor at least, which bounds the registers of a thread.
+    box_voxels : int
+        Voxels of a box in shared memory at most.
+    """
+
+    groups: int = 4
+    box_groups: int = 4
+    blocks: int = 3
+    box_voxels: int = _BOX_VOXELS
+
+
+class DeviceVolume:
+    """A volume in device memory; a :class:`~linumpy.sampling.field.Field`.
+
+    Parameters
+    ----------
+    voxels : ndarray
+        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is not copied.
+    spline_order : int
+        0, 1 or 3.
+    layout : str, optional
+        One of :data:`LAYOUTS`: a copy in which random points cost fewer reads. By default the one with the fewest for
+        which there is memory.
+    memory_limit : int, optional
+        Bytes that such a copy may take; by default a quarter of what the device has free.
+    low_high : (float, float), optional
+        Voxels become (v - low) / (high - low), cut to 0 to 1.
+    value_range : (float, float), optional
+        Of what is decoded; by default it is searched for.
+    labels : bool
+        Values are int32, of the nearest voxel.
+    shape : Shape
+        Of the kernels.
+    """
+
+    def __init__(
+        self,
+        voxels: Any,
+        *,
+        spline_order: int = 1,
+        layout: str | None = None,
+        memory_limit: int | None = None,
+        low_high: tuple[float, float] | None = None,
+        value_range: tuple[float, float] | None = None,
+        labels: bool = False,
+        shape: Shape = Shape(),
+    ) -> None:
+        check_order(spline_order)
+        self._xp, self._order, self._labels, self._cut = array_module(voxels), spline_order, labels, shape
+        self.n_channels = int(voxels.shape[0])
+        z, y, x = (int(n) for n in voxels.shape[1:])
+        self.dims = (z, y, x)
+        if value_range is None:
+            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+        self.value_range = value_range
+        self._low_high = low_high
+        self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
+        self.layout = self._chosen(layout, memory_limit)
+        self._packed = self._pack() if LAYOUTS[self.layout] else None
+        self._places: Uploaded | None = None
+
+    @property
+    def values_dtype(self) -> np.dtype:
+        """Of the values that are decoded."""
+        return np.dtype(np.int32 if self._labels else np.float32)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there are derivatives."""
+        return self._order > 0
+
+    @property
+    def boxes(self) -> Boxes:
+        """Boxes of the volume, for samples in their order."""
+        return plan_boxes(self.dims, self._cut.box_voxels)
+
+    def decode(self, coords: Any, out: Any, gradient: Any = None) -> None:
+        """Evaluate at points.
+
+        Parameters
+        ----------
+        coords, out
+            As of :meth:`linumpy.sampling.field.Field.decode`.
+        gradient : ndarray, optional
+            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
+        """
+        if len(coords):
+            self._launch(coords, out, gradient, draw=False)
+
+    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+        """Draw independent points and evaluate at them, in one kernel where the spline is linear; fills both arrays."""
+        if self._order != 1:
+            draws.launch(draws.Draw(), key, first, coords)
+            self.decode(coords, out)
+        elif len(coords):
+            self._launch(coords, out, None, draw=True, key=key, first=first)
+
+    def pays_in_boxes(self, count: int) -> bool:
+        """Say whether so many samples are worth reading the whole volume."""
+        return self._order == 1 and count * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST
+
+    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+        """Make the samples from `begin` on of a window in the order of its boxes, which are :attr:`boxes`."""
+        if not len(coords):
+            return
+        if self._places is None:
+            made = self._xp.asarray(_places(window.boxes))
+            self._places = uploaded(made) if is_device_array(made) else Uploaded(made, None)
+        record = self._record(len(coords), coords)
+        record["aligned"] &= begin % 4 == 0
+        groups = self._cut.box_groups
+        kernel = load(_spec("sample_boxes", self._defines(0) | {"GROUPS": str(groups)}))
+        nbytes = 4 * math.prod(window.boxes.voxels(self.dims))
+        if nbytes > 32 * 1024:
+            kernel.max_dynamic_shared_size_bytes = nbytes
+        boxes = window.boxes.count
+        parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
+        args = (
+            self._linear,
+            coords,
+            out,
+            window.starts,
+            self._places.get(),
+            *int32(0),
+            *int64(begin),
+            window.record,
+            record,
+        )
+        kernel((boxes, parts), (_THREADS,), args, shared_mem=nbytes)
+
+    def _coefficients(self, voxels: Any) -> Any:
+        from linumpy.gpu.interpolation import spline_filter
+
+        made = self._xp.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, made, strict=True):
+            out[...] = spline_filter(self._as_values(channel), order=3, output=np.float32, mode="mirror")
+        return made
+
+    def _as_values(self, channel: Any) -> Any:
+        if self._low_high is None:
+            return channel.astype(np.float32)
+        low, scale = normalisation(*self._low_high)
+        return self._xp.clip((channel.astype(np.float64) - low) * scale, 0, 1).astype(np.float32)
+
+    def _chosen(self, layout: str | None, limit: int | None) -> str:
+        if layout is not None and layout not in LAYOUTS:
+            raise ValueError(f"layout={layout!r}: choose one of {', '.join(LAYOUTS)}")
+        if self._order != 1:
+            return "rows"
+        if layout is not None:
+            return layout
+        nbytes = self._linear.nbytes
+        if limit is None:
+            limit = free_memory() // 4 if is_device_array(self._linear) else 0
+        most = [name for name in ("cells", "quads", "bricks") if nbytes * _FACTORS[name] <= limit]
+        cached = [name for name in most if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
+        return (cached or most or ["rows"])[0]
+
+    def _pack(self) -> Any:
+        packed = self._xp.empty((self.n_channels, self._packed_size), self._linear.dtype)
+        blocks = -(-math.prod(self.dims) // _THREADS)
+        kernel = load(_spec("pack", self._defines(LAYOUTS[self.layout])))
+        kernel((blocks, self.n_channels), (_THREADS,), (self._linear, packed, self._record(1, None)))
+        return packed
+
+    @functools.cached_property
+    def _packed_size(self) -> int:
+        """Elements of a channel."""
+        z, y, x = self.dims
+        size = self._linear.itemsize
+        if self.layout == "bricks":
+            across, down = 4 if size <= 2 else 2, 4 if size == 1 else 2
+            return -(-z // 2) * -(-y // down) * -(-x // across) * (32 // size)
+        if self.layout == "quads":
+            run = 8 // size
+            return -(-z // run) * run * y * x * 4
+        return z * y * x * 8 if self.layout == "cells" else 0
+
+    def _record(self, count: int, coords: Any) -> np.ndarray:
+        record = np.zeros((), VOLUME_RECORD)
+        record["count"], record["voxels"], record["packed"] = count, math.prod(self.dims), self._packed_size
+        record["dims"], record["channels"], record["march"] = self.dims, self.n_channels, 1
+        record["aligned"] = coords is not None and _address(coords) % 16 == 0
+        if self._low_high is not None:
+            record["low"], record["scale"] = normalisation(*self._low_high)
+        return record
+
+    def _defines(self, layout: int) -> dict[str, str]:
+        size = max(self._linear[0].size, self._packed_size)
+        kind = self._linear.dtype.str[1:]
+        normalise = self._low_high is not None and self._order < 3
+        return {
+            "SOURCE": CUDA_TYPES[kind],
+            "INDEX": index_type(size),
+            "LAYOUT": str(layout),
+            "NORMALISE": str(int(normalise)),
+        }
+
+    def _launch(
+        self, coords: Any, out: Any, gradient: Any, *, draw: bool, key: tuple[int, int] = (0, 0), first: int = 0
+    ) -> None:
+        count = len(coords)
+        record = self._record(count, coords)
+        record["first"], record["key"], record["march"] = first, key, _MARCH if count >= _MANY else 1
+        groups = self._cut.groups if self._order == 1 else 1
+        defines = self._defines(LAYOUTS[self.layout]) | {
+            "TARGET": "int" if self._labels else "float",
+            "LABELS": str(int(self._labels)),
+            "ORDER": str(self._order),
+            "DRAW": str(int(draw)),
+            "GRADIENT": str(int(gradient is not None)),
+            "GROUPS": str(groups),
+            "BLOCKS": str(self._cut.blocks),
+        }
+        blocks = -(-count // (_WARPS * 32 * groups * int(record["march"])))
+        packed = _NOTHING if self._packed is None else self._packed
+        args = (self._linear, packed, coords, out, _NOTHING if gradient is None else gradient, record)
+        load(_spec("sample", defines))((blocks,), (_THREADS,), args)
+
+
+def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
+    return KernelSpec(name, name, tuple(sorted(defines.items())), _PACKAGE)
+
+
+def _places(boxes: Boxes) -> np.ndarray:
+    """Which box along z, y and x each one is, and how often each axis is halved: as sample_boxes.cu reads it."""
+    table = np.empty((boxes.count, 4), np.int32)
+    for axis, at in enumerate(boxes.places(np.arange(boxes.count, dtype=np.int32))):
+        table[:, axis] = at
+    z, y, x = boxes.halved
+    table[:, 3] = z | y << 8 | x << 16
+    return table
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def free_memory() -> int:
+    """Bytes that can still be allocated on the current device: free there, or in CuPy's pool."""
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[0]) + int(cupy.get_default_memory_pool().free_bytes())

@@ -1,0 +1,127 @@
+"""Capsules: all points within a radius of a line segment, as an electrode or a needle sweeps them.
+
+In: end points and radii in µm. Out: a table that every backend reads; :func:`inside` is the definition. Host and device
+carry out the same float64 operations in the same order, without fused multiply-add, so that they decide alike for every
+voxel, also where a centre lies exactly on the surface (which counts as inside).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from linumpy.voxel.grid import Grid
+
+#: Columns of the table: start (x, y, z), direction (x, y, z), squared length, radius, squared radius.
+COLUMNS = 9
+
+#: Voxels whose distances are computed at a time.
+_BATCH = 2**21
+
+
+def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
+    """Check capsules.
+
+    Parameters
+    ----------
+    p0, p1 : array_like, shape (3,) or (n, 3)
+        End points, (x, y, z) µm. They may be equal: then the capsule is a ball.
+    radius : float or array_like, shape (n,)
+        In µm, from 0 on.
+
+    Returns
+    -------
+    numpy.ndarray of float64, shape (n, 9)
+        See :data:`COLUMNS`.
+    """
+    start, end = (np.atleast_2d(np.asarray(one, dtype=np.float64)) for one in (p0, p1))
+    for name, points in (("p0", start), ("p1", end)):
+        if points.ndim != 2 or points.shape[1] != 3:
+            raise ValueError(f"{name} of shape {np.shape(p0 if name == 'p0' else p1)}: (3,) or (n, 3) is needed")
+        if not np.isfinite(points).all():
+            row = int(np.flatnonzero(~np.isfinite(points).all(axis=1))[0])
+            raise ValueError(f"{name}: point {row} is {points[row]}, which is not finite")
+    if start.shape != end.shape:
+        raise ValueError(f"p0 has {len(start)} points and p1 {len(end)}: every capsule has two ends")
+    size = np.asarray(radius, dtype=np.float64)
+    if size.shape not in ((), (len(start),)):
+        raise ValueError(f"radius of shape {size.shape}: one number, or one for each of {len(start)} capsules")
+    if not (np.isfinite(size) & (size >= 0)).all():
+        raise ValueError(f"radius={radius!r}: numbers of µm from 0 on are needed")
+    table = np.empty((len(start), COLUMNS))
+    with np.errstate(over="ignore"):  # an error follows
+        d = end - start
+        table[:, :3], table[:, 3:6] = start, d
+        table[:, 6] = (d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1]) + d[:, 2] * d[:, 2]
+        table[:, 7] = size
+        table[:, 8] = table[:, 7] * table[:, 7]
+    if not np.isfinite(table).all():
+        row = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
+        raise ValueError(f"capsule {row} from {start[row]} to {end[row]} µm is too long for float64")
+    return table
+
+
+def polyline_table(points: Any, radius: Any) -> np.ndarray:
+    """Return the capsules along a polyline; see :func:`capsule_table`.
+
+    Parameters
+    ----------
+    points : array_like, shape (n, 3)
+        At least two, (x, y, z) µm.
+    radius : float or array_like, shape (n - 1,)
+        Of every part, in µm.
+    """
+    line = np.asarray(points, dtype=np.float64)
+    if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2:
+        raise ValueError(f"points of shape {line.shape}: a polyline has at least two points, (n, 3)")
+    return capsule_table(line[:-1], line[1:], radius)
+
+
+def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Say which points (arrays that broadcast, µm) lie in a capsule, a row of :func:`capsule_table`."""
+    px, py, pz, dx, dy, dz, length2, _, radius2 = (float(one) for one in capsule)
+    vx, vy, vz = x - px, y - py, z - pz
+    along = (vx * dx + vy * dy) + vz * dz
+    # `length2` may be 0 by underflow while the direction is not: such a capsule is a ball
+    t = np.minimum(np.maximum(along / length2, 0.0), 1.0) if length2 > 0 else np.zeros_like(along)
+    ex, ey, ez = vx - t * dx, vy - t * dy, vz - t * dz
+    return (ex * ex + ey * ey) + ez * ez <= radius2
+
+
+def subtract(mask: np.ndarray, table: np.ndarray, grid: Grid) -> int:
+    """Set to False, in place, the voxels of a host array that lie in any capsule; return how many were true."""
+    removed = 0
+    for capsule in table:
+        box = _box(capsule, grid)
+        if box is None:
+            continue
+        (z0, z1), y, x = box[0], box[1], box[2]
+        step = max(1, _BATCH // ((y[1] - y[0]) * (x[1] - x[0])))
+        for first in range(z0, z1, step):
+            last = min(first + step, z1)
+            place = (slice(first, last), slice(*y), slice(*x))
+            hit = inside(
+                capsule, grid.centres(0, *x), grid.centres(1, *y)[:, None], grid.centres(2, first, last)[:, None, None]
+            )
+            hit &= mask[place]
+            removed += int(np.count_nonzero(hit))
+            mask[place] &= ~hit
+    return removed
+
+
+def _box(capsule: np.ndarray, grid: Grid) -> list[tuple[int, int]] | None:
+    """Bounds (Z, Y, X) of the voxels that a capsule may reach, or None; wider than needed, never narrower."""
+    start, end, radius = capsule[:3], capsule[:3] + capsule[3:6], capsule[7]
+    slack = 1e-9 * (grid.reach + np.abs(start).max() + np.abs(end).max() + radius)
+    box = []
+    for axis in (2, 1, 0):
+        low = min(start[axis], end[axis]) - radius - slack
+        high = max(start[axis], end[axis]) + radius + slack
+        offset, n = (grid.z_offset if axis == 2 else 0), grid.shape[2 - axis]
+        first, last = ((one - grid.origin[axis]) / grid.pitch[axis] - 0.5 - offset for one in (low, high))
+        bounds = (int(np.clip(np.floor(first), 0, n)), int(np.clip(np.floor(last) + 2, 0, n)))
+        if bounds[0] >= bounds[1]:
+            return None
+        box.append(bounds)
+    return box

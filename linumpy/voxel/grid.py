@@ -1,0 +1,116 @@
+"""Where the voxels of a mask lie.
+
+In: origin, pitch and shape. Out: a :class:`Grid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and
+`pitch` are in (x, y, z) µm. The centre of voxel i along an axis lies at ``origin + (i + 0.5) * pitch``, in float64 and
+in this order of operations everywhere, so that the host and a device decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: A position, or a size, in µm.
+XYZ = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A box of voxels.
+
+    Attributes
+    ----------
+    shape : (int, int, int)
+        Voxels along (Z, Y, X).
+    origin : (float, float, float)
+        Corner of voxel 0 of the whole volume, (x, y, z) µm.
+    pitch : (float, float, float)
+        Size of a voxel, (x, y, z) µm.
+    z_offset : int
+        Index, in the whole volume, of the first plane of this box.
+    """
+
+    shape: tuple[int, int, int]
+    origin: XYZ
+    pitch: XYZ
+    z_offset: int = 0
+
+    def centres(self, axis: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Return the centres of voxels `start` to `stop` of this box along axis 0 (x), 1 (y) or 2 (z), in µm."""
+        offset = self.z_offset if axis == 2 else 0
+        index = np.arange(start, self.shape[2 - axis] if stop is None else stop, dtype=np.int64) + offset
+        return self.origin[axis] + (index.astype(np.float64) + 0.5) * self.pitch[axis]
+
+    @property
+    def reach(self) -> float:
+        """The largest coordinate of the box by magnitude, in µm: rounding errors are in proportion to it."""
+        sizes = (self.shape[2], self.shape[1], self.shape[0] + self.z_offset)
+        return max(
+            abs(start) + n * step for start, n, step in zip(self.origin, sizes, self.pitch, strict=True)
+        )  # fmt: skip
+
+
+def make_grid(shape: Sequence[int], origin: Any, pitch: Any, z_offset: int = 0) -> Grid:
+    """Check what describes a grid.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Voxels along (Z, Y, X).
+    origin : sequence of float
+        Corner of voxel 0, (x, y, z) µm.
+    pitch : float or sequence of float
+        Size of a voxel in µm: one number, or (x, y, z).
+    z_offset : int
+        Index of the first plane in the whole volume.
+
+    Raises
+    ------
+    ValueError
+        A value that is not finite, a pitch that is not positive, a shape of other than three axes.
+    """
+    sizes = tuple(int(n) for n in shape)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"shape={tuple(shape)}: a grid has three axes (Z, Y, X) with at least one voxel each")
+    if isinstance(z_offset, bool) or not isinstance(z_offset, (int, np.integer)) or z_offset < 0:
+        raise ValueError(f"z_offset={z_offset!r}: the index of a plane is a whole number from 0 on")
+    return Grid((sizes[0], sizes[1], sizes[2]), xyz(origin, "origin"), check_pitch(pitch), int(z_offset))
+
+
+def grid_of_box(bbox: Any, pitch: Any) -> Grid:
+    """Return the grid that fills a box, (lower corner, upper corner) in (x, y, z) µm.
+
+    The upper corner is rounded up to whole voxels, but for what is less than a millionth of a voxel.
+    """
+    try:
+        low, high = bbox
+    except (TypeError, ValueError):
+        raise ValueError(f"bbox={bbox!r}: a lower and an upper corner (x, y, z) in µm are needed") from None
+    start, stop, steps = xyz(low, "bbox"), xyz(high, "bbox"), check_pitch(pitch)
+    shape = tuple(math.ceil((b - a) / step - 1e-6) for a, b, step in zip(start, stop, steps, strict=True))
+    if min(shape) < 1:
+        raise ValueError(f"bbox={bbox!r}: the upper corner must lie beyond the lower one along x, y and z")
+    return Grid((shape[2], shape[1], shape[0]), start, steps)
+
+
+def check_pitch(pitch: Any) -> XYZ:
+    """Take one size of a voxel for all axes, or (x, y, z), in µm."""
+    steps = xyz((pitch,) * 3 if np.ndim(pitch) == 0 else pitch, "pitch")
+    if min(steps) <= 0:
+        raise ValueError(f"pitch={pitch}: the size of a voxel is more than 0 µm")
+    return steps
+
+
+def xyz(value: Any, name: str) -> XYZ:
+    """Take three finite numbers (x, y, z)."""
+    try:
+        numbers = tuple(float(one) for one in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r}: three numbers (x, y, z) in µm are needed") from None
+    if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{name}={value!r}: three finite numbers (x, y, z) in µm are needed")
+    return numbers

@@ -1,0 +1,365 @@
+"""Several voxel operations on a volume, slab after slab, so that it may be larger than the memory of a device.
+
+In: a volume, and operations that are queued. Out: the volume changed, or an OME-Zarr image. Each slab is read once, all
+operations are carried out on it, and it is written once. A slab is read with as many planes above and below as the
+operations look at, taken as they were, so slabs of any size give the same voxels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.errors import VoxelSessionError
+from linumpy.voxel.backend import Backend, backend_of, get_backend
+from linumpy.voxel.capsules import capsule_table, polyline_table
+from linumpy.voxel.element import as_element
+from linumpy.voxel.grid import make_grid
+from linumpy.voxel.mesh import SHELL, make_mesh
+from linumpy.voxel.operations import OPERATIONS
+from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
+from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What a flush changed.
+
+    Attributes
+    ----------
+    added, removed : int
+        Voxels that became true, or false.
+    slabs : int
+        Slabs that were written; 0 where nothing was queued.
+    """
+
+    added: int = 0
+    removed: int = 0
+    slabs: int = 0
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """A slab that was computed, but not yet written.
+
+    Attributes
+    ----------
+    planes : array
+        What is to be written.
+    added, removed : int
+        What it changes.
+    above : array of bool
+        Its last planes as they were, which the next slab looks at.
+    """
+
+    planes: Any
+    added: int
+    removed: int
+    above: Any
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How far a flush has come; replaced as a whole, so that an interrupt leaves one that is consistent.
+
+    Attributes
+    ----------
+    start : int
+        The first plane that is not done.
+    above : array of bool or None
+        The planes before it that the operations look at, as they were.
+    pending : _Slab or None
+        What begins at `start`.
+    done : Flushed
+        What is done so far.
+    """
+
+    start: int = 0
+    above: Any = None
+    pending: _Slab | None = None
+    done: Flushed = Flushed()
+
+
+class VoxelSession:
+    """Queue voxel operations on a volume, and carry them out slab by slab.
+
+    Parameters
+    ----------
+    array : numpy.ndarray, cupy.ndarray, zarr.Array, Volume or None
+        Bool, or integers of a label image; (Z, Y, X). Without `out` it is changed where it is. None, with `out`, begins
+        with an empty volume.
+    origin : (float, float, float)
+        Corner of voxel 0, (x, y, z) µm.
+    pitch : float or (float, float, float)
+        Size of a voxel, one number or (x, y, z) µm.
+    out : OmeZarrWriter, optional
+        Open; the result is written to it, and `array` is left as it is.
+    label : int, optional
+        Of a label image: the label that the operations work on. By default all that are not 0; added voxels become 1.
+    backend : Backend, optional
+        What computes; by default that of the array on a device, else what :func:`~linumpy.voxel.get_backend` chooses.
+    slab_bytes : int
+        About how much memory of the backend a slab may take, with what the operations need.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An array, a position or a size that cannot be.
+    PermissionError
+        The array cannot be written, and there is no `out`.
+
+    Notes
+    -----
+    At the end of a ``with`` block without error what is queued is flushed. Operations are checked when they are queued.
+    An error while flushing leaves the volume as it was if it comes in the first slab; otherwise
+    :class:`~linumpy.errors.VoxelSessionError` names the planes that are done. Another :meth:`flush` goes on from there.
+
+    Only the array itself is changed: coarser resolutions of an OME-Zarr image are made by `out`.
+
+    Examples
+    --------
+    >>> with VoxelSession(mask, origin=(0, 0, 0), pitch=(10, 10, 5)) as session:  # doctest: +SKIP
+    ...     session.close(radius=50)
+    ...     session.subtract_swept_polyline(track_um, radius=40)
+    """
+
+    def __init__(
+        self,
+        array: Any,
+        origin: Any,
+        pitch: Any,
+        *,
+        out: Any = None,
+        label: int | None = None,
+        backend: Backend | None = None,
+        slab_bytes: int = 2 * 2**30,
+    ) -> None:
+        if backend is None:
+            backend = backend_of(array) if is_device_array(array) else get_backend()
+        self.backend: Backend = backend
+        if array is None and out is None:
+            raise ValueError("array=None begins with an empty volume, which needs out= to be written to")
+        given = None if array is None else Planes(array, backend.xp, "array")
+        target: Any = given if out is None else WriterPlanes(out, None if given is None else given.shape)
+        self._target = target
+        self._source: Any = given or NoPlanes(target.shape, target.dtype, backend.xp)
+        if not self._target.writable:
+            raise PermissionError('array cannot be written: open it with mode="r+", or give out=')
+        _check_cast(self._source.dtype, target.dtype)
+        self._in_place = out is None
+        self._grid = make_grid(self._source.shape, origin, pitch)
+        self._label = _check_label(label, self._target.dtype)
+        if isinstance(slab_bytes, bool) or not isinstance(slab_bytes, (int, np.integer)) or slab_bytes < 1:
+            raise ValueError(f"slab_bytes={slab_bytes!r}: a number of bytes from 1 on is needed")
+        self._slab_bytes = int(slab_bytes)
+        self._queue: list[Queued] = []
+        self._run: _Run | None = None
+        self._written = False
+
+    def __enter__(self) -> VoxelSession:
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is None:
+            self.flush()
+
+    def boolean(self, operation: str, other: Any) -> None:
+        """Queue ``"union"``, ``"intersect"`` or ``"subtract"`` with a mask of the same shape, in memory or in Zarr.
+
+        Of a label image, voxels that are not 0 count. Its planes are read when they are needed.
+        """
+        planes = Planes(other, self.backend.xp, "other")
+        if planes.shape != self._grid.shape:
+            raise ValueError(f"other has shape {planes.shape}, but the volume has {self._grid.shape}")
+        if self._in_place and planes.shares(self._source):
+            raise ValueError("other is the array that the session changes, plane after plane: give a copy of it")
+        self._add(Combine(_check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
+
+    def dilate(
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> None:
+        """Queue a dilation; parameters as for :meth:`.Operations.dilate`, `pitch` is by default the session's."""
+        self._morphology("dilate", structure, radius, pitch, border_value)
+
+    def erode(
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+    ) -> None:
+        """Queue an erosion; parameters as for :meth:`dilate`."""
+        self._morphology("erode", structure, radius, pitch, border_value)
+
+    def open(
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
+    ) -> None:
+        """Queue an erosion and a dilation; parameters as for :meth:`.Operations.open`."""
+        self._morphology("open", structure, radius, pitch, border_value)
+
+    def close(
+        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
+    ) -> None:
+        """Queue a dilation and an erosion; parameters as for :meth:`.Operations.close`."""
+        self._morphology("close", structure, radius, pitch, border_value)
+
+    def subtract_swept_capsule(self, p0: Any, p1: Any, radius: Any) -> None:
+        """Queue capsules to be removed; parameters as for :meth:`.Operations.subtract_swept_capsule`."""
+        self._subtract(capsule_table(p0, p1, radius), p0, p1, radius)
+
+    def subtract_swept_polyline(self, points: Any, radius: Any) -> None:
+        """Queue the capsules along a polyline, (n, 3) µm, to be removed."""
+        table, line = polyline_table(points, radius), np.asarray(points, dtype=np.float64)
+        self._subtract(table, line[:-1], line[1:], radius)
+
+    def voxelize_mesh(
+        self, vertices: Any, triangles: Any, operation: str = "union", *, fill_holes: bool = True
+    ) -> None:
+        """Queue a mesh, vertices in (x, y, z) µm, whose mask is combined with the volume.
+
+        Raises
+        ------
+        ValueError
+            The mesh is not watertight and shall be filled: what its shell encloses is not known slab by slab.
+        """
+        mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
+        if mesh.kind == SHELL and fill_holes:
+            raise ValueError(
+                "the mesh is not watertight, and a shell cannot be filled slab by slab: mend the mesh, give "
+                "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which takes all in memory"
+            )
+        self._add(Voxelize(_check_operation(operation), mesh))
+
+    def flush(self) -> Flushed:
+        """Carry out what is queued; nothing where nothing is.
+
+        Returns
+        -------
+        Flushed
+            What was changed.
+
+        Raises
+        ------
+        VoxelSessionError
+            Something failed after a part of the volume was written.
+        Exception
+            What failed before.
+        """
+        if not self._queue:
+            return Flushed()
+        run = self._run or _Run()
+        planes, depth = self._slab_planes(), self._grid.shape[0]
+        try:
+            while run.start < depth:
+                run = self._run = replace(
+                    run, pending=run.pending or self._compute(run, min(run.start + planes, depth))
+                )
+                run = self._run = self._write(run)
+        except Exception as error:
+            run = self._run or _Run()
+            partly = run.pending is not None and self._target.step > 1
+            if run.start == 0 and not partly:
+                self._run = None
+                raise
+            raise VoxelSessionError(self._progress(run, partly=partly, error=error)) from error
+        self._queue, self._run, self._written = [], None, not self._in_place
+        return run.done
+
+    def _add(self, operation: Queued) -> None:
+        if self._run is not None:
+            raise ValueError(f"{self._run.start} planes of an earlier flush are done, the others not yet: flush first")
+        if self._written:
+            raise ValueError("out= has been written: open another session for more operations")
+        self._queue.append(operation)
+
+    def _morphology(self, method: str, structure: Any, radius: Any, pitch: Any, border_value: bool | None) -> None:
+        if radius is not None and pitch is None:
+            pitch = self._grid.pitch
+        self._add(Morphology(method, as_element(structure, radius, pitch), border_value))
+
+    def _subtract(self, table: np.ndarray, p0: Any, p1: Any, radius: Any) -> None:
+        start, end = (np.array(np.atleast_2d(one), dtype=np.float64) for one in (p0, p1))
+        if len(table):
+            new = Subtract(start, end, np.array(np.broadcast_to(radius, len(table)), dtype=np.float64))
+            last = self._queue[-1] if self._queue else None
+            self._add(new if not isinstance(last, Subtract) else last.joined(new))
+            if isinstance(last, Subtract):
+                del self._queue[-2]
+
+    @property
+    def _halo(self) -> int:
+        return sum(one.halo for one in self._queue)
+
+    def _slab_planes(self) -> int:
+        """Planes of a slab, without those above and below; whole chunks, one at least."""
+        size = 2 + self._source.dtype.itemsize + self._target.dtype.itemsize
+        per_voxel = size + max(one.voxel_bytes for one in self._queue)
+        planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
+        return max(1, planes // self._target.step) * self._target.step
+
+    def _write(self, run: _Run) -> _Run:
+        """Write the slab that is pending."""
+        slab, done = run.pending, run.done
+        assert slab is not None
+        self._target.write(run.start, slab.planes)
+        counts = Flushed(done.added + slab.added, done.removed + slab.removed, done.slabs + 1)
+        return _Run(run.start + slab.planes.shape[0], slab.above, None, counts)
+
+    def _compute(self, run: _Run, stop: int) -> _Slab:
+        """Compute the planes from `run.start` to `stop`."""
+        xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
+        before, after = max(0, run.start - halo), min(depth, stop + halo)
+        above = xp.empty((0, *self._grid.shape[1:]), bool) if run.above is None else run.above
+        labels = self._source.read(before if not self._in_place else run.start, after)
+        mask = labels != 0 if self._label is None else labels == self._label
+        if self._in_place and run.start > before:  # what has been overwritten
+            mask = xp.concatenate([above, mask])
+        first, count = run.start - before, stop - run.start
+        was = mask[first : first + count].copy()
+        kept = mask[max(0, stop - halo - before) : stop - before].copy()
+        grid = replace(self._grid, shape=tuple(mask.shape), z_offset=before)
+        for operation in self._queue:
+            mask = operation.apply(self.backend, mask, grid)
+        now = mask[first : first + count]
+        skipped = 0 if self._in_place else first
+        planes = self._relabelled(labels[skipped : skipped + count], was, now)
+        return _Slab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
+
+    def _relabelled(self, labels: Any, was: Any, now: Any) -> Any:
+        """Give removed voxels 0 and added ones the label; all others keep theirs."""
+        xp, dtype = self.backend.xp, self._target.dtype.newbyteorder("=")
+        if labels.dtype == bool:
+            return now.astype(dtype) * dtype.type(self._label or 1)
+        changed = xp.where(now, self._label or 1, 0)
+        return xp.where(now == was, labels, changed).astype(dtype)
+
+    def _progress(self, run: _Run, *, partly: bool, error: Exception) -> str:
+        depth = self._grid.shape[0]
+        stop = run.start + (run.pending.planes.shape[0] if partly and run.pending is not None else 0)
+        half = f"planes {run.start}:{stop} may be written in part, " if partly else ""
+        return (
+            f"planes 0:{run.start} of {depth} are done, {half}planes {stop}:{depth} are as they were; "
+            f"flush() again goes on from plane {run.start}. The cause: {error}"
+        )
+
+
+def _check_operation(operation: str) -> str:
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
+    return operation
+
+
+def _check_cast(source: np.dtype, target: np.dtype) -> None:
+    if target.kind != "b" and not np.can_cast(source, target):
+        raise ValueError(f"out writes {target}, which does not hold all labels of the array's {source}")
+
+
+def _check_label(label: int | None, dtype: np.dtype) -> int | None:
+    if label is None:
+        return None
+    if dtype.kind == "b":
+        raise ValueError(f"label={label!r}: the volume is bool and has no labels")
+    limits = np.iinfo(dtype)
+    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+    if not whole or label == 0 or not limits.min <= label <= limits.max:
+        raise ValueError(f"label={label!r}: a label of {dtype} is a whole number other than 0, at most {limits.max}")
+    return int(label)

@@ -1,0 +1,350 @@
+"""The Warp kernels of voxel operations, defined once, when they are first asked for.
+
+In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at their first launch
+and keeps them on disk. Fused multiply-add is off and distances are in float64, so that a kernel decides for each voxel
+as NumPy does by the same operations in the same order.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: SIM102
+# (Warp's kernels are another language: its numbers do not convert, and `and` computes both of its sides.)
+
+# No postponed annotations in this module: Warp reads the types of a kernel's parameters from them.
+
+import functools
+import sys
+import threading
+from types import SimpleNamespace
+
+#: Voxels of a brick along each axis: the capsules that may touch a brick are looked up for all of its voxels at once.
+BRICK = 16
+
+#: Voxels along x that a thread looks at.
+RUN = 8
+
+_lock = threading.Lock()
+
+
+def kernels() -> SimpleNamespace:
+    """Return the kernels; defined by the first call."""
+    with _lock:
+        return _define_kernels()
+
+
+@functools.cache
+def _define_kernels() -> SimpleNamespace:
+    import warp as wp
+
+    wp.set_module_options({"enable_backward": False, "fuse_fp": False}, module=sys.modules[__name__])
+    ones, low_bits = wp.constant(wp.uint64(0x0101010101010101)), wp.constant(wp.uint64(0x7F7F7F7F7F7F7F7F))
+    brick, run = wp.constant(BRICK), wp.constant(RUN)
+
+    @wp.func
+    def truth(word: wp.uint64):
+        """1 for each byte that is not 0."""
+        return ((((word & low_bits) + low_bits) | word) >> wp.uint64(7)) & ones
+
+    @wp.func
+    def combined(operation: wp.int32, a: wp.uint64, b: wp.uint64):
+        x, y = truth(a), truth(b)
+        result = x | y
+        if operation == 1:
+            result = x & y
+        if operation == 2:
+            result = x & (ones ^ y)
+        return result
+
+    @wp.kernel
+    def boolean_words(
+        operation: wp.int32,
+        words: wp.int32,
+        a: wp.array(dtype=wp.uint64),
+        b: wp.array(dtype=wp.uint64),
+        out: wp.array(dtype=wp.uint64),
+    ):
+        # 32 threads take 64 neighbouring words, each two of 8 bytes: loads of a warp are contiguous
+        t = wp.tid()
+        i = (t // 32) * 64 + t % 32
+        j = i + 32
+        if j < words:
+            left = combined(operation, a[i], b[i])
+            right = combined(operation, a[j], b[j])
+            out[i] = left
+            out[j] = right
+        elif i < words:
+            out[i] = combined(operation, a[i], b[i])
+
+    @wp.kernel
+    def pack(
+        mask: wp.array3d(dtype=wp.uint8),
+        inverted: wp.int32,
+        outside: wp.uint64,
+        margin: wp.int32,
+        bits: wp.array3d(dtype=wp.uint64),
+    ):
+        # one word is 64 voxels along x; `margin` words on either side, and what lies beyond the mask, hold `outside`
+        z, y, w = wp.tid()
+        word = outside
+        first = (w - margin) * 64
+        if first >= 0 and first < mask.shape[2]:
+            word = wp.uint64(0)
+            for k in range(64):
+                bit = outside & wp.uint64(1)
+                if first + k < mask.shape[2]:
+                    bit = wp.uint64(inverted)
+                    if mask[z, y, first + k] != wp.uint8(0):
+                        bit = wp.uint64(1 - inverted)
+                word = word | (bit << wp.uint64(k))
+        bits[z, y, w] = word
+
+    @wp.func
+    def word_at(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, z: wp.int32, y: wp.int32, w: wp.int32):
+        word = outside
+        if w < bits.shape[2]:
+            word = bits[z, y, w]
+        return word
+
+    @wp.func
+    def word_from(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, z: wp.int32, y: wp.int32, x: wp.int32):
+        """64 bits from bit x on, which is not negative."""
+        w, shift = x // 64, wp.uint64(x % 64)
+        word = word_at(bits, outside, z, y, w)
+        if shift != wp.uint64(0):
+            word = (word >> shift) | (word_at(bits, outside, z, y, w + 1) << (wp.uint64(64) - shift))
+        return word
+
+    @wp.kernel
+    def widen(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, shift: wp.int32, out: wp.array3d(dtype=wp.uint64)):
+        # a bit is set where it or the one `shift` voxels further along x is
+        z, y, w = wp.tid()
+        out[z, y, w] = bits[z, y, w] | word_from(bits, outside, z, y, 64 * w + shift)
+
+    @wp.kernel
+    def gather(
+        bits: wp.array3d(dtype=wp.uint64),
+        outside: wp.uint64,
+        margin: wp.int32,
+        runs: wp.array2d(dtype=wp.int32),
+        first: wp.int32,
+        last: wp.int32,
+        out: wp.array3d(dtype=wp.uint64),
+    ):
+        # unites the words at the offsets (dz, dy, dx) of runs `first` to `last` with what `out` holds
+        z, y, w = wp.tid()
+        every = ~wp.uint64(0)
+        word = out[z, y, w]
+        for r in range(first, last):
+            if word == every:
+                break
+            zz, yy = z + runs[r, 0], y + runs[r, 1]
+            if zz >= 0 and zz < bits.shape[0] and yy >= 0 and yy < bits.shape[1]:
+                word = word | word_from(bits, outside, zz, yy, 64 * (w + margin) + runs[r, 2])
+            else:
+                word = word | outside
+        out[z, y, w] = word
+
+    @wp.kernel
+    def unpack(bits: wp.array3d(dtype=wp.uint64), inverted: wp.int32, out: wp.array3d(dtype=wp.uint8)):
+        z, y, x = wp.tid()
+        bit = wp.int32((bits[z, y, x // 64] >> wp.uint64(x % 64)) & wp.uint64(1))
+        out[z, y, x] = wp.uint8(bit ^ inverted)
+
+    @wp.func
+    def squared_distance(capsules: wp.array2d(dtype=wp.float64), i: wp.int32, at: wp.vec3d):
+        vx, vy, vz = at[0] - capsules[i, 0], at[1] - capsules[i, 1], at[2] - capsules[i, 2]
+        dx, dy, dz = capsules[i, 3], capsules[i, 4], capsules[i, 5]
+        t = wp.float64(0.0)
+        if capsules[i, 6] > wp.float64(0.0):
+            t = ((vx * dx + vy * dy) + vz * dz) / capsules[i, 6]
+            t = wp.min(wp.max(t, wp.float64(0.0)), wp.float64(1.0))
+        ex, ey, ez = vx - t * dx, vy - t * dy, vz - t * dz
+        return (ex * ex + ey * ey) + ez * ez
+
+    @wp.func
+    def centre(origin: wp.vec3d, pitch: wp.vec3d, x: wp.int32, y: wp.int32, z: wp.int32):
+        half = wp.float64(0.5)
+        return wp.vec3d(
+            origin[0] + (wp.float64(x) + half) * pitch[0],
+            origin[1] + (wp.float64(y) + half) * pitch[1],
+            origin[2] + (wp.float64(z) + half) * pitch[2],
+        )
+
+    @wp.kernel
+    def cull_capsules(
+        capsules: wp.array2d(dtype=wp.float64),
+        origin: wp.vec3d,
+        pitch: wp.vec3d,
+        z_offset: wp.int32,
+        slack: wp.float64,
+        near: wp.array4d(dtype=wp.uint32),
+    ):
+        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more
+        bz, by, bx, w = wp.tid()
+        size = wp.float64(brick)
+        middle = wp.vec3d(
+            origin[0] + (wp.float64(bx) + wp.float64(0.5)) * size * pitch[0],
+            origin[1] + (wp.float64(by) + wp.float64(0.5)) * size * pitch[1],
+            origin[2] + ((wp.float64(bz) + wp.float64(0.5)) * size + wp.float64(z_offset)) * pitch[2],
+        )
+        word = wp.uint32(0)
+        for k in range(32):
+            i = w * 32 + k
+            if i < capsules.shape[0]:
+                reach = capsules[i, 7] + slack
+                if squared_distance(capsules, i, middle) <= reach * reach:
+                    word = word | (wp.uint32(1) << wp.uint32(k))
+        near[bz, by, bx, w] = word
+
+    @wp.func
+    def is_inside(
+        capsules: wp.array2d(dtype=wp.float64),
+        near: wp.array4d(dtype=wp.uint32),
+        bz: wp.int32,
+        by: wp.int32,
+        bx: wp.int32,
+        at: wp.vec3d,
+    ):
+        for w in range(near.shape[3]):
+            word = near[bz, by, bx, w]
+            i = w * 32
+            while word != wp.uint32(0):
+                if (word & wp.uint32(1)) != wp.uint32(0):
+                    if squared_distance(capsules, i, at) <= capsules[i, 8]:
+                        return True
+                word = word >> wp.uint32(1)
+                i = i + 1
+        return False
+
+    @wp.kernel
+    def subtract_capsules(
+        mask: wp.array3d(dtype=wp.uint8),
+        capsules: wp.array2d(dtype=wp.float64),
+        near: wp.array4d(dtype=wp.uint32),
+        origin: wp.vec3d,
+        pitch: wp.vec3d,
+        z_offset: wp.int32,
+        removed: wp.array3d(dtype=wp.int32),
+    ):
+        z, y, r = wp.tid()
+        bz, by, bx = z // brick, y // brick, (r * run) // brick
+        touched = wp.uint32(0)
+        for w in range(near.shape[3]):
+            touched = touched | near[bz, by, bx, w]
+        if touched == wp.uint32(0):
+            return
+        count = wp.int32(0)
+        for x in range(r * run, wp.min(r * run + run, mask.shape[2])):
+            if mask[z, y, x] != wp.uint8(0):
+                if is_inside(capsules, near, bz, by, bx, centre(origin, pitch, x, y, z + z_offset)):
+                    mask[z, y, x] = wp.uint8(0)
+                    count = count + 1
+        if count > 0:
+            wp.atomic_add(removed, bz, by, bx, count)
+
+    @wp.func
+    def area(ua: wp.int64, va: wp.int64, ub: wp.int64, vb: wp.int64, u: wp.int64, v: wp.int64):
+        return (ub - ua) * (v - va) - (vb - va) * (u - ua)
+
+    @wp.func
+    def sign_of(value: wp.int64):
+        sign = wp.int32(0)
+        if value > wp.int64(0):
+            sign = wp.int32(1)
+        if value < wp.int64(0):
+            sign = wp.int32(-1)
+        return sign
+
+    @wp.func
+    def side(of: wp.int64, ua: wp.int64, va: wp.int64, ub: wp.int64, vb: wp.int64):
+        sign = sign_of(of)
+        if sign == 0:
+            sign = sign_of(va - vb)
+        if sign == 0:
+            sign = sign_of(ub - ua)
+        return sign
+
+    @wp.func
+    def first_column(value: wp.int64, bits: wp.int64, offset: wp.int32, n: wp.int32):
+        """The first column of the box whose centre is not before a coordinate."""
+        one = wp.int64(1)
+        up = (one << bits) - one - (one << (bits - one))
+        return wp.int32(wp.clamp(((value + up) >> bits) - wp.int64(offset), wp.int64(0), wp.int64(n)))
+
+    @wp.kernel
+    def cross_columns(
+        corners: wp.array3d(dtype=wp.int64),
+        bits: wp.int64,
+        scale: wp.float64,
+        axis: wp.int32,
+        lanes: wp.int32,
+        z_offset: wp.int32,
+        marks: wp.array3d(dtype=wp.uint8),
+        change: wp.array3d(dtype=wp.int32),
+        solid: wp.int32,
+    ):
+        # `lanes` threads share the columns of a triangle. Solid: ±1 in `change` at the first centre above a crossing
+        # along z; else: 1 in `marks`, in the voxel of the crossing along `axis`.
+        t, lane = wp.tid()
+        iu, iv = (axis + 1) % 3, (axis + 2) % 3
+        ua, va, ha = corners[t, 0, iu], corners[t, 0, iv], corners[t, 0, axis]
+        ub, vb, hb = corners[t, 1, iu], corners[t, 1, iv], corners[t, 1, axis]
+        uc, vc, hc = corners[t, 2, iu], corners[t, 2, iv], corners[t, 2, axis]
+        whole = (ub - ua) * (vc - va) - (vb - va) * (uc - ua)
+        if whole == wp.int64(0):
+            return
+        sizes = wp.vec3i(marks.shape[2], marks.shape[1], marks.shape[0])
+        if solid != 0:
+            sizes = wp.vec3i(change.shape[2], change.shape[1], change.shape[0])
+        offsets = wp.vec3i(0, 0, z_offset)
+        u0 = first_column(wp.min(wp.min(ua, ub), uc), bits, offsets[iu], sizes[iu])
+        u1 = first_column(wp.max(wp.max(ua, ub), uc), bits, offsets[iu], sizes[iu])
+        v0 = first_column(wp.min(wp.min(va, vb), vc), bits, offsets[iv], sizes[iv])
+        v1 = first_column(wp.max(wp.max(va, vb), vc), bits, offsets[iv], sizes[iv])
+        width = u1 - u0
+        if width <= 0 or v1 <= v0:
+            return
+        columns = wp.int64(width) * wp.int64(v1 - v0)
+        number = wp.int64(lane)
+        while number < columns:
+            cu = u0 + wp.int32(number % wp.int64(width))
+            cv = v0 + wp.int32(number // wp.int64(width))
+            u = wp.int64(2 * (cu + offsets[iu]) + 1) << (bits - wp.int64(1))
+            v = wp.int64(2 * (cv + offsets[iv]) + 1) << (bits - wp.int64(1))
+            ab, bc, ca = area(ua, va, ub, vb, u, v), area(ub, vb, uc, vc, u, v), area(uc, vc, ua, va, u, v)
+            sign = side(ab, ua, va, ub, vb)
+            if sign != 0 and sign == side(bc, ub, vb, uc, vc) and sign == side(ca, uc, vc, ua, va):
+                part = wp.float64(ca) * wp.float64(hb - ha) + wp.float64(ab) * wp.float64(hc - ha)
+                height = (wp.float64(ha) + part / wp.float64(whole)) * scale
+                if solid != 0:
+                    k = wp.max(wp.int64(wp.ceil(height - wp.float64(0.5))) - wp.int64(z_offset), wp.int64(0))
+                    if k < wp.int64(sizes[2]):
+                        wp.atomic_add(change, wp.int32(k), cv, cu, -sign)
+                else:
+                    k = wp.int64(wp.floor(height)) - wp.int64(offsets[axis])
+                    if k >= wp.int64(0) and k < wp.int64(sizes[axis]):
+                        if axis == 0:
+                            marks[cv, cu, wp.int32(k)] = wp.uint8(1)
+                        elif axis == 1:
+                            marks[cu, wp.int32(k), cv] = wp.uint8(1)
+                        else:
+                            marks[wp.int32(k), cv, cu] = wp.uint8(1)
+            number = number + wp.int64(lanes)
+
+    @wp.kernel
+    def wind(change: wp.array3d(dtype=wp.int32), odd: wp.int32, out: wp.array3d(dtype=wp.uint8)):
+        # the sum of what changes below a voxel: how often the mesh winds around it
+        y, x = wp.tid()
+        winding = wp.int32(0)
+        for z in range(change.shape[0]):
+            winding = winding + change[z, y, x]
+            value = wp.uint8(0)
+            if (odd == 0 and winding != 0) or (winding & odd) != 0:
+                value = wp.uint8(1)
+            out[z, y, x] = value
+
+    found = dict(locals())
+    names = (
+        "boolean_words", "pack", "widen", "gather", "unpack", "cull_capsules", "subtract_capsules", "cross_columns",
+        "wind",
+    )  # fmt: skip
+    return SimpleNamespace(**{name: found[name] for name in names})

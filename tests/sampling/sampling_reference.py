@@ -1,0 +1,34 @@
+"""Volumes of the sampler's tests, and what is true of them by SciPy."""
+
+import numpy as np
+from scipy import ndimage
+
+DIMS = (19, 14, 9)  # x, y, z
+
+
+def truth(voxels, coords, order, low_high=None):
+    """SciPy in double precision, of exact coordinates."""
+    voxels = voxels.astype(np.float64)
+    if low_high:
+        low, high = low_high
+        voxels = np.clip((voxels - low) / (high - low), 0, 1) if high > low else voxels * 0
+    shape = np.array(voxels.shape[1:])
+    place = coords[:, ::-1].astype(np.float64) * shape - 0.5
+    if order == 0:
+        at = np.clip(np.floor(place + 0.5), 0, shape - 1).astype(int)
+        return voxels[:, *at.T]
+    place = np.clip(place, 0, shape - 1).T
+    return np.stack([ndimage.map_coordinates(one, place, order=order, mode="mirror") for one in voxels])
+
+
+def voxels_of(dtype, channels=1, dims=DIMS, seed=0):
+    values = np.random.default_rng(seed).normal(60, 25, (channels, *dims[::-1]))
+    return np.clip(values, 0, 120).astype({"float": "f4", "double": "f8"}.get(dtype, dtype))
+
+
+def raw_file(folder, dtype="uint16", channels=1, offset=0, big=False, dims=DIMS):
+    voxels = voxels_of(dtype, channels, dims)
+    path = folder / "volume.raw"
+    path.write_bytes(b"x" * offset + voxels.astype(voxels.dtype.newbyteorder(">" if big else "<")).tobytes())
+    kwargs = {"filename": path, "dims": list(dims), "dtype": dtype, "n_channels": channels, "offset": offset}
+    return voxels, kwargs | {"is_big_endian": big}

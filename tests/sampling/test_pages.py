@@ -1,0 +1,235 @@
+"""Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
+
+import numpy as np
+import pytest
+import zarr
+from emulator import emulated
+from nvrtc import compilations, compile_kernel
+from sampling_reference import truth
+
+from linumpy.errors import ChunkError
+from linumpy.gpu import Reader
+from linumpy.sampling import boxes, create_sampler, draws, pages, volume, zarr_volumes
+from linumpy.sampling.draws import Draw, host_coordinates
+from linumpy.sampling.generator import key_of
+from linumpy.sampling.paging import Paging, page_shape, plan_paging
+from linumpy.sampling.sampler import Sampler
+
+SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
+KEY = key_of(5)
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch):
+    for module in (volume, draws, boxes, pages):
+        monkeypatch.setattr(module, "load", emulated)
+    monkeypatch.setattr(page_shape, "__defaults__", (1,))
+    monkeypatch.setattr(plan_paging, "__defaults__", (1,))
+
+
+@pytest.fixture
+def reader():
+    with Reader(device="cpu") as made:
+        yield made
+
+
+def stored(folder, dtype="u2", channels=None, axis=0, shape=SHAPE, chunks=CHUNKS, **kwargs):
+    """An array, and its voxels (C, Z, Y, X)."""
+    voxels = (np.random.default_rng(0).random((channels or 1, *shape)) * 1000).astype(dtype)
+    data = voxels[0] if channels is None else np.moveaxis(voxels, 0, axis)
+    whole = tuple(chunks) if channels is None else tuple(np.insert(chunks, axis % 4, 1).tolist())
+    array = zarr.create_array(folder / "volume.zarr", data=data, chunks=whole, **kwargs)
+    return voxels, array
+
+
+def paged(folder, reader, cache=40, ahead=3000, window=None, low_high=None, voxels=None, array=None, **kwargs):
+    if array is None:
+        voxels, array = stored(folder, **kwargs)
+    channel_axis = None if array.ndim == 3 else kwargs.get("axis", 0)
+    volumes = zarr_volumes.open_channels(array, channel_axis=channel_axis)
+    kept = 4 if voxels.dtype.str[1:] in ("u4", "i4", "f8") else voxels.itemsize
+    nbytes = cache * 480 * kept * len(voxels)
+    field = zarr_volumes.open_pages(
+        volumes,
+        low_high=low_high,
+        value_range=None,
+        cache_bytes=nbytes,
+        ahead=ahead,
+        window=window,
+        reader=reader,
+        xp=np,
+    )
+    return voxels, field
+
+
+def check(voxels, coords, values, low_high=None):
+    assert np.abs(values - truth(voxels, coords, 1, low_high)).max() < (1e-6 if low_high else 1e-3)
+
+
+def points(count):
+    return np.random.default_rng(1).uniform(-0.05, 1.05, (count, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("cache", [16, 40, 300])
+@pytest.mark.parametrize("channels", [None, 2])
+def test_values_at_points(cache, channels, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, cache, channels=channels)
+    for count in (1, 700):
+        coords, values = points(count), np.full((len(voxels), count), np.nan, np.float32)
+        field.decode(coords, values)
+        check(voxels, coords, values)
+    assert field._cache.slots.shape[0] == min(cache, 2 * 80 + 16)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f2", "f4", "f8", "i4", ">u2"])
+def test_dtypes(dtype, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, dtype=dtype)
+    coords, values = points(300), np.empty((1, 300), np.float32)
+    field.decode(coords, values)
+    check(voxels, coords, values)
+
+
+def test_normalised(tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, low_high=(200, 700))
+    coords, values = points(300), np.empty((1, 300), np.float32)
+    field.decode(coords, values)
+    check(voxels, coords, values, (200, 700))
+    assert field.value_range == (0, 1)
+
+
+def test_few_points_read_few_pages(tmp_path, reader):
+    _, field = paged(tmp_path, reader, 300)
+    coords, values = np.full((50, 3), 0.02, np.float32), np.empty((1, 50), np.float32)
+    field.decode(coords, values)
+    assert field._cache.read <= 8
+    field.decode(coords, values)
+    assert field._cache.read <= 8
+
+
+def test_a_pass_reads_each_page_once_where_layers_fit(tmp_path, reader):
+    _, field = paged(tmp_path, reader, cache=4 * 20 + 8)
+    assert field._paging.part == (1, 4, 5)
+    field.decode(points(3000), np.empty((1, 3000), np.float32))
+    assert field._cache.read == 4 * 4 * 5
+
+
+def test_the_stream_is_that_of_the_generator(tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, ahead=1000)
+    sampler = Sampler(field, seed=5)
+    made = [sampler.sample(count) for count in (300, 1, 900, 2500)]
+    coords, values = (np.concatenate([one[k] for one in made], k) for k in (0, 1))
+    assert np.array_equal(coords, host_coordinates(Draw(), KEY, np.arange(3701, dtype=np.uint64)))
+    check(voxels, coords, values)
+
+
+@pytest.mark.parametrize("cache", [60, 300])
+def test_binned(cache, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, cache, window=9000)
+    assert field.window_size == 9000
+    sampler = Sampler(field, seed=5, order="binned")
+    made = [sampler.sample(count) for count in (100, 400, 8500, 700)]
+    for coords, values in made:
+        check(voxels, coords, values)
+    coords = np.concatenate([one[0] for one in made])[:9000]
+    expected = np.empty((9000, 3), np.float32)
+    boxes.window(field.boxes, KEY, 0, 9000).draw(0, expected)
+    assert np.array_equal(coords, expected)
+
+
+def test_binned_reads_pages_about_once(tmp_path, reader):
+    _, field = paged(tmp_path, reader, 100, window=9000)
+    sampler = Sampler(field, seed=5, order="binned")
+    for _ in range(30):
+        sampler.sample(300)
+    assert field._cache.read <= 1.6 * 80
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "sobol"}, {"order": "stratified"}])
+def test_other_orders(options, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader)
+    check(voxels, *Sampler(field, seed=5, **options).sample(500))
+
+
+def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
+    voxels, array = stored(tmp_path)
+    chunk = tmp_path / "volume.zarr" / "c" / "1" / "1" / "1"
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-5])
+    _, field = paged(tmp_path, reader, 300, voxels=voxels, array=array)
+    coords, values = points(2000), np.empty((1, 2000), np.float32)
+    for _ in range(2):
+        with pytest.raises(ChunkError, match="1/1/1"):
+            field.decode(coords, values)
+    chunk.write_bytes(data)
+    field.decode(coords, values)
+    check(voxels, coords, values)
+
+
+@pytest.mark.parametrize("slots", [16, 100, 2000])
+@pytest.mark.parametrize("dims", [(1000, 30, 500), (64, 64, 64), (3, 3, 3)])
+def test_parts_fit_into_the_cache(slots, dims):
+    paging = plan_paging(dims, (16, 16, 16), slots, 4096)
+    seen = np.zeros(paging.pages, int)
+    for begin, end in paging.parts():
+        seen[tuple(slice(b, e) for b, e in zip(begin, end, strict=True))] += 1
+        assert len(paging.with_neighbours(begin, end)) <= slots // 2
+    assert (seen == 1).all()
+
+
+def test_small_chunks_are_joined():
+    assert page_shape((512, 512, 512), (64, 64, 64), 2**18) == (64, 64, 64)
+    assert page_shape((512, 512, 512), (1, 512, 512), 2**18) == (1, 512, 512)
+    assert page_shape((512, 512, 512), (16, 16, 16), 2**18) == (64, 64, 64)
+    assert page_shape((5, 6, 7), (16, 16, 16), 2**18) == (5, 6, 7)
+    assert Paging((5, 6, 7), (2, 3, 4), (1, 1, 1)).pages == (3, 2, 2)
+    with pytest.raises(ValueError, match="memory for 15 pages of 16 × 16 × 16"):
+        plan_paging((512, 512, 512), (16, 16, 16), 15, 4096)
+
+
+def test_arrays_in_host_memory(tmp_path):
+    voxels, array = stored(tmp_path, channels=3, axis=-1)
+    sampler = create_sampler("zarr", "cpu", source=array, channel_axis=3, range=(0, 500), seed=1)
+    assert sampler.n_channels() == 3
+    check(voxels, *sampler.sample(500), (0, 500))
+    check(voxels, *create_sampler("zarr", "cpu", source=tmp_path / "volume.zarr", channel_axis=-1).sample(500))
+    with pytest.raises(ValueError, match="channel_axis= \\(0 to 3\\)"):
+        create_sampler("zarr", "cpu", source=array)
+    with pytest.raises(ValueError, match="single array"):
+        create_sampler("zarr", "cpu", source=array, level=1, channel_axis=0)
+
+
+def ome_image(folder, channels=2, times=1):
+    group = zarr.open_group(folder / "image.zarr", mode="w")
+    data = np.random.default_rng(0).integers(0, 255, (times, channels, 6, 7, 8), np.uint8)
+    group.create_array("0", data=data, chunks=(1, 1, 4, 4, 4))
+    kinds = [("t", "time"), ("c", "channel"), ("z", "space"), ("y", "space"), ("x", "space")]
+    axes = [{"name": n, "type": k, **({"unit": "micrometer"} if k == "space" else {})} for n, k in kinds]
+    scale = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1.0] * 5}]}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": [scale]}]}
+    return folder / "image.zarr", data
+
+
+def test_ome_images(tmp_path):
+    path, data = ome_image(tmp_path)
+    sampler = create_sampler("zarr", "cpu", source=path, seed=1)
+    check(data[0], *sampler.sample(300))
+    check(data[0, 1:], *create_sampler("zarr", "cpu", source=path, channel=1).sample(300))
+    with pytest.raises(ValueError, match="names its axes"):
+        create_sampler("zarr", "cpu", source=path, channel_axis=1)
+    path, data = ome_image(tmp_path, times=2)
+    with pytest.raises(ValueError, match="time="):
+        create_sampler("zarr", "cpu", source=path)
+    check(data[1], *create_sampler("zarr", "cpu", source=path, time=1).sample(300))
+
+
+def specs():
+    base = {"INDEX": "int64", "LAYOUT": "0"}
+    for source in (volume.CUDA_TYPES[one] for one in volume.KEPT):
+        for draw in "01":
+            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": draw})
+    yield pages._spec("mark", base | {"SOURCE": "float", "DRAW": "0", "NORMALISE": "0"})
+
+
+@pytest.mark.parametrize(("one", "architecture"), compilations(specs()))
+def test_kernels_compile(one, architecture):
+    assert one.name.encode() in compile_kernel(one, architecture)

@@ -1,0 +1,297 @@
+"""Samplers as users make them: raw files and arrays, orders, weights, arguments."""
+
+import os
+
+import numpy as np
+import pytest
+from sampling_reference import DIMS, raw_file, truth, voxels_of
+
+from linumpy import sampling
+from linumpy.sampling import create_sampler
+from linumpy.sampling.draws import Draw, host_coordinates
+from linumpy.sampling.generator import key_of
+
+DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
+HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]
+
+
+def check(sampler, voxels, low_high=None, count=3000, order=None):
+    coords, values = sampler.sample(count, order)
+    assert coords.shape == (count, 3)
+    assert coords.dtype == values.dtype == np.float32
+    assert values.shape == (len(voxels), count)
+    span = 1 if low_high else np.ptp(voxels.astype(float))
+    expected = truth(voxels, coords, 1, low_high)
+    assert np.abs(values - expected).max() < 1e-6 * span + 1e-7 * abs(expected).max()
+    outside = np.random.default_rng(0).uniform(-0.2, 1.2, (500, 3)).astype(np.float32)
+    assert np.abs(sampler.decode(outside) - truth(voxels, outside, 1, low_high)).max() < 1e-6 * span + 1e-5
+    return coords, values
+
+
+@pytest.mark.parametrize("device", HOST)
+@pytest.mark.parametrize(
+    ("dtype", "channels", "offset", "big"),
+    [
+        *[(dtype, 1, 0, False) for dtype in DTYPES],
+        *[(dtype, 2, 13, True) for dtype in DTYPES],
+    ],
+)
+def test_raw_files(device, dtype, channels, offset, big, tmp_path):
+    voxels, kwargs = raw_file(tmp_path, dtype, channels, offset, big)
+    sampler = create_sampler("structuredRegular", device, seed=4, range=(10, 90), **kwargs)
+    coords, _ = check(sampler, voxels, (10, 90))
+    assert sampler.n_channels() == channels
+    assert sampler.value_range == (0, 1)
+    if device in ("cpu", "openvkl", "virtual_memory"):
+        assert np.array_equal(coords, host_coordinates(Draw(), key_of(4), np.arange(3000, dtype=np.uint64)))
+
+
+def test_range_is_optional_in_memory(tmp_path):
+    voxels, kwargs = raw_file(tmp_path)
+    sampler = create_sampler("structuredRegular", "cpu", **kwargs)
+    check(sampler, voxels)
+    assert sampler.value_range == (voxels.min(), voxels.max())
+
+
+@pytest.mark.parametrize("device", HOST)
+def test_a_range_of_no_width_gives_0(device, tmp_path):
+    _, kwargs = raw_file(tmp_path)
+    _, values = create_sampler("structuredRegular", device, range=(5, 5), **kwargs).sample(100)
+    assert not values.any()
+
+
+def test_one_line_is_printed(tmp_path, capsys):
+    _, kwargs = raw_file(tmp_path)
+    create_sampler("structuredRegular", "virtual_memory", range=(0, 9), **kwargs)
+    create_sampler("structuredRegular", "out_of_core", range=(0, 9), num_blocks=3, **kwargs)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert str(kwargs["filename"]) in line
+        assert "19 × 14 × 9 uint16, range 0 to 9" in line
+    assert "1 of 1 slabs" in lines[1]
+
+
+@pytest.mark.parametrize("spline_order", [0, 1, 3])
+def test_orders_of_the_spline(spline_order):
+    voxels = voxels_of("float")
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels[0], spline_order=spline_order)
+    coords, values = sampler.sample(500)
+    assert np.abs(values - truth(voxels, coords, spline_order)).max() < 1e-3
+    if spline_order:
+        values, slopes = sampler.decode(coords, gradient=True)
+        assert slopes.shape == (1, 3, 500)
+        slopes = np.zeros((1, 3, 500), np.float32)
+        sampling.decode(sampler, coords, values, 500, gradient=slopes)
+        assert slopes.any()
+
+
+def test_labels():
+    labels = np.random.default_rng(0).integers(0, 2**31, DIMS[::-1], np.uint32)
+    sampler = create_sampler("structuredRegular", "cpu", array=labels, labels=True)
+    coords, values = sampler.sample(200)
+    assert values.dtype == np.int32
+    assert np.array_equal(values, truth(labels[None], coords, 0))
+    with pytest.raises(ValueError, match=r"-2\*\*31 to 2\*\*31 - 1"):
+        create_sampler("structuredRegular", "cpu", array=labels + np.uint32(2**31), labels=True)
+
+
+@pytest.mark.parametrize("order", ["iid", "stratified", "sobol"])
+def test_the_stream_of_a_seed(order):
+    voxels = voxels_of("float")
+    one, other = (create_sampler("structuredRegular", "cpu", array=voxels, seed=9, order=order) for _ in range(2))
+    coords, values = one.sample(1000)
+    parts = [other.sample(count) for count in (1, 0, 400, 599)]
+    assert np.array_equal(coords, np.concatenate([part[0] for part in parts]))
+    assert np.array_equal(values, np.concatenate([part[1] for part in parts], 1))
+    assert len(np.unique(np.concatenate([coords, one.sample(1000)[0]]), axis=0)) == 2000
+
+
+def test_binned_is_in_the_order_of_boxes():
+    voxels = voxels_of("float", dims=(70, 50, 60))
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels, seed=1, order="binned")
+    coords, _ = check(sampler, voxels, count=20_000)
+    steps = np.abs(np.diff(coords, axis=0)).max(1)
+    iid = np.abs(np.diff(sampler.sample(20_000, "iid")[0], axis=0)).max(1)
+    assert np.median(steps) < 0.5 * np.median(iid)
+    # Parts of one window are the window.
+    whole = create_sampler("structuredRegular", "cpu", array=voxels, seed=1, order="binned").sample(1000)
+    piecewise = create_sampler("structuredRegular", "cpu", array=voxels, seed=1, order="binned", window=1000)
+    parts = [piecewise.sample(count) for count in (300, 699, 501)]
+    for k, axis in ((0, 0), (1, 1)):
+        assert np.array_equal(np.concatenate([part[k] for part in parts], axis).take(range(1000), axis), whole[k])
+
+
+def test_masks_and_importance():
+    voxels = voxels_of("float")
+    mask = np.random.default_rng(1).random((5, 6, 7)) > 0.8
+    coords, values = create_sampler("structuredRegular", "cpu", array=voxels, mask=mask).sample(4000)
+    at = np.floor(coords[:, ::-1].astype(np.float64) * mask.shape).astype(int)
+    assert mask[*at.T].all()
+    assert np.abs(values - truth(voxels, coords, 1)).max() < 1e-4
+    density = np.zeros((2, 1, 1))
+    density[1] = 1
+    coords, _ = create_sampler("structuredRegular", "cpu", array=voxels, importance=density).sample(100)
+    assert coords[:, 2].min() >= 0.5
+    edge = np.zeros((1, 40, 40, 40), np.float32)
+    edge[..., 20:] = 1
+    coords, _ = create_sampler("structuredRegular", "cpu", array=edge, importance="gradient", seed=0).sample(4000)
+    assert (np.abs(coords[:, 0] - 0.5) < 0.06).mean() > 0.5
+    with pytest.raises(ValueError, match="one of them"):
+        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, importance=density)
+    with pytest.raises(ValueError, match="order 'iid'"):
+        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, order="binned")
+
+
+def test_arrays_of_the_caller_are_filled():
+    voxels = voxels_of("float", channels=2)
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels, seed=3)
+    coords, values = np.full((50, 3), -1, np.float32), np.full((2, 50), -1, np.float32)
+    sampling.sample(sampler, coords, values, 50)
+    again = create_sampler("structuredRegular", "cpu", array=voxels, seed=3)
+    guarded = [np.full(8 + n + 8, -7, np.float32) for n in (150, 100)]
+    sampling.sample(again, *(one[8:].ctypes.data for one in guarded), 50)
+    for mine, one in zip((coords, values), guarded, strict=True):
+        assert np.array_equal(mine.reshape(-1), one[8:-8])
+        assert (one[:8] == -7).all()
+        assert (one[-8:] == -7).all()
+    other = np.empty((2, 50), np.float32)
+    sampling.decode(sampler, coords.ctypes.data, other.ctypes.data, 50)
+    assert np.array_equal(other, values)
+    half = np.empty((2, 50), np.float16)
+    sampling.decode(sampler, coords, half, 50)
+    assert np.array_equal(half, values.astype(np.float16))
+    sampling.sample(sampler, coords, values, np.int64(50))
+    sampling.sample(sampler, np.empty((0, 3), np.float32), np.empty((2, 0), np.float32), 0)
+
+
+class OnlyDLPack:
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def test_dlpack():
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0], seed=3)
+    coords, values = np.empty((50, 3), np.float32), np.empty((1, 50), np.float32)
+    sampling.sample(sampler, OnlyDLPack(coords), OnlyDLPack(values), 50)
+    assert np.array_equal(values, sampler.decode(coords))
+    array = OnlyDLPack(voxels_of("float")[0])
+    assert np.array_equal(create_sampler("structuredRegular", "cpu", array=array, seed=3).sample(50)[1], values)
+
+
+F4 = np.float32
+
+
+@pytest.mark.parametrize(
+    ("coords", "values", "count", "error", "text"),
+    [
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), -1, ValueError, "count is -1"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), 2**33 + 1, ValueError, "8589934592"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), 5.0, TypeError, r"count is 5\.0"),
+        (np.empty((4, 3), F4), np.empty((1, 5), F4), 5, ValueError, r"coords has shape \(4, 3\)"),
+        (np.empty((5, 3), F4), np.empty((2, 5), F4), 5, ValueError, r"values has shape \(2, 5\)"),
+        (np.empty((5, 3)), np.empty((1, 5), F4), 5, TypeError, "coords has dtype float64"),
+        (np.empty((5, 3), F4), np.empty((1, 5), np.int32), 5, TypeError, "values has dtype int32"),
+        (np.empty((3, 5), F4).T, np.empty((1, 5), F4), 5, ValueError, "coords is not C-contiguous"),
+        (np.broadcast_to(F4(0), (5, 3)), np.empty((1, 5), F4), 5, ValueError, "coords"),
+        ([[0.0] * 3] * 5, np.empty((1, 5), F4), 5, TypeError, "coords is a list"),
+        (0, np.empty((1, 5), F4), 5, ValueError, "coords is the pointer 0x0"),
+        (2, np.empty((1, 5), F4), 5, ValueError, "address of float32"),
+    ],
+)
+def test_arguments_that_do_not_fit(coords, values, count, error, text):
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0])
+    with pytest.raises(error, match=text):
+        sampling.sample(sampler, coords, values, count)
+
+
+def test_read_only_arrays():
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0])
+    coords = np.zeros((5, 3), F4)
+    coords.flags.writeable = False
+    with pytest.raises(ValueError, match="coords is read-only"):
+        sampling.sample(sampler, coords, np.empty((1, 5), F4), 5)
+    sampling.decode(sampler, coords, np.empty(5, F4), 5)
+
+
+ARRAY = np.zeros((4, 4, 4), F4)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "text"),
+    [
+        (("cube", "cpu"), {}, ValueError, "structuredRegular, zarr"),
+        (("zarr", "out_of_core"), {}, ValueError, "cuda, cuda_out_of_core, cpu"),
+        (("structuredRegular", "cpu"), {"arrays": 1}, TypeError, "unknown argument 'arrays'.*filename, array"),
+        (("structuredRegular", "cpu"), {}, ValueError, "filename and array: give one"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "dims": [4, 4, 4]}, ValueError, "describe a file"),
+        (("structuredRegular", "cpu"), {"array": ARRAY[0]}, ValueError, r"shape \(4, 4\)"),
+        (("structuredRegular", "cpu"), {"array": ARRAY.astype("c8")}, ValueError, "complex64"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "range": (2, 1)}, ValueError, r"range=\(2, 1\)"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "range": (0, np.inf)}, ValueError, "finite"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "order": "random"}, ValueError, "order='random'"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "interpolation": "fast"}, ValueError, "interpolation='fast'"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "spline_order": 2}, ValueError, "spline_order=2"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "layout": "cells"}, ValueError, "layout"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "spacing": (1, 2)}, ValueError, "spacing"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "window": 0}, ValueError, "window=0"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "strata": 3, "order": "stratified"}, ValueError, "strata=3"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "labels": True}, ValueError, "give integers"),
+        (("structuredRegular", "virtual_memory"), {"array": ARRAY}, TypeError, "unknown argument 'array'"),
+    ],
+)
+def test_samplers_that_cannot_be_made(args, kwargs, error, text):
+    with pytest.raises(error, match=text):
+        create_sampler(*args, **kwargs).sample(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"dims": [19, 14]}, "dims="),
+        ({"dims": [0, 1, 1]}, "dims="),
+        ({"dims": [-19, 14, 9]}, "dims="),
+        ({"dims": [19.5, 14, 9]}, "dims="),
+        ({"dims": [19, 14, 10]}, "has 4788 bytes"),
+        ({"offset": 2}, "has 4788 bytes"),
+        ({"offset": -2}, "offset=-2"),
+        ({"n_channels": 0}, "n_channels=0"),
+        ({"dtype": "uint64"}, "dtype='uint64'"),
+        ({"dtype": "nothing"}, "dtype='nothing'"),
+        ({"dtype": None}, "dims="),
+        ({"range": None}, "range"),
+    ],
+)
+@pytest.mark.parametrize("device", ["virtual_memory", "out_of_core"])
+def test_files_that_do_not_fit(device, change, text, tmp_path):
+    _, kwargs = raw_file(tmp_path)
+    with pytest.raises(ValueError, match=text):
+        create_sampler("structuredRegular", device, **({"range": (0, 1)} | kwargs | change))
+
+
+@pytest.mark.parametrize("device", HOST)
+def test_a_file_that_is_not_there(device, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        create_sampler("structuredRegular", device, range=(0, 1), **(raw_file(tmp_path)[1] | {"filename": "/nowhere"}))
+
+
+def test_spacing_is_kept():
+    assert create_sampler("structuredRegular", "cpu", array=ARRAY, spacing=[1, 2, 3]).spacing == (1, 2, 3)
+
+
+def test_samples_do_not_depend_on_threads(monkeypatch):
+    from linumpy.sampling import threads
+
+    voxels = voxels_of("float")
+    many = create_sampler("structuredRegular", "cpu", array=voxels, seed=0).sample(50_000)
+    monkeypatch.setattr(threads.in_threads, "__defaults__", (1000,))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    few = create_sampler("structuredRegular", "cpu", array=voxels, seed=0).sample(50_000)
+    assert np.array_equal(many[0], few[0])
+    assert np.array_equal(many[1], few[1])

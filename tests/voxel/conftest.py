@@ -1,0 +1,15 @@
+"""The backends that every test of an operation runs on."""
+
+import pytest
+from voxel_backends import Tried, needs_warp
+
+
+@pytest.fixture(
+    params=[
+        "scipy",
+        pytest.param("warp-cpu", marks=needs_warp),
+        pytest.param("warp-cuda", marks=[pytest.mark.gpu, needs_warp]),
+    ]
+)
+def backend(request):
+    return Tried(request.param)

@@ -1,0 +1,146 @@
+"""Meshes: against winding numbers by solid angles, exact boxes, and each backend against SciPy's voxel for voxel."""
+
+import itertools
+
+import numpy as np
+import pytest
+from voxel_reference import filled, on_surface, winding_numbers
+from voxel_shapes import BOX, CLOSED, FACES, box, sphere, torus
+
+from linumpy.voxel.grid import grid_of_box, make_grid
+from linumpy.voxel.mesh import make_mesh
+from linumpy.voxel.scipy_backend import ScipyBackend
+
+BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
+
+
+@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_mesh_is_where_it_winds(backend, name, pitch):
+    vertices, triangles = CLOSED[name]
+    found = backend.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
+    grid = grid_of_box(BOUNDS, pitch)
+    winding = winding_numbers(grid.shape, vertices, triangles, grid.origin, pitch)
+    assert found.shape == grid.shape
+    clear = np.abs(winding - np.round(winding)) < 0.01  # not on the surface
+    assert clear.mean() > 0.99
+    assert np.array_equal(found[clear], np.round(winding[clear]) != 0)
+    assert np.array_equal(found, ScipyBackend().voxelize_mesh(vertices, triangles, BOUNDS, pitch))
+    assert found.any()
+
+
+def test_faces_on_centres_belong_to_one_side(backend):
+    """A face that goes through voxel centres takes them in at the low side of a box, and not at the high one."""
+    vertices, triangles = box((1.5, 2.5, 0.5), (5.5, 4.5, 3.5))
+    right = np.zeros((6, 7, 8), bool)
+    right[0:3, 2:4, 1:5] = True
+    assert np.array_equal(backend.voxelize_mesh(vertices, triangles, ((0, 0, 0), (8, 7, 6)), 1), right)
+    rng = np.random.default_rng(0)
+    for _ in range(20):  # boxes that tile space take every voxel once
+        cut = rng.integers(1, 11, 3) / 2
+        count = np.zeros((6, 6, 6), int)
+        for corner in itertools.product((0, 1), repeat=3):
+            low = np.where(corner, cut, -1)
+            count += backend.voxelize_mesh(*box(low, np.where(corner, 7, cut)), ((0, 0, 0), (6, 6, 6)), 1)
+        assert (count == 1).all()
+
+
+def test_triangles_that_meet_in_centres_leave_no_gaps(backend):
+    """Vertices and edges of a closed mesh on voxel centres, in every direction."""
+    rng, touched = np.random.default_rng(1), 0
+    for shape in (sphere(1.0, 6), torus(1.0, 0.4, 8, 6)):
+        for _ in range(4):
+            vertices = np.round(shape[0] * rng.integers(4, 8) * 2) / 2 + rng.integers(-3, 4, 3) / 2 + 0.5
+            found = backend.voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1)
+            assert np.array_equal(found, ScipyBackend().voxelize_mesh(vertices, shape[1], ((-12,) * 3, (12,) * 3), 1))
+            assert not found[:, :, [0, -1]].any()
+            winding = winding_numbers(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
+            clear = ~on_surface(found.shape, vertices, shape[1], (-12, -12, -12), (1, 1, 1))
+            touched += np.count_nonzero(~clear)
+            assert np.array_equal(found[clear], np.round(winding[clear]) != 0)
+    assert 50 < touched < 5000
+
+
+@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
+@pytest.mark.parametrize("name", ["box", "sphere", "torus"])
+def test_a_shell(backend, name, pitch):
+    """A mesh without one triangle: its voxels lie on it, separate inside from outside, and are filled."""
+    vertices, triangles = sphere(4.6, 16) if name == "sphere" else CLOSED[name]
+    small = np.linalg.norm(np.cross(*(vertices[triangles[:, i]] - vertices[triangles[:, 0]] for i in (1, 2))), axis=1)
+    open_mesh = np.delete(triangles, small.argmin(), axis=0)
+    shell = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False)
+    scipy = ScipyBackend()
+    assert np.array_equal(shell, scipy.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch, fill_holes=False))
+    whole = backend.voxelize_mesh(vertices, open_mesh, BOUNDS, pitch)
+    assert np.array_equal(whole, filled(shell))
+    solid = scipy.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
+    distance = np.minimum(scipy.distance_transform(~solid, pitch), 9) + np.minimum(
+        scipy.distance_transform(solid, pitch), 9
+    )
+    assert distance[shell].max() <= 1.5 * np.linalg.norm(pitch)
+    if name == "sphere":  # the hole is smaller than a voxel
+        assert not (solid & ~whole).any()
+
+
+def test_a_shell_of_one_plane(backend):
+    """A square sheet at a height within a layer of voxels is that layer; where it lies between two, the upper one."""
+    sheet = np.array([(-1.0, -1, 2.25), (7, -1, 2.25), (7, 7, 2.25), (-1, 7, 2.25)])
+    for height, layer in ((2.25, 2), (2.999, 2), (3.0, 3)):
+        sheet[:, 2] = height
+        found = backend.voxelize_mesh(sheet, [(0, 1, 2), (0, 2, 3)], ((0, 0, 0), (5, 5, 5)), 1, fill_holes=False)
+        assert np.array_equal(np.unique(np.nonzero(found)[0]), [layer])
+        assert found[layer].all()
+
+
+def test_loose_triangles_and_mixed_orientation(backend):
+    """As STL files have them; and faces that do not agree on a side are even and odd."""
+    vertices, triangles = CLOSED["torus"]
+    right = backend.voxelize_mesh(vertices, triangles, BOUNDS, 0.5)
+    loose = vertices[triangles].reshape(-1, 3), np.arange(3 * len(triangles)).reshape(-1, 3)
+    assert np.array_equal(backend.voxelize_mesh(*loose, BOUNDS, 0.5), right)
+    mixed = triangles.copy()
+    mixed[::3] = mixed[::3, ::-1]
+    assert make_mesh(np, vertices, mixed, make_grid((1, 1, 1), (0, 0, 0), 1)).kind == "closed"
+    assert np.array_equal(backend.voxelize_mesh(vertices, mixed, BOUNDS, 0.5), right)
+
+
+def test_a_mesh_far_larger_than_the_grid_and_one_outside(backend):
+    assert backend.voxelize_mesh(*box((-1e5, -1e5, -1e5), (1e5, 1e5, 1e5)), ((0, 0, 0), (5, 6, 7)), 1).all()
+    assert not backend.voxelize_mesh(*box((10, 10, 10), (12, 12, 12)), ((0, 0, 0), (5, 6, 7)), 1).any()
+    found = backend.voxelize_mesh(*box((-1e5, -1e5, 2), (1e5, 1e5, 4)), ((0, 0, 0), (5, 6, 7)), 1)
+    assert found[2:4].all()
+    assert found.sum() == 2 * 30
+
+
+def test_boxes_of_the_volume_are_the_volume(backend):
+    vertices, triangles = CLOSED["torus"]
+    for faces in (triangles, triangles[1:]):
+        whole = grid_of_box(BOUNDS, 0.5)
+        mesh = make_mesh(backend.backend.xp, vertices, faces, whole)
+        right = backend.voxelize(mesh, whole, fill_holes=False)
+        for start, stop in ((0, 1), (3, 9), (9, 24)):
+            part = make_grid((stop - start, *whole.shape[1:]), whole.origin, whole.pitch, start)
+            assert np.array_equal(backend.voxelize(mesh, part, fill_holes=False), right[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("vertices", "triangles", "message"),
+    [
+        (BOX[:, :2], FACES, r"vertices of shape \(8, 2\)"),
+        (BOX, np.array(FACES, float), "triangles of shape .* float64"),
+        (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
+        (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
+        (BOX, [(0, 1, -1)], "vertex -1 is named"),
+        (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* not finite"),
+        (BOX * 1e9, FACES, "is it in µm"),
+    ],
+)
+def test_what_is_no_mesh(backend, vertices, triangles, message):
+    with pytest.raises(ValueError, match=message):
+        backend.voxelize_mesh(vertices, triangles, BOUNDS, 1)
+
+
+@pytest.mark.parametrize("bounds", [((0, 0, 0), (1, 1, 0)), 5, ((0, 0, 0),), ((0, 0, 0), (1, np.inf, 1))])
+def test_what_is_no_box(backend, bounds):
+    with pytest.raises(ValueError, match="bbox"):
+        backend.voxelize_mesh(BOX, FACES, bounds, 1)

@@ -1,0 +1,50 @@
+"""Backends that take NumPy arrays wherever they work, for tests."""
+
+import importlib.util
+
+import pytest
+
+from linumpy.device import to_host
+
+NO_WARP = importlib.util.find_spec("warp") is None
+needs_warp = pytest.mark.skipif(NO_WARP, reason="Warp is not installed: pip install warp-lang")
+
+
+def make(name):
+    if name == "scipy":
+        from linumpy.voxel.scipy_backend import ScipyBackend
+
+        return ScipyBackend()
+    from linumpy.voxel.warp_backend import WarpBackend
+
+    return WarpBackend("cpu" if name == "warp-cpu" else "cuda")
+
+
+class Tried:
+    """A backend whose methods take NumPy arrays and give them back, wherever it works; for tests."""
+
+    def __init__(self, name):
+        self.backend = make(name)
+        self.name = name
+
+    def put(self, array):
+        return self.backend.xp.array(array)
+
+    def __getattr__(self, method):
+        def call(*arguments, **options):
+            import numpy as np
+
+            taken = [self.put(one) if isinstance(one, np.ndarray) and one.dtype == bool else one for one in arguments]
+            found = getattr(self.backend, method)(*taken, **options)
+            for given, here in zip(arguments, taken, strict=True):
+                if here is not given and isinstance(given, np.ndarray):
+                    given[...] = to_host(here)  # what is changed in place
+            return tuple(map(self._get, found)) if isinstance(found, tuple) else self._get(found)
+
+        return call
+
+    def _get(self, found):
+        if hasattr(found, "shape"):
+            assert isinstance(found, self.backend.xp.ndarray) or found.shape == ()
+            return to_host(found)
+        return found
