@@ -27,7 +27,7 @@ from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.ticket import Request
+from linumpy.gpu.read.ticket import JobCounts, Request
 from linumpy.gpu.read.wave import Part, parts_of
 from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
@@ -440,9 +440,9 @@ class Loop:
         assert work.placed is not None
         for part, _ in work.rows:
             if work.placed.event is not None:
-                part.events[work.placed.stream] = work.placed.event
+                part.together.events[work.placed.stream] = work.placed.event
             if work.placed.timing is not None:
-                part.timings.append((work.kind, work.placed.timing))
+                part.together.timings.append((work.kind, work.placed.timing))
 
     def _place_large(self, work: Work) -> None:
         """Decode a chunk that no slab holds, and scatter it window after window."""
@@ -506,7 +506,7 @@ class Loop:
         for part, numbers in work.files:
             mine = slice(begin, begin + len(numbers))
             begin += len(numbers)
-            part.files_opened += int((results.opened[mine] >= 0).sum())
+            part.together.files_opened += int((results.opened[mine] >= 0).sum())
             wrong[mine] |= _other_files(part, numbers, results.before[mine], wrong[mine])
         bad_reads = got != slab.nbytes
         if wrong.any():
@@ -613,19 +613,20 @@ class Loop:
     def _settle(self, part: Part, jobs: list[int]) -> None:
         for job in jobs:
             ticket = part.tickets[job]
-            for number, event in part.events.items():
-                ticket.pending_events[number] = event
             ticket.count(part.counts_of(job))
-            ticket.portions -= 1
-            if ticket.portions:
+            if not ticket.end_request(part.together):
                 continue
-            events = list(ticket.pending_events.values())
+            done, ticket.together = ticket.together, []
+            for one in done:
+                ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
+            events = [event for one in done for event in one.events.values()]
             if ticket.failed or ticket.cancelled:  # its output must not be written any more
                 for event in events:
                     event.synchronize()
             self.counts["jobs"] += 1
             # Of a part no more than this: what a ticket refers to must not refer to its output.
-            describe = functools.partial(self._describe, part.layout, part.conversion, part.timings, self.engine_name)
+            timings = part.together.timings if len(done) == 1 else [row for one in done for row in one.timings]
+            describe = functools.partial(self._describe, part.layout, part.conversion, timings, self.engine_name)
             ticket.settle(events, describe)
 
 
