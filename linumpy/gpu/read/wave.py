@@ -6,7 +6,6 @@ In: requests of one array. Out: spans to read, tables that scatter them, and the
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 

@@ -1,5 +1,6 @@
 """Encoded chunks on a device, against zarr-python and numcodecs."""
 
+import functools
 import gc
 import json
 import os
