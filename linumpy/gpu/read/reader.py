@@ -342,6 +342,11 @@ class Reader:
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be submitted any more."""
+        return self._loop.is_closing
+
     def close(self) -> None:
         """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
         _close_loop(self._loop, self._process)
@@ -449,7 +454,7 @@ class _Layouts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[object, tuple[Any, ArrayLayout]] = OrderedDict()
+        self._known: OrderedDict[object, tuple[Any, object, ArrayLayout]] = OrderedDict()
         self.hits = self.misses = 0
 
     def get(self, source: Source, level: int) -> ArrayLayout:
@@ -457,17 +462,20 @@ class _Layouts:
         key, version = _identity(source, level)
         with self._lock:
             entry = self._known.get(key) if key is not None else None
-            if entry is not None and entry[0] == version:
-                self._known.move_to_end(key)
+        if entry is not None and entry[0] == version and entry[1] == _level_version(key, entry[2]):
+            with self._lock:
                 self.hits += 1
-                return entry[1]
+                if key in self._known:
+                    self._known.move_to_end(key)
+            return entry[2]
+        with self._lock:
             self.misses += 1
         array = open_source(source, level)
         layout = read_layout(array)
         if key is not None:
             # What is known by its identity must not be given back while it is known.
             with self._lock:
-                self._known[key] = (version, layout)
+                self._known[key] = (version, _level_version(key, layout), layout)
                 while len(self._known) > _LAYOUTS:
                     self._known.popitem(last=False)
         return layout
@@ -478,12 +486,18 @@ def _identity(source: Source, level: int) -> tuple[object, Any]:
     if isinstance(source, zarr.Array):
         return ("array", id(source.metadata), level), source.metadata
     if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
-        folder = os.path.abspath(source)
+        folder = os.path.join(os.getcwd(), source)  # as it is: dots behind a link are those of the file system
         files = [_stamp(f"{folder}/{name}") for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
         if files[0] is not None or files[1] is not None:
-            inside = [_stamp(f"{folder}/{number}/{name}") for number in (level,) for name in ("zarr.json", ".zarray")]
-            return ("path", folder, level), (*files, *inside)
+            return ("path", folder, level), tuple(files)
     return None, None
+
+
+def _level_version(key: object, layout: ArrayLayout) -> object:
+    """Version of the metadata of the array itself, which a group names as it likes; None for an open array."""
+    if not isinstance(key, tuple) or key[0] == "array":
+        return None
+    return _stamp(f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}")
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -549,7 +563,7 @@ def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
     """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
     with _readers_lock:
         reader = _readers.get((device, direct))
-        if reader is None:
+        if reader is None or reader.is_closed:
             reader = _readers[device, direct] = Reader(device, direct=direct)
         return reader
 
