@@ -1,6 +1,5 @@
 """Encoded chunks on a device, against zarr-python and numcodecs."""
 
-import functools
 import gc
 import json
 import os
@@ -10,7 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import decoders
 import numcodecs
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ from linumpy.device import to_host
 from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.launches import DeviceLimits, plan_launches
+from linumpy.plan.decode.launches import DeviceLimits
 
 pytestmark = pytest.mark.gpu
 
@@ -112,15 +110,6 @@ def test_many_frames_of_several_blocks(level, count):
     decoded, status = DeviceDecoder(DecodeChain("zstd"), nbytes).decode([encoded[k] for k in order], skew=count % 4)
     assert not status.any()
     assert all(got == chunks[k] for got, k in zip(decoded, order, strict=True))
-
-
-@pytest.mark.parametrize("team", [8, 16])
-def test_teams_of_zstd(monkeypatch, team):
-    monkeypatch.setattr(decoders.launches, "plan_launches", functools.partial(plan_launches, zstd_team=team))
-    for chain, encoded, chunks in corpus("zstd"):
-        decoded, status = DeviceDecoder(chain, len(chunks[0])).decode(encoded)
-        assert not status.any()
-        assert decoded == chunks
 
 
 def test_kernels_are_compiled_side_by_side(monkeypatch, tmp_path, cupy):
