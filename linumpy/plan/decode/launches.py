@@ -15,7 +15,7 @@ _SMALLEST_RING = 2**13
 #: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
 _LZ4_RING = 2**14
 #: Shared memory that a kernel with a ring declares besides: at most this much, with what a device keeps for itself.
-_DECLARED = 14 * 2**10
+_DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 16, 2
 
