@@ -59,12 +59,13 @@ def _read_batch(*columns: np.ndarray) -> np.ndarray:
 
 def _versions(words: np.ndarray) -> np.ndarray:
     """Take versions out of structures of ``statx(2)``."""
-    rows = np.empty((*words.shape[:-1], 4), np.int64)
-    rows[..., 0] = words[..., 4] & np.uint64(INODE_BITS)
-    rows[..., 1] = words[..., 5]
-    rows[..., 2] = words[..., 14] * np.uint64(10**9) + (words[..., 15] & np.uint64(0xFFFFFFFF))
-    rows[..., 3] = (words[..., 3] >> np.uint64(32)) & np.uint64(0xFFFF)
-    return rows
+    rows = words[..., [4, 5, 14, 3]]
+    rows[..., 0] &= np.uint64(INODE_BITS)
+    rows[..., 2] *= np.uint64(10**9)
+    rows[..., 2] += words[..., 15] & np.uint64(0xFFFFFFFF)
+    rows[..., 3] >>= np.uint64(32)
+    rows[..., 3] &= np.uint64(0xFFFF)
+    return rows.view(np.int64)
 
 
 class Job(Generic[Outcome]):
@@ -158,6 +159,7 @@ class ReadJob(Job[ReadResults]):
         self._opened = np.zeros(units, np.int64)
         self._got = np.zeros(len(self._nbytes), np.int64)
         self._statx = np.zeros((units, 2, uring.STATX_WORDS), np.uint64)
+        self._statx_address = self._statx.ctypes.data + self._statx.strides[0] * np.arange(units)
         self._versions: Any = None
 
     def _cut_reads(self, piece: int) -> None:
@@ -199,10 +201,11 @@ class ReadJob(Job[ReadResults]):
         number = (np.cumsum(cost) - cost) // run
         self._begins_run = np.ones(len(cost) + 1, bool)
         np.not_equal(number[1:], number[:-1], out=self._begins_run[1:-1])
+        self._entry = self._bounds + 3 * np.arange(len(self._bounds))  # entries before each unit, opens apart
 
     def _cut_windows(self, descriptors: int) -> None:
         most = min(max(descriptors // 2, 1), WINDOW_UNITS)
-        ends = (self._bounds[1:] + 3 * np.arange(1, len(self._bounds))).tolist()  # entries up to each unit's end
+        ends = self._entry[1:].tolist()
         begin, first = 0, 0
         while begin < len(ends):
             end = min(begin + most, len(ends))
@@ -210,6 +213,7 @@ class ReadJob(Job[ReadResults]):
                 end -= 1
             self.windows.append(Window(self, begin, end, descriptors=end - begin, entries=ends[end - 1] - first))
             begin, first = end, ends[end - 1]
+            self._begins_run[end] = True
 
     def _step(self, window: Window) -> np.ndarray | None:
         if window.stage == 0:
@@ -233,29 +237,25 @@ class ReadJob(Job[ReadResults]):
     def _read_entries(self, window: Window, found: np.ndarray) -> np.ndarray:
         """Return the chains of a window; where a file could not be opened all of it fails without a descriptor."""
         begin, end = window.begin, window.end
-        units = np.arange(end - begin)
-        bounds = self._bounds[begin : end + 1]
-        pieces = slice(int(bounds[0]), int(bounds[-1]))
-        rows = bounds - bounds[0]
-        rows[:-1] += 3 * units
-        first, close = rows[:-1], bounds[1:] - bounds[0] + 3 * units + 2
-        read = np.arange(pieces.stop - pieces.start) + (3 * (self._unit[pieces] - begin) + 1)
-        entries = np.zeros((pieces.stop - pieces.start + 3 * len(units), uring.ENTRY_WORDS), np.uint64)
-        word, begins_run = entries[:, 0], self._begins_run[begin : end + 1].copy()
-        begins_run[0] = begins_run[-1] = True
-        word[read] = _READ_WORD
-        word[first] = _STATX_WORD + uring.ASYNC * begins_run[:-1].astype(np.uint64)
-        word[close - 1] = _STATX_WORD
-        word[close] = _CLOSE_WORD - uring.HARDLINK * begins_run[1:].astype(np.uint64)
-        descriptor = np.maximum(found, -1)
-        word |= np.repeat(descriptor.astype(np.uint64) << np.uint64(32), close - first + 1)
-        entries[read, 1], entries[read, 2] = self._offset[pieces], self._address[pieces]
-        entries[read, 3] = self._nbytes[pieces]
-        structure = self._statx.ctypes.data + self._statx.strides[0] * (units + begin)
-        for at, address in ((first, structure), (close - 1, structure + self._statx.strides[1])):
-            entries[at, 1] = address
-            entries[at, 2] = self._blob.ctypes.data + len(self._blob) - 1  # no path: the file of the descriptor
-            entries[at, 3] = uring.STATX_MASK | uring.AT_EMPTY_PATH << 32
+        at = self._entry[begin : end + 1] - self._entry[begin]
+        first, close = at[:-1], at[1:] - 1
+        pieces = slice(int(self._bounds[begin]), int(self._bounds[end]))
+        unit = self._unit[pieces] - begin
+        read = np.arange(1, len(unit) + 1) + 3 * unit
+        descriptor = np.maximum(found, -1).astype(np.uint64) << np.uint64(32)
+        entries = np.zeros((int(at[-1]), uring.ENTRY_WORDS), np.uint64)
+        entries[read, 0] = descriptor[unit] | np.uint64(_READ_WORD)
+        for number, column in enumerate((self._offset, self._address, self._nbytes), 1):
+            entries[read, number] = column[pieces]
+        looks = np.empty((2, end - begin, 4), np.uint64)
+        looks[...] = 0, 0, self._blob.ctypes.data + len(self._blob) - 1, uring.STATX_MASK | uring.AT_EMPTY_PATH << 32
+        looks[:, :, 0] = descriptor | np.uint64(_STATX_WORD)
+        looks[0, :, 0] |= self._begins_run[begin:end] * np.uint64(uring.ASYNC)
+        looks[0, :, 1] = address = self._statx_address[begin:end]
+        looks[1, :, 1] = address + self._statx.strides[1]
+        entries[first, :4], entries[close - 1, :4] = looks
+        unlink = self._begins_run[begin + 1 : end + 1] * np.uint64(uring.HARDLINK)
+        entries[close, 0] = (descriptor | np.uint64(_CLOSE_WORD)) ^ unlink
         window.notes = found, pieces, first, read, close
         return entries
 
@@ -315,7 +315,8 @@ class ReadJob(Job[ReadResults]):
             for unit, side in np.argwhere((versions != before[self._unit_file][:, None]).any(axis=2)).tolist():
                 after[self._unit_file[unit]] = versions[unit, side]
             opened = np.minimum.reduceat(opened, first[:-1])
-        before[opened < 0] = after[opened < 0] = 0
+        if opened.any():
+            before[opened < 0] = after[opened < 0] = 0
         if not is_regular(before[:, 3]).all():
             for code in (refusals(before[:, 3]), opened):
                 nbytes = np.where(code[reads.file] < 0, code[reads.file], nbytes)

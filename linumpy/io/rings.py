@@ -207,10 +207,10 @@ class Rings:
         """Take results, go on with what they belong to, and begin what fits, until there is nothing to submit."""
         while True:
             for ring in self._rings:
-                self._take(ring)
-            for window in list(self._active.values()):
-                if window.results.min() > PENDING:
-                    self._step(window)
+                if ring.has_results():
+                    self._take(ring)
+            for window in [one for one in self._active.values() if one.results.min() > PENDING]:
+                self._step(window)
             self._begin()
             submitted = [ring.submit() for ring in self._rings]
             if not any(submitted):
@@ -222,8 +222,6 @@ class Rings:
 
     def _take(self, ring: Ring) -> None:
         rows, end = ring.take()
-        if not len(rows):
-            return
         for window in self._active.values():
             if window.job.ring is ring:
                 mine = rows[rows[:, 1] == window.number]
@@ -236,10 +234,11 @@ class Rings:
         if job is None:
             return
         window, active = job.windows[job.begun], self._active.values()
-        entries = sum(one.entries for one in active if one.job.ring is job.ring) + window.entries
-        descriptors = sum(one.descriptors for one in active) + window.descriptors
-        if active and (descriptors > self._descriptors or entries > _MAX_UNDER_WAY):
-            return
+        if active:
+            entries = sum([one.entries for one in active if one.job.ring is job.ring], window.entries)
+            descriptors = sum([one.descriptors for one in active], window.descriptors)
+            if descriptors > self._descriptors or entries > _MAX_UNDER_WAY:
+                return
         window.number = self._number % (2**31 - 1) + 1
         self._step(window)
 

@@ -98,9 +98,9 @@ class Ring:
 
     Attributes
     ----------
-    tail : numpy.ndarray of uint32, (1,)
+    tail : memoryview of uint32, (1,)
         Number of entries that were ever put into the submission queue; to set it is to put them there.
-    head : numpy.ndarray of uint32, (1,)
+    head : memoryview of uint32, (1,)
         Number of results that were ever taken from the completion queue; to set it is to take them.
     """
 
@@ -131,8 +131,10 @@ class Ring:
         words = rings[: size // 4 * 4].view(np.uint32)
         order = setup.sq[6] // 4  # the array that says which entry comes when
         words[order : order + setup.sq_entries] = np.arange(setup.sq_entries)
+        # Views of memory, since an element of an array takes three times as long.
+        counters = (setup.sq[0], setup.sq[1], setup.cq[0], setup.cq[1])
         self._submitted, self.tail, self.head, self._end = (
-            words[byte // 4 : byte // 4 + 1] for byte in (setup.sq[0], setup.sq[1], setup.cq[0], setup.cq[1])
+            memoryview(words[byte // 4 : byte // 4 + 1]) for byte in counters
         )
         # Struct io_uring_cqe: the two halves of the user data, result, flags.
         end = setup.cq[5] + 16 * setup.cq_entries
@@ -149,11 +151,15 @@ class Ring:
         return np.frombuffer(shared_bytes, np.uint8)
 
     def _unsubmitted(self) -> int:
-        return (int(self.tail[0]) - int(self._submitted[0])) & _MASK
+        return (self.tail[0] - self._submitted[0]) & _MASK
 
     def under_way(self) -> int:
         """Count the entries that were put into the queue and whose results were not taken."""
-        return (int(self.tail[0]) - int(self.head[0])) & _MASK
+        return (self.tail[0] - self.head[0]) & _MASK
+
+    def has_results(self) -> bool:
+        """Say whether there are results to take."""
+        return self.head[0] != self._end[0]
 
     def write(self, entries: np.ndarray, number: int) -> int:
         """Write entries behind those in the queue.
@@ -174,7 +180,7 @@ class Ring:
         if self._unsubmitted() + count > ENTRIES:
             self.submit()
         entries[:, 4] = _NUMBERS[:count] + np.uint64(number << 32)
-        tail = int(self.tail[0])
+        tail = self.tail[0]
         first = tail % ENTRIES
         until = min(count, ENTRIES - first)
         self._entries[first : first + until] = entries[:until]
@@ -193,7 +199,7 @@ class Ring:
             left = self._unsubmitted()
             if left and done:
                 # The kernel had no memory for more, maybe in the middle of a chain: the rest waits for its beginning.
-                self._entries[int(self._submitted[0]) % ENTRIES, 0] |= np.uint64(DRAIN)
+                self._entries[self._submitted[0] % ENTRIES, 0] |= np.uint64(DRAIN)
         return True
 
     def sleep(self, count: int) -> None:
@@ -218,7 +224,7 @@ class Ring:
             :attr:`head` must be set to to take them from the queue.
         """
         with self._between:
-            head, end = int(self.head[0]), int(self._end[0])
+            head, end = self.head[0], self._end[0]
         # Results are read after their number: to release a lock and take it again orders the two on every machine.
         with self._between:
             first, count = head % len(self._completions), (end - head) & _MASK
