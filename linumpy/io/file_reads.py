@@ -33,9 +33,9 @@ from linumpy.io.rings import Rings
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
 #: Batches up to this are read by the caller, if they are in the page cache.
-SMALL_READS, SMALL_NBYTES = 8, 2**19
+SMALL_FILES, SMALL_READS, SMALL_NBYTES = 8, 32, 5 * 2**17
 #: Files that are looked at sooner one by one.
-_FEW_FILES = 64
+_FEW_FILES = 256
 #: Small batches that go to the ring after one that was not in the page cache, or took that many seconds.
 _COLD_BATCHES, _SLOW = 8, 0.002
 #: Where nobody says how many files may be open.
@@ -255,7 +255,9 @@ class ReadEngine:
 
     def _read_at_once(self, reads: FileReads) -> ReadResults | None:
         """Read a small batch in this thread, if all of it is in the page cache."""
-        if len(reads.file) > SMALL_READS or reads.nbytes.sum() > SMALL_NBYTES or not _CAN_TELL_CACHED:
+        if len(reads.file) > SMALL_READS or len(reads.paths) > SMALL_FILES or not _CAN_TELL_CACHED:
+            return None
+        if reads.nbytes.sum() > SMALL_NBYTES:
             return None
         if self._cold:
             self._cold -= 1

@@ -133,9 +133,7 @@ class Ring:
         words[order : order + setup.sq_entries] = np.arange(setup.sq_entries)
         # Views of memory, since an element of an array takes three times as long.
         counters = (setup.sq[0], setup.sq[1], setup.cq[0], setup.cq[1])
-        self._submitted, self.tail, self.head, self._end = (
-            memoryview(words[byte // 4 : byte // 4 + 1]) for byte in counters
-        )
+        self._submitted, self.tail, self.head, self._end = (words[byte // 4 : byte // 4 + 1].data for byte in counters)
         # Struct io_uring_cqe: the two halves of the user data, result, flags.
         end = setup.cq[5] + 16 * setup.cq_entries
         self._completions = rings[setup.cq[5] : end].view(np.int32).reshape(-1, 4)
