@@ -100,7 +100,7 @@ def test_more_broken_bytes(name, seed):
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["zstd", "lz4", "gzip"])
-@pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
+@pytest.mark.parametrize(("kib", "ring"), [(26, 8), (64, 32), (99, 64), (227, 128)])
 def test_devices_with_less_shared_memory(name, kib, ring):
     architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
     limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024)
@@ -142,7 +142,7 @@ def test_frames_of_several_blocks(level):
 
 
 #: Rings so short that long matches, and many batches, are copied one sequence after another.
-SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
+SMALLEST = DeviceLimits(processors=4, shared_nbytes=26 * 1024)
 #: Barriers, by the line that begins the function around them and their number in it.
 BARRIERS = {
     "team": ("zstd_execute", "inline void flush(", 0),
