@@ -457,7 +457,7 @@ class _Layouts:
         key, version = _identity(source, level)
         with self._lock:
             entry = self._known.get(key) if key is not None else None
-            if entry is not None and entry[0] == version:
+            if entry is not None and (entry[0] is version or entry[0] == version and not isinstance(source, zarr.Array)):
                 self._known.move_to_end(key)
                 self.hits += 1
                 return entry[1]
