@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.sampling import draws
-from linumpy.sampling.boxes import Boxes, Window, plan_boxes
+from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.host import check_order, normalisation
 
 #: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
@@ -29,12 +29,12 @@ _THREADS, _WARPS = 256, 8
 _NOTHING = np.uint64(0)
 #: Of a GPU's second cache, what copies of a small volume may take.
 _CACHED_NBYTES = 40 * 2**20
-#: Voxels of a box in shared memory, and voxels for each sample above which a box is not worth reading.
-_BOX_VOXELS, _SPARSE = 6000, 16
+#: Voxels for each sample above which a box is not worth reading into shared memory.
+_SPARSE = 16
 #: Voxels along an axis from which on the kernel of boxes does not find a point's cell.
 _LONGEST = 2**22
 #: Samples of a box that a block makes at least, where a box has many.
-_BLOCK_SAMPLES = 4096
+_BLOCK_SAMPLES = 16_384
 #: Samples from which on a warp makes several tiles, one after another.
 _MANY = 2**22
 _MARCH = 4
@@ -54,18 +54,24 @@ class Shape:
 
     Attributes
     ----------
-    groups, box_groups : int
-        Samples of a lane at the same time, at points anywhere and in boxes.
-    blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread.
+    groups : int
+        Samples of a lane at the same time, at points anywhere.
+    blocks, box_blocks : int
+        Blocks of a multiprocessor at least, which bounds the registers of a thread: of points anywhere, and in boxes.
     box_voxels : int
         Voxels of a box in shared memory at most.
+    box_threads : int
+        Threads of a block that makes the samples of a box.
+    box_copies : bool
+        Copy float32 voxels into shared memory without registers.
     """
 
     groups: int = 4
-    box_groups: int = 4
     blocks: int = 3
-    box_voxels: int = _BOX_VOXELS
+    box_voxels: int = BOX_VOXELS
+    box_threads: int = 256
+    box_blocks: int = 3
+    box_copies: bool = True
 
 
 class DeviceVolume:
@@ -165,13 +171,7 @@ class DeviceVolume:
         if self._places is None:
             made = self._xp.asarray(_places(window.boxes))
             self._places = uploaded(made) if is_device_array(made) else Uploaded(made, None)
-        record = self._record(len(coords), coords)
-        record["aligned"] &= begin % 4 == 0
-        groups = self._cut.box_groups
-        kernel = load(_spec("sample_boxes", self._defines(0) | {"GROUPS": str(groups)}))
-        nbytes = 4 * math.prod(window.boxes.voxels(self.dims))
-        if nbytes > 32 * 1024:
-            kernel.max_dynamic_shared_size_bytes = nbytes
+        kernel, nbytes = self._in_boxes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
         args = (
@@ -183,9 +183,26 @@ class DeviceVolume:
             *int32(0),
             *int64(begin),
             window.record,
-            record,
+            self._record(len(coords), coords),
         )
-        kernel((boxes, parts), (_THREADS,), args, shared_mem=nbytes)
+        kernel((boxes, parts), (self._cut.box_threads,), args, shared_mem=nbytes)
+
+    @functools.cached_property
+    def _in_boxes(self) -> tuple[Any, int]:
+        """The kernel of samples in boxes, and its bytes of shared memory besides those of fixed size."""
+        defines = self._defines(0) | {
+            "FOURS": str(int(self.dims[2] % 4 == 0 and _address(self._linear) % (4 * self._linear.itemsize) == 0)),
+            "THREADS": str(self._cut.box_threads),
+            "BLOCKS": str(self._cut.box_blocks),
+            "ASYNC": str(int(self._cut.box_copies)),
+        }
+        z, y, x = self.boxes.voxels(self.dims)
+        # Rows begin and end at multiples of four voxels.
+        nbytes = 4 * z * y * ((x + 6) // 4 * 4)
+        kernel = load(_spec("sample_boxes", defines))
+        if nbytes > 32 * 1024:
+            kernel.max_dynamic_shared_size_bytes = nbytes
+        return kernel, nbytes
 
     def _coefficients(self, voxels: Any) -> Any:
         from linumpy.gpu.interpolation import spline_filter

@@ -163,6 +163,7 @@ def test_samples_are_those_of_the_generator(layout, count, offset):
 @pytest.mark.parametrize("dtype", ["f4", "u2"])
 @pytest.mark.parametrize(("shape", "total", "begin", "count"), [
     ((40, 33, 70), 12_000, 0, 12_000),
+    ((20, 33, 72), 12_000, 0, 12_000),
     ((40, 33, 70), 12_000, 4096, 3000),
     ((40, 33, 70), 12_000, 37, 1001),
     ((1, 9, 5), 3000, 0, 3000),
@@ -250,13 +251,12 @@ def specs():
         yield volume._spec("sample", base | one)
     for source, layout in itertools.product(types, "123"):
         yield volume._spec("pack", {"SOURCE": source, "LAYOUT": layout, "INDEX": "int64", "NORMALISE": "0"})
-    for source, groups in itertools.product(types, "24"):
-        yield volume._spec(
-            "sample_boxes", {"SOURCE": source, "LAYOUT": "0", "INDEX": "int", "NORMALISE": "1", "GROUPS": groups}
-        )
+    boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "256", "BLOCKS": "3", "ASYNC": "1"}
+    for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
+        yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
     yield draws._KERNEL
     yield from (
-        KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "split_rest", "draw_boxes")
+        KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes")
     )
 
 
