@@ -31,13 +31,13 @@ _NOTHING = np.uint64(0)
 _CACHED_NBYTES = 40 * 2**20
 #: Voxels for each sample above which a box is not worth reading into shared memory.
 _SPARSE = 16
-#: Voxels along an axis from which on the kernel of boxes does not find a point's cell.
+#: Voxels along an axis from which on a point's cell is not found by additions.
 _LONGEST = 2**22
 #: Samples of a box that a block makes at least, where a box has many.
 _BLOCK_SAMPLES = 16_384
 #: Samples from which on a warp makes several tiles, one after another.
 _MANY = 2**22
-_MARCH = 4
+_MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("voxels", "i8"), ("packed", "i8"), ("key", "u4", 2), ("dims", "i4", 3)],
@@ -58,6 +58,9 @@ class Shape:
         Samples of a lane at the same time, at points anywhere.
     blocks, box_blocks : int
         Blocks of a multiprocessor at least, which bounds the registers of a thread: of points anywhere, and in boxes.
+    ahead : int
+        Of the coordinates of the next points: 0, they are read when they are needed; 1, before these are evaluated; 2,
+        they are brought into the second cache.
     box_voxels : int
         Voxels of a box in shared memory at most.
     box_threads : int
@@ -68,8 +71,9 @@ class Shape:
 
     groups: int = 4
     blocks: int = 3
+    ahead: int = 2
     box_voxels: int = BOX_VOXELS
-    box_threads: int = 256
+    box_threads: int = 384
     box_blocks: int = 3
     box_copies: bool = True
 
@@ -277,7 +281,9 @@ class DeviceVolume:
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)
-        record["first"], record["key"], record["march"] = first, key, _MARCH if count >= _MANY else 1
+        ahead = 0 if draw or count < _MANY else self._cut.ahead
+        record["first"], record["key"] = first, key
+        record["march"] = _MARCH_AHEAD if ahead else _MARCH if count >= _MANY else 1
         groups = self._cut.groups if self._order == 1 else 1
         defines = self._defines(LAYOUTS[self.layout]) | {
             "TARGET": "int" if self._labels else "float",
@@ -287,6 +293,8 @@ class DeviceVolume:
             "GRADIENT": str(int(gradient is not None)),
             "GROUPS": str(groups),
             "BLOCKS": str(self._cut.blocks),
+            "LONG": str(int(max(self.dims) >= _LONGEST)),
+            "AHEAD": str(int(ahead)),
         }
         blocks = -(-count // (_WARPS * 32 * groups * int(record["march"])))
         packed = _NOTHING if self._packed is None else self._packed

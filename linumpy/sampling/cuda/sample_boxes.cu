@@ -13,19 +13,14 @@ constexpr int WARPS = THREADS / 32, EACH = 4, TILE = EACH * 32;
 // Vectors of four voxels that a thread has under way at the same time.
 constexpr int BATCH = FOURS ? 8 : 4;
 
-// The cell of a point within 2^22 voxels of the first one, in the low bits of a float: adding 3 · 2^22 rounds down to a
-// whole number, at four times the rate of a conversion. Cells -1 and n - 1 lie half outside of the volume.
-constexpr float RAISED = 12582912.0f;
-constexpr int RAISED_BITS = 0x4B400000;
 // A field in the low bits of 2^23 becomes a coordinate by one multiplication and addition, without rounding.
 constexpr unsigned FIELD_RAISED = 0x4B000000;
 constexpr float STEP = 5.9604644775390625e-8f;
 
-__device__ __forceinline__ float raised_cell(float u, float n) { return __fadd_rd(__fmaf_rd(u, n, -0.5f), RAISED); }
-
 struct Span { int first, count; };
 
-// Voxels along an axis that the samples of a box may need, with those that repeat the volume's border.
+// Voxels along an axis that the samples of a box may need, with those that repeat the volume's border: cells -1 and n - 1
+// lie half outside of the volume.
 __device__ __forceinline__ Span span_of(unsigned at, int halved, int n) {
     const float size = static_cast<float>(n);
     const int first = __float_as_int(raised_cell(coordinate(at << (24 - halved)), size)) - RAISED_BITS;
@@ -69,10 +64,10 @@ __device__ __forceinline__ Tile tile_of(const Span *span, const Volume &how) {
     return made;
 }
 
-struct Place { const SOURCE *row; int x; };
+struct Place { INDEX row; int x; };
 
 template <bool BORDER>
-__device__ __forceinline__ Place place_in(const Tile &tile, const SOURCE *channel, unsigned k, const Volume &how) {
+__device__ __forceinline__ Place place_in(const Tile &tile, unsigned k, const Volume &how) {
     const unsigned line = quotient(k, tile.per_line), plane = quotient(line, tile.per_plane);
     int z = tile.first[0] + plane, y = tile.first[1] + (line - plane * tile.rows);
     if (BORDER) {
@@ -80,23 +75,26 @@ __device__ __forceinline__ Place place_in(const Tile &tile, const SOURCE *channe
         y = clamped(y, how.dims[1]);
     }
     const INDEX row = (static_cast<INDEX>(z) * how.dims[1] + y) * how.dims[2];
-    return {channel + row, tile.first[2] + 4 * static_cast<int>(k - line * tile.vectors)};
+    return {row, tile.first[2] + 4 * static_cast<int>(k - line * tile.vectors)};
 }
 
 // Four voxels of a row, with those that repeat the border.
-template <bool BORDER> __device__ __forceinline__ Four four_at(const Place &place, const Volume &how) {
+template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *channel, const Place &place,
+                                                                const Volume &how) {
     const int n = how.dims[2];
 #if FOURS
     const int x = BORDER ? max(0, min(place.x, n - 4)) : place.x;
-    Four made = *reinterpret_cast<const Four *>(place.row + x);
+    Four made = *reinterpret_cast<const Four *>(channel + (place.row + x));
     if (BORDER) {
         if (place.x < 0) made.v[3] = made.v[0];
         if (place.x >= n) made.v[0] = made.v[3];
     }
     return made;
 #else
-    return {place.row[clamped(place.x, n)], place.row[clamped(place.x + 1, n)], place.row[clamped(place.x + 2, n)],
-            place.row[clamped(place.x + 3, n)]};
+    Four made;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) made.v[k] = channel[place.row + clamped(place.x + k, n)];
+    return made;
 #endif
 }
 
@@ -130,11 +128,11 @@ __device__ __forceinline__ void fill(float4 *held, const Tile &tile, const SOURC
     if (COPIED) {
 #pragma unroll 4
         for (int k = threadIdx.x; k < all; k += THREADS) {
-            const Place place = place_in<BORDER>(tile, channel, k, how);
+            const Place place = place_in<BORDER>(tile, k, how);
             if (BORDER && (place.x < 0 || place.x >= how.dims[2]))
-                store_four(held + k, four_at<true>(place, how), how);
+                store_four(held + k, four_at<true>(channel, place, how), how);
             else
-                copy(held + k, place.row + place.x);
+                copy(held + k, channel + (place.row + place.x));
         }
         wait_for_copies();
         return;
@@ -143,7 +141,7 @@ __device__ __forceinline__ void fill(float4 *held, const Tile &tile, const SOURC
         Four got[BATCH];
 #pragma unroll
         for (int j = 0; j < BATCH; ++j)
-            got[j] = four_at<BORDER>(place_in<BORDER>(tile, channel, min(begin + j * THREADS, all - 1), how), how);
+            got[j] = four_at<BORDER>(channel, place_in<BORDER>(tile, min(begin + j * THREADS, all - 1), how), how);
 #pragma unroll
         for (int j = 0; j < BATCH; ++j)
             if (begin + j * THREADS < all) store_four(held + begin + j * THREADS, got[j], how);
