@@ -30,7 +30,7 @@ _MOST_LEVELS = 24
 #: Largest number of samples of a window: their pairs are numbered in 32 bits.
 MOST_SAMPLES = 2**33
 #: Voxels that interpolation in a box of a volume needs at most, so that they are held in shared memory.
-BOX_VOXELS = 12_000
+BOX_VOXELS = 13_000
 _THREADS = 256
 #: Levels whose nodes are split by several blocks each, and those that a block splits in shared memory at most.
 _TOP, _BELOW = 8, 12
@@ -75,10 +75,12 @@ class Boxes:
         return at[0], at[1], at[2]
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border."""
-        sizes = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
-        z, y, x = sizes
-        return z, y, x
+        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
+
+        Rows begin and end at multiples of four voxels.
+        """
+        z, y, x = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
+        return z, y, (x + 6) // 4 * 4
 
 
 @functools.lru_cache(maxsize=64)

@@ -200,12 +200,10 @@ class DeviceVolume:
             "BLOCKS": str(self._cut.box_blocks),
             "ASYNC": str(int(self._cut.box_copies)),
         }
-        z, y, x = self.boxes.voxels(self.dims)
-        # Rows begin and end at multiples of four voxels.
-        nbytes = 4 * z * y * ((x + 6) // 4 * 4)
+        nbytes = 4 * math.prod(self.boxes.voxels(self.dims))
         kernel = load(_spec("sample_boxes", defines))
-        if nbytes > 32 * 1024:
-            kernel.max_dynamic_shared_size_bytes = nbytes
+        # The kernel is that of other volumes too, whose boxes may be larger.
+        kernel.max_dynamic_shared_size_bytes = max(kernel.max_dynamic_shared_size_bytes, nbytes)
         return kernel, nbytes
 
     def _coefficients(self, voxels: Any) -> Any:

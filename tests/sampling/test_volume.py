@@ -296,9 +296,7 @@ def specs():
     for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
         yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
     yield draws._KERNEL
-    yield from (
-        KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes")
-    )
+    yield from (KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes"))
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

@@ -45,8 +45,8 @@ _RASTER: dict[str, dict[str, Any]] = {
 _BOXES: dict[str, dict[str, Any]] = {
     "through registers": {"layout": "rows", "shape": Shape(box_copies=False)},
     "256 threads": {"layout": "rows", "shape": Shape(box_threads=256)},
-    "boxes of 6000": {"layout": "rows", "shape": Shape(box_voxels=6000, box_threads=256, box_blocks=4)},
-    "boxes of 21000": {"layout": "rows", "shape": Shape(box_voxels=21_000, box_threads=256, box_blocks=2)},
+    "boxes of 8000": {"layout": "rows", "shape": Shape(box_voxels=8000, box_threads=256, box_blocks=4)},
+    "boxes of 25000": {"layout": "rows", "shape": Shape(box_voxels=25_000, box_threads=256, box_blocks=2)},
 }
 
 _TEXTURE = r"""
