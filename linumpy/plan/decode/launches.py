@@ -15,9 +15,9 @@ _SMALLEST_RING = 2**13
 #: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
 _LZ4_RING = 2**14
 #: Shared memory that a kernel with a ring declares besides: at most this much, with what a device keeps for itself.
-_DECLARED = 14 * 2**10
+_DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
-_TEAM, _READ_TEAM = 8, 2
+_TEAM, _READ_TEAM = 16, 2
 
 #: What is wrong with a chunk, by the number that the kernels give it.
 STATUS = {
@@ -100,8 +100,6 @@ def plan_launches(
     chunks: int,
     chunk_nbytes: int,
     device: DeviceLimits,
-    *,
-    zstd_team: int = _TEAM,
 ) -> list[Launch]:
     """List the kernels that decode a slab, in their order.
 
@@ -121,8 +119,6 @@ def plan_launches(
         Decoded bytes of a chunk.
     device : DeviceLimits
         The device that they run on.
-    zstd_team : int
-        Warps that make the bytes of a zstd frame, a power of two from 8 to 32.
     """
     stored = base + space.stored
     counters = base + space.words
@@ -143,7 +139,7 @@ def plan_launches(
     if chain.compressor in ("", "blosc"):
         args = (stored, unordered, streams, counters, room, status)
         launches.append(Launch("blosc", "stored", (most,), 256, args))
-    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device, zstd_team)
+    launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"
     checked = base + space.decoded if blosc else unordered  # Blosc's own order is undone first, a filter's last
     check = [Launch("checksum", "check_crc32c", (chunks,), 128, (checked, records, chunks, 0, status))]
@@ -178,7 +174,6 @@ def _stream_launches(
     chunks: int,
     chunk_nbytes: int,
     device: DeviceLimits,
-    zstd_team: int,
 ) -> list[Launch]:
     """List the kernels that decode streams."""
     room = space.streams_room if chain.compressor == "blosc" else chunks
@@ -204,7 +199,7 @@ def _stream_launches(
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
             Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 96, entropy),
-            Launch("zstd_execute", "zstd_execute", (most,), 32 * zstd_team, execute, ring, zstd_team),
+            Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
             verify,
         ]
     return []
