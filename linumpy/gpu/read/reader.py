@@ -132,7 +132,7 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._arrays, self._direct = Layouts(), direct
+        self._arrays, self._direct = LAYOUTS, direct
         self._process = os.getpid()
         self._loop = Loop(self._make_staging, self.limits, self._context, self._describe, int(cache_bytes))
         self._loop.start()
@@ -477,6 +477,10 @@ class Layouts:
                 while len(self._known) > _LAYOUTS:
                     self._known.popitem(last=False)
         return layout
+
+
+#: Layouts that all readers of this process know.
+LAYOUTS = Layouts()
 
 
 def _key(source: Source, level: int) -> object:
