@@ -342,6 +342,11 @@ class Reader:
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be submitted any more."""
+        return self._loop.is_closing
+
     def close(self) -> None:
         """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
         _close_loop(self._loop, self._process)
@@ -465,7 +470,7 @@ class Layouts:
                 self.hits += 1
             return entry[2]
         self.misses += 1
-        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(os.path.abspath(str(source)))
+        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
         if files and layout.root is not None and f"{layout.root}/zarr.json" not in files:  # an image's resolution
@@ -488,8 +493,13 @@ def _key(source: Source, level: int) -> object:
     if isinstance(source, zarr.Array):
         return "array", id(source.metadata), str(source.store_path), level
     if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
-        return "path", os.path.abspath(str(source)), level
+        return "path", _folder(source), level
     return None
+
+
+def _folder(source: Any) -> str:
+    """Path of a source, its dots left to the file system: behind a link they are not those of the text."""
+    return os.path.join(os.getcwd(), source)
 
 
 def _metadata_files(folder: str) -> list[str]:
@@ -576,7 +586,7 @@ def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
     """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
     with _readers_lock:
         reader = _readers.get((device, direct))
-        if reader is None:
+        if reader is None or reader.is_closed:
             reader = _readers[device, direct] = Reader(device, direct=direct)
         return reader
 
