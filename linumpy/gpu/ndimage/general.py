@@ -1,8 +1,8 @@
 """Sample an image of any number of axes on the device, in double precision: what the faster kernels do not take.
 
 In: an image, or the box of one that is needed, and coordinates or an affine map, which need not be square. Out:
-samples, by the kernel of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is compiled for a
-rank and never for a shape. Temporary memory: none.
+samples, by the kernel of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is
+compiled for a rank and never for a shape. Temporary memory: none.
 """
 
 from __future__ import annotations

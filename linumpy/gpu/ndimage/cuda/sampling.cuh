@@ -160,51 +160,65 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #undef BETWEEN
 }
 
-// A sample by SciPy's rules, whatever the place: NaN and what lies beyond all bounds give `outside` in the constant
-// modes and NaN in the others. Voxels beyond the box (there are none if the box was cut for its places) count as 0.
-__device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2,
-                                            Image image, COMPUTE outside) {
-    const double place[3] = {c0, c1, c2};
-    INDEX offset[3][TAPS] = {};  // of a voxel in the box; -1 for what is `outside`
+// A place by SciPy's rules, wherever it lies: NaN and what lies beyond all bounds give `outside` in the constant modes and
+// NaN in the others. Voxels beyond the box (there are none if the box was cut for its places) count as 0.
+struct Edge {
+    INDEX offset[3][TAPS];  // of a voxel in the box; -1 for what is `outside`
     COMPUTE weight[3][TAPS];
-    weight[0][0] = 1;
-    INDEX step = 1;
+    bool known;
+
+    __device__ __forceinline__ Edge(double c0, double c1, double c2, const Image &image) : offset{}, known(true) {
+        const double place[3] = {c0, c1, c2};
+        weight[0][0] = 1;
+        INDEX step = 1;
 #pragma unroll
-    for (int a = 2; a >= FIRST_AXIS; --a) {
-        double c = place[a] + PAD;
-        if (!bring_inside(c, image.whole[a]))
+        for (int a = 2; a >= FIRST_AXIS; --a) {
+            double c = place[a] + PAD;
+            if (!bring_inside(c, image.whole[a])) {
+                known = false;
+                return;
+            }
+            const double down = floor(IS_EVEN ? c + 0.5 : c);
+            weigh(c - down, weight[a]);
+            const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
+#pragma unroll
+            for (int k = 0; k < TAPS; ++k) {
+                const int voxel = fold(first + k, image.whole[a]);
+                const bool held = static_cast<unsigned>(voxel - image.start[a]) < static_cast<unsigned>(image.box[a]);
+                offset[a][k] = voxel < 0 ? -1 : held ? (voxel - image.start[a]) * step : 0;
+                if (voxel >= 0 && !held) weight[a][k] = 0;
+            }
+            step *= image.box[a];
+        }
+    }
+    __device__ __forceinline__ COMPUTE sum(const SOURCE *__restrict__ data, COMPUTE outside) const {
+        if (!known)
             return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside
                                                              : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
-        const double down = floor(IS_EVEN ? c + 0.5 : c);
-        weigh(c - down, weight[a]);
-        const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
+        COMPUTE sum = 0;
 #pragma unroll
-        for (int k = 0; k < TAPS; ++k) {
-            const int voxel = fold(first + k, image.whole[a]);
-            const bool held = static_cast<unsigned>(voxel - image.start[a]) < static_cast<unsigned>(image.box[a]);
-            offset[a][k] = voxel < 0 ? -1 : held ? (voxel - image.start[a]) * step : 0;
-            if (voxel >= 0 && !held) weight[a][k] = 0;
-        }
-        step *= image.box[a];
-    }
-    COMPUTE sum = 0;
+        for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k) {
+            COMPUTE flat = 0;
 #pragma unroll
-    for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k) {
-        COMPUTE flat = 0;
+            for (int j = 0; j < TAPS; ++j) {
+                COMPUTE line = 0;
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            COMPUTE line = 0;
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-                const INDEX z = offset[0][k], y = offset[1][j], x = offset[2][i];
-                const bool there = MODE != GRID_CONSTANT || (z | y | x) >= 0;
-                line = fused(weight[2][i], there ? Widen<COMPUTE, SOURCE>::of(data[z + y + x]) : outside, line);
+                for (int i = 0; i < TAPS; ++i) {
+                    const INDEX z = offset[0][k], y = offset[1][j], x = offset[2][i];
+                    const bool there = MODE != GRID_CONSTANT || (z | y | x) >= 0;
+                    line = fused(weight[2][i], there ? Widen<COMPUTE, SOURCE>::of(data[z + y + x]) : outside, line);
+                }
+                flat = fused(weight[1][j], line, flat);
             }
-            flat = fused(weight[1][j], line, flat);
+            sum = fused(weight[0][k], flat, sum);
         }
-        sum = fused(weight[0][k], flat, sum);
+        return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
     }
-    return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
+};
+
+__device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2,
+                                            Image image, COMPUTE outside) {
+    return Edge(c0, c1, c2, image).sum(data, outside);
 }
 
 // a / b, rounded as a division is, of 1 / b: where it is not finite, the plain product.
@@ -217,10 +231,12 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
 // is, `counts` holds the tiles along y and x, and the grid has one axis.
 struct Tile { int z, y, x; };
 #if BATCH
-// Blocks of a stack's images lie one after another; those of an image are numbered along one axis.
+// Blocks of a stack's images lie one after another; those of an image are numbered along one axis. A block may sample
+// several images at the same places, one after another.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
     int blocks;  // of an image
+    int images, together;  // of the stack, and of a block
 };
 __device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
     const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), rest = number / counts[1];
