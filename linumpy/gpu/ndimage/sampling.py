@@ -26,6 +26,8 @@ from linumpy.gpu.ndimage.sampling_launch import (
     GRIDS,
     LISTS,
     SMALL_GRIDS,
+    SMALL_STACKED_GRIDS,
+    STACKED_GRIDS,
     Shape,
     blocks_of,
     is_wide,
@@ -147,7 +149,8 @@ def _launch_points(
     if not out.size:
         return
     is_stack = image.ndim > len(coordinates)
-    call = _points_call(tuple(coordinates.shape), image.itemsize, how.order, field, sizes and tuple(sizes))
+    shapes = (tuple(coordinates.shape), image.itemsize, how.order, is_stack)
+    call = _points_call(*shapes, field, None if sizes is None else tuple(sizes))
     cells = None if call.is_grid or is_stack else _in_cells(image, how, out.size)
     one, made = (image[0], out[0]) if is_stack else (image, out)
     spec = spec_of(
@@ -188,7 +191,12 @@ class _PointsCall:
 
 @functools.lru_cache(maxsize=256)
 def _points_call(
-    coordinates: tuple[int, ...], itemsize: int, order: int, field: str, sizes: tuple[float, ...] | None
+    coordinates: tuple[int, ...],
+    itemsize: int,
+    order: int,
+    is_stack: bool,
+    field: str,
+    sizes: tuple[float, ...] | None,
 ) -> _PointsCall:
     """Cut the places, of coordinates or displacements of a shape, into blocks."""
     rank, *shape = coordinates
@@ -196,7 +204,8 @@ def _points_call(
     if field == "0" and not (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS):
         cut = LISTS[order]
         return _PointsCall(cut, False, (-(-count // (cut.threads * cut.march)),), count, (0.0,) * 6, (0, 0, 0), (0, 0))
-    cut = (SMALL_GRIDS if itemsize < 4 else GRIDS)[order]
+    of_stacks = SMALL_STACKED_GRIDS if itemsize < 4 else STACKED_GRIDS
+    cut = (of_stacks if is_stack else SMALL_GRIDS if itemsize < 4 else GRIDS)[order]
     # Of more axes than the image has, the first ones lie one after another.
     first = len(shape) - rank + 1
     grid = _grid_of((math.prod(shape[:first]), *shape[first:]))

@@ -82,9 +82,12 @@ __device__ __forceinline__ Images images_of_block(const Batch &batch, int64 *fir
 // Sample all of them at one place by SciPy's rules.
 __device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double c0,
                                         double c1, double c2, Image image, COMPUTE outside, Images images) {
-    const Edge edge(c0, c1, c2, image);
-    for (int m = 0; m < images.count; ++m)
-        store(target + m * images.target, Narrow<TARGET, COMPUTE>::of(edge.sum(data + m * images.image, outside)));
+    Edge edge;
+    const bool found = edge.find(c0, c1, c2, image);
+    for (int m = 0; m < images.count; ++m) {
+        const COMPUTE value = found ? edge.sum(data + m * images.image, outside) : nowhere(outside);
+        store(target + m * images.target, Narrow<TARGET, COMPUTE>::of(value));
+    }
 }
 #endif
 

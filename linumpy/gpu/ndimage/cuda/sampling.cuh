@@ -109,6 +109,22 @@ template <> struct Along<float, unsigned char> : AlongSmall<unsigned char> {};
 template <> struct Along<float, unsigned short> : AlongSmall<unsigned short> {};
 template <> struct Along<float, short> : AlongSmall<short> {};
 
+#if ORDER == 0
+// Whether a voxel can be taken as it is: where a conversion to COMPUTE and back would give the same.
+template <class S, class T> struct AsItIs { static constexpr bool value = false; };
+template <class T> struct AsItIs<T, T> { static constexpr bool value = true; };
+template <> struct AsItIs<int64, int64> { static constexpr bool value = false; };
+template <> struct AsItIs<uint64, uint64> { static constexpr bool value = false; };
+
+// How far the voxel nearest to an inner place is from the first one.
+template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(const P *at, STEP row, STEP plane) {
+    STEP step = at[2].fraction >= COMPUTE(0.5);
+    if (at[1].fraction >= COMPUTE(0.5)) step += row;
+    if (RANK == 3 && at[0].fraction >= COMPUTE(0.5)) step += plane;
+    return step;
+}
+#endif
+
 // The sum over the voxels around an inner place. `first` is the first voxel it reads, in the image or in a copy of a
 // part of it: the sum is the same.
 template <class VOXEL, class STEP, class P>
@@ -116,10 +132,7 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #define VALUE(p) Widen<COMPUTE, VOXEL>::of(*(p))
 #define BETWEEN(p) Along<COMPUTE, VOXEL>::of(*(p), *((p) + 1), x, u)
 #if ORDER == 0
-    STEP step = at[2].fraction >= COMPUTE(0.5);
-    if (at[1].fraction >= COMPUTE(0.5)) step += row;
-    if (RANK == 3 && at[0].fraction >= COMPUTE(0.5)) step += plane;
-    return VALUE(first + step);
+    return VALUE(first + nearest_inside(at, row, plane));
 #elif ORDER == 1
     const COMPUTE x = at[2].fraction, y = at[1].fraction, u = 1 - x, v = 1 - y;
     const COMPUTE near = mix(BETWEEN(first), BETWEEN(first + row), y, v);
@@ -165,19 +178,18 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 struct Edge {
     INDEX offset[3][TAPS];  // of a voxel in the box; -1 for what is `outside`
     COMPUTE weight[3][TAPS];
-    bool known;
 
-    __device__ __forceinline__ Edge(double c0, double c1, double c2, const Image &image) : offset{}, known(true) {
+    // False where the place is nowhere, see `nowhere`.
+    __device__ __forceinline__ bool find(double c0, double c1, double c2, const Image &image) {
         const double place[3] = {c0, c1, c2};
+        for (auto &axis : offset)
+            for (INDEX &one : axis) one = 0;
         weight[0][0] = 1;
         INDEX step = 1;
 #pragma unroll
         for (int a = 2; a >= FIRST_AXIS; --a) {
             double c = place[a] + PAD;
-            if (!bring_inside(c, image.whole[a])) {
-                known = false;
-                return;
-            }
+            if (!bring_inside(c, image.whole[a])) return false;
             const double down = floor(IS_EVEN ? c + 0.5 : c);
             weigh(c - down, weight[a]);
             const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
@@ -190,11 +202,9 @@ struct Edge {
             }
             step *= image.box[a];
         }
+        return true;
     }
     __device__ __forceinline__ COMPUTE sum(const SOURCE *__restrict__ data, COMPUTE outside) const {
-        if (!known)
-            return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside
-                                                             : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
         COMPUTE sum = 0;
 #pragma unroll
         for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k) {
@@ -216,9 +226,14 @@ struct Edge {
     }
 };
 
+__device__ __forceinline__ COMPUTE nowhere(COMPUTE outside) {
+    return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
+}
+
 __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2,
                                             Image image, COMPUTE outside) {
-    return Edge(c0, c1, c2, image).sum(data, outside);
+    Edge edge;
+    return edge.find(c0, c1, c2, image) ? edge.sum(data, outside) : nowhere(outside);
 }
 
 // a / b, rounded as a division is, of 1 / b: where it is not finite, the plain product.
