@@ -139,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if ORDER == 0
         if constexpr (AsItIs<SOURCE, TARGET>::value) {
 #pragma unroll
-            for (int k = 0; k < MARCH; ++k) store(to + k * step, data[nearest_voxel(how, grid, inside, k)]);
+            for (int k = 0; k < MARCH; ++k)
+                AsItIs<SOURCE, TARGET>::copy(to + k * step, data[nearest_voxel(how, grid, inside, k)]);
             return;
         }
 #endif

@@ -111,10 +111,17 @@ template <> struct Along<float, short> : AlongSmall<short> {};
 
 #if ORDER == 0
 // Whether a voxel can be taken as it is: where a conversion to COMPUTE and back would give the same.
-template <class S, class T> struct AsItIs { static constexpr bool value = false; };
-template <class T> struct AsItIs<T, T> { static constexpr bool value = true; };
-template <> struct AsItIs<int64, int64> { static constexpr bool value = false; };
-template <> struct AsItIs<uint64, uint64> { static constexpr bool value = false; };
+struct NotAsItIs {
+    static constexpr bool value = false;
+    template <class T, class S> static __device__ void copy(T *, S) {}
+};
+template <class S, class T> struct AsItIs : NotAsItIs {};
+template <class T> struct AsItIs<T, T> {
+    static constexpr bool value = true;
+    static __device__ __forceinline__ void copy(T *to, T voxel) { store(to, voxel); }
+};
+template <> struct AsItIs<int64, int64> : NotAsItIs {};
+template <> struct AsItIs<uint64, uint64> : NotAsItIs {};
 
 // How far the voxel nearest to an inner place is from the first one.
 template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(const P *at, STEP row, STEP plane) {
