@@ -54,8 +54,9 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark-resampling --json bench-out/resampling.json --plot bench-out/resampling.png
 	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
-# Of CUDA: all but what is rewritten on other branches and formatted when these are merged.
-CUDA = $$(git ls-files '*.cu' '*.cuh' ':!linumpy/gpu/codecs' ':!linumpy/gpu/read')
+# Of CUDA: all but what is being written on other branches; it is formatted when these are merged.
+UNFORMATTED = ':!linumpy/gpu/codecs' ':!linumpy/gpu/read' ':!linumpy/rays'
+CUDA = $$(git ls-files '*.cu' '*.cuh' $(UNFORMATTED))
 
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .

@@ -28,7 +28,8 @@ from linumpy import cli
 from linumpy.benchmark import command
 from linumpy.benchmark.kernels import kernel_cases
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.sampling import MAKERS, Larger, larger_cases, table
+from linumpy.benchmark.suites.sampling import MAKERS, table
+from linumpy.benchmark.suites.sampling_larger import Larger, larger_cases
 from linumpy.device import resolve
 
 

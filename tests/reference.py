@@ -12,12 +12,14 @@ import pytest
 from decoders import start
 
 from linumpy import device as devices
-from linumpy.gpu.read import engines, loop, scatter, staging
+from linumpy.gpu import kvikio_zarr
+from linumpy.gpu.read import engines, loop, reader, scatter, staging
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.io.file_reads import ReadEngine
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
+from linumpy.plan.read import ring
 from linumpy.plan.read.plan import plan_read
 
 
@@ -51,13 +53,14 @@ class PreadFile:
 
 
 @contextlib.contextmanager
-def fake_device(seed=0, opener=PreadFile):
-    """Put a device in CuPy's place."""
+def fake_device(seed=0, opener=None):
+    """Put a device in CuPy's place, and what opens files for GPUDirect Storage in kvikio's."""
     device = fake_cupy.Device(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", device.cupy)
         patch.setitem(sys.modules, "cupyx", device.cupyx)
-        patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
+        if opener is not None:
+            patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
         patch.setattr(engines, "transfer_settings", contextlib.nullcontext)
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
@@ -79,16 +82,41 @@ class SmallEngine(ReadEngine):
         super().__init__(2, rings=1, **options)
 
 
+def together(reader):
+    """Hold the reader's thread back inside a ``with`` block, so that all that is submitted there is one wave."""
+    return reader._loop._changed
+
+
+SMALL_RING = 2**18
+
+
+def use_small_rings(patch):
+    """Let staging have so little memory that slabs of a small array take what earlier ones have used."""
+    patch.setattr(ring, "_SMALLEST", 2**14)
+    patch.setattr(loop, "_host_memory", lambda: SMALL_RING)
+    patch.setattr(reader, "MIN_SCRATCH_BYTES", SMALL_RING)
+
+
+def leave_used_memory(device):
+    """Give back memory of the stream that the reader's thread allocates on, which is written to some time later."""
+    with device.default_stream:
+        held = [device.empty(2**18, np.uint8) for _ in range(2)]
+        device.default_stream.pace = device.random.choice([0, 0.1, 0.3])
+        for number in range(200):
+            held[number % 2][: 2**14].fill(number)
+
+
 class Job:
     """A region that is to be read, and in the end what was done for it."""
 
-    def __init__(self, source, region=None, *, dtype=None, scratch_bytes=None, seed=0, **options):
+    def __init__(self, source, region=None, *, dtype=None, scratch_bytes=None, seed=0, small_rings=False, **options):
         self.source, self.region, self.dtype, self.seed = source, region, dtype, seed
-        self.scratch_bytes = scratch_bytes or DEFAULT_SCRATCH_BYTES
+        self.small_rings = small_rings
+        self.scratch_bytes = scratch_bytes or (SMALL_RING if small_rings else DEFAULT_SCRATCH_BYTES)
         self.options = options
         self.plan = plan_read(read_layout(open_source(source)), region)
         assert self.plan.layout.unsupported is None, self.plan.layout.unsupported
-        self.report = self.stats = None
+        self.report = self.stats = self.limits = None
 
     def reader(self):
         return Reader(0, self.scratch_bytes, **self.options)
@@ -99,12 +127,16 @@ class Job:
         dtype = np.dtype(self.dtype or layout.dtype).newbyteorder("=")
         with pytest.MonkeyPatch.context() as patch, device.cupy.cuda.Stream(non_blocking=True):
             patch.setattr(loop, "ReadEngine", SmallEngine)
+            patch.setattr(ring, "_SMALLEST", 2**17)  # so that it is memory that was left
+            if self.small_rings:
+                use_small_rings(patch)
             out = device.empty(self.plan.shape, dtype)
             out.fill(1)
             before = device.empty(out.shape, out.dtype)
             before[...] = out
-            device.empty(2**20, np.uint8)  # let go at once: buffers are made where it was
+            leave_used_memory(device)
             with self.reader() as reader:
+                self.limits = reader.limits
                 ticket = reader.submit_layout(layout, self.plan.region, out=out, dtype=dtype)
                 try:
                     ticket.result()
@@ -130,3 +162,35 @@ def read(source, region=None, **options):
 
 
 make_job = Job
+
+
+def use_own_readers(patch, **options):
+    """Give each ``read_zarr_to_gpu`` a reader of its own with these options."""
+
+    @contextlib.contextmanager
+    def own_reader(request, device, *, direct):
+        with Reader(device, request.scratch_bytes, direct=direct, **options) as reader:
+            yield reader
+
+    patch.setattr(kvikio_zarr, "_reader_for", own_reader)
+
+
+@contextlib.contextmanager
+def peak_memory(cupy):
+    """Give a function that says how much more device memory was in use at most than at the beginning, by any thread.
+
+    CuPy's memory hooks are those of one thread.
+    """
+    pool = cupy.get_default_memory_pool()
+    begin, used = pool.used_bytes(), []
+
+    def allocate(nbytes):
+        memory = pool.malloc(nbytes)
+        used.append(pool.used_bytes())
+        return memory
+
+    cupy.cuda.set_allocator(allocate)
+    try:
+        yield lambda: max(used) - begin
+    finally:
+        cupy.cuda.set_allocator(pool.malloc)

@@ -101,7 +101,7 @@ def remove_outliers(
     Raises
     ------
     ValueError
-        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface that is nowhere known.
+        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface without a known value.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
@@ -186,5 +186,5 @@ def crop_below_interface(
 
 
 def _transfer_to(to_device: bool) -> Any:
-    """Return what brings an array to the device or to the host; it leaves one alone that is there."""
+    """Return what copies an array to the device or to the host; one that is there already is returned as it is."""
     return require_cuda().asarray if to_device else to_host

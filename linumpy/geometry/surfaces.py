@@ -92,12 +92,12 @@ def fit_interface(
         raise ValueError(f"spacing={spacing}: three positive steps are needed")
     on_device = is_device_array(surface)
     there = on_device if use_gpu is None else bool(use_gpu)
-    bring = require_cuda().asarray if there else to_host
-    z = bring(surface).astype(np.float64)
+    transfer = require_cuda().asarray if there else to_host
+    z = transfer(surface).astype(np.float64)
     xp = array_module(z)
     known = xp.isfinite(z) & (z >= 0)
     if mask is not None:
-        known &= bring(mask).astype(bool)
+        known &= transfer(mask).astype(bool)
     y, x = xp.meshgrid(*(xp.arange(n, dtype=np.float64) for n in surface.shape), indexing="ij")
     fitted, parameters = _MODELS[model](xp, y, x, z, known, spacing)
     left = xp.where(known & xp.isfinite(fitted), z - fitted, 0)

@@ -10,7 +10,8 @@ import functools
 import importlib.resources
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,12 +72,17 @@ def _with_headers(text: str, package: str) -> str:
     return _INCLUDE.sub(header, text)
 
 
+#: A thread that needs a module which another one compiles waits for it.
+_compiling: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
+
+
 @functools.lru_cache(maxsize=512)
 def _load(spec: KernelSpec, device_id: int) -> Any:
     import cupy
 
-    module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
-    return module.get_function(spec.name)
+    with _compiling.setdefault((spec.source, spec.package, spec.options, device_id), threading.Lock()):
+        module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
+        return module.get_function(spec.name)
 
 
 def load(spec: KernelSpec) -> Any:
@@ -84,6 +90,41 @@ def load(spec: KernelSpec) -> Any:
     import cupy
 
     return _load(spec, cupy.cuda.runtime.getDevice())
+
+
+def prepare(specs: Iterable[KernelSpec]) -> None:
+    """Compile kernels side by side, for CuPy's current device; :func:`load` then returns them at once.
+
+    One that is compiled already costs nothing.
+
+    Parameters
+    ----------
+    specs : iterable of KernelSpec
+        Kernels that are about to be used; those of one source and the same definitions are compiled together.
+    """
+    import cupy
+
+    _prepare(tuple(specs), cupy.cuda.runtime.getDevice())
+
+
+@functools.lru_cache(maxsize=512)
+def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
+    import cupy
+
+    together: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}
+    for spec in specs:
+        together.setdefault((spec.source, spec.package, spec.options), []).append(spec)
+
+    def compile_all(of_one_source: list[KernelSpec]) -> None:
+        with cupy.cuda.Device(device_id):
+            for spec in of_one_source:
+                _load(spec, device_id)
+
+    if len(together) == 1:
+        compile_all(list(specs))
+    elif together:
+        with ThreadPoolExecutor(len(together), thread_name_prefix="linumpy-compile") as threads:
+            list(threads.map(compile_all, together.values()))
 
 
 @dataclass(frozen=True)

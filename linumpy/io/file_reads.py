@@ -4,9 +4,10 @@ In: :class:`FileReads`, a batch of reads with the addresses that they fill. Out:
 of each file before and after its reads. Errors: none are raised for a file or a read that fails; its count is minus an
 ``errno``.
 
-Batches go through io_uring (:mod:`linumpy.io.uring`). The caller carries out small ones at once where their bytes are
-in the page cache: a thread would need longer to wake up. Where io_uring is not there or not allowed, as in most
-containers, a thread opens and closes the files, and reads by :mod:`linumpy.io.posix_aio`.
+Batches go through io_uring (:mod:`linumpy.io.rings`), driven by the threads that start them and wait for them. The
+caller carries out small ones at once where their bytes are in the page cache: a thread of the kernel would need longer
+to wake up. Where io_uring is not there or not allowed, as in most containers, a thread opens and closes the files, and
+reads by :mod:`linumpy.io.posix_aio`.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import logging
 import os
 import queue
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
-from linumpy.io import posix_aio, uring
+from linumpy.io import posix_aio
 from linumpy.io.plain_reads import FileReads, ReadResults, read_files, stat_file
-from linumpy.io.read_jobs import Job, ReadJob, StatJob, Window
+from linumpy.io.read_jobs import Job, ReadJob, StatJob
+from linumpy.io.rings import Rings
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
 #: Batches up to this are read by the caller, if they are in the page cache.
-SMALL_READS, SMALL_NBYTES = 8, 2**20
-#: Small batches that go to the threads after one that was not in the page cache, or took that many seconds.
+SMALL_FILES, SMALL_READS, SMALL_NBYTES = 8, 32, 5 * 2**17
+#: Files that are looked at sooner one by one.
+_FEW_FILES = 256
+#: Small batches that go to the ring after one that was not in the page cache, or took that many seconds.
 _COLD_BATCHES, _SLOW = 8, 0.002
 #: Where nobody says how many files may be open.
 _DESCRIPTORS = 1024
 #: Small batches that callers read at the same time.
 _CALLERS = 16
+#: With fewer, threads of the kernel do not wait for each other at one ring.
+_CORES_FOR_TWO_RINGS = 8
 _CAN_TELL_CACHED = hasattr(os, "RWF_NOWAIT") and hasattr(ctypes.CDLL(None), "preadv2")
 
-Result = TypeVar("Result")
-
-_log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 if _CAN_TELL_CACHED:
     _libc.preadv2.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_int]
@@ -82,29 +83,22 @@ def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int
     return done
 
 
-class Pending(Generic[Result]):
-    """A batch under way."""
+class Pending:
+    """A batch under way. It goes on when a caller starts a batch, waits for one, or asks whether one has ended."""
 
-    def __init__(self, reads: FileReads | None = None) -> None:
-        self._reads, self._process = reads, os.getpid()
-        self._results: Any = None
-        self._error: BaseException | None = None
-        self._ended = False
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._callbacks: list[Callable[[Pending[Result]], object]] = []
-
-    def settle(self, results: Any, error: BaseException | None) -> None:
-        """Note the end; the engine calls this."""
-        self._results, self._error, self._ended = results, error, True
-        self._gate.release()
-        self._call_back()
+    def __init__(self, engine: ReadEngine, job: ReadJob | None, results: ReadResults | None = None) -> None:
+        # The engine is not closed while somebody waits here.
+        self._engine, self._job, self._results, self._process = engine, job, results, os.getpid()
 
     def done(self) -> bool:
         """Say whether all reads have ended."""
-        return self._ended
+        if self._job is None:
+            return True
+        if not self._job.ended and self._process == os.getpid():
+            self._engine._driver.poll()
+        return self._job.ended
 
-    def wait(self) -> Result:
+    def wait(self) -> ReadResults:
         """Wait for all reads.
 
         A signal handler that raises does not end the waiting: its exception is raised when all reads have ended. Only
@@ -114,59 +108,36 @@ class Pending(Generic[Result]):
         interrupt = self._wait_through()
         if interrupt is not None:
             raise interrupt
-        if self._error is not None:
-            raise self._error
-        result: Result = self._results
-        return result
+        if self._results is None:
+            assert self._job is not None
+            if self._job.error is not None:
+                raise self._job.error
+            self._results = self._job.outcome
+        return self._results
 
     def abandon(self) -> None:
         """Wait until nothing is read any more, whatever became of it. Exceptions of signal handlers are dropped."""
         self._wait_through()
 
-    def add_done_callback(self, function: Callable[[Pending[Result]], object]) -> None:
-        """Call a function with this object when all reads have ended.
-
-        A thread of the engine calls it, so that it must not wait; or this one, if they have ended before.
-        """
-        self._callbacks.append(function)
-        if self._ended:
-            self._call_back()
-
-    def _call_back(self) -> None:
-        while self._callbacks:
-            with contextlib.suppress(IndexError):  # another thread took the last one
-                function = self._callbacks.pop(0)
-                try:
-                    function(self)
-                except Exception:
-                    _log.exception("a callback of a batch of reads failed")
-
     def _wait_through(self) -> BaseException | None:
         interrupt = None
         while True:
             try:
-                if self._process != os.getpid() and not self._ended:
-                    self._read_in_child()
-                while not self._ended:
-                    # The time limit is for the thread that was interrupted between these two.
-                    if self._gate.acquire(timeout=1):
-                        self._gate.release()
+                if self._job is not None and not self._job.ended:
+                    if self._process == os.getpid():
+                        self._engine._driver.wait(self._job)
+                    else:
+                        # Nobody reads for the parent in this process, nor is the memory here that the parent fills.
+                        self._results, self._job = read_files(self._job.reads), None
                 return interrupt
             except BaseException as error:
                 interrupt = error
 
-    def _read_in_child(self) -> None:
-        # The threads that read for the parent are not in this process, nor is the memory that they fill.
-        assert self._reads is not None  # the caller of ReadEngine.stat is not in this process either
-        try:
-            self._results = read_files(self._reads)
-        except Exception as error:
-            self._error = error
-        self._ended = True
-
 
 class ReadEngine:
-    """Reads batches, for as long as it lives; any thread may start them.
+    """Reads batches, for as long as it lives; any thread may start them, and wait for those of others.
+
+    A thread must not end before the batches that it started: what is left of them is then read one by one.
 
     Parameters
     ----------
@@ -175,7 +146,7 @@ class ReadEngine:
     descriptors : int
         Files that are open at the same time, at most.
     rings : int
-        Threads of Python that hand work to those; 0 for one for four cores, and four at most.
+        Rings of io_uring, which batches use by turns; 0 for two where there are 8 cores, one else.
 
     Attributes
     ----------
@@ -189,31 +160,33 @@ class ReadEngine:
         if threads < 0 or rings < 0 or descriptors < 1:
             raise ValueError(f"threads={threads}, rings={rings} and descriptors={descriptors} must be positive")
         cores = len(os.sched_getaffinity(0))
-        threads = threads or cores
+        self._threads = threads or cores
         self._tokens = [None] * min(_CALLERS, descriptors // 8)
-        descriptors -= len(self._tokens)
-        rings = min(rings or max(1, min(4, cores // 4)), threads, descriptors)
-        self._descriptors = descriptors // rings
+        self._descriptors = descriptors - len(self._tokens)
         self._process, self._closed, self._cold = os.getpid(), False, 0
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._threads: list[uring.RingThread | _PlainThread] = []
-        self._stop = weakref.finalize(self, _stop, self._queue, self._threads, self._process)
-        self.why_not_uring = self._start_rings(rings, -(-threads // rings))
-        self.name = f"io_uring, {threads} threads"
+        self._driver: Rings | _PlainThread
+        self.why_not_uring = self._start_rings(rings or (2 if cores >= _CORES_FOR_TWO_RINGS else 1))
+        self.name = f"io_uring, {self._threads} threads"
         if self.why_not_uring:
-            _stop(self._queue, self._threads, self._process)
-            posix_aio.set_threads(threads)
+            posix_aio.set_threads(self._threads)
             self.name = "threads that pread" if posix_aio.why_unavailable() else "POSIX AIO"
-            self._threads.append(_PlainThread(self._queue))
+            self._driver = _PlainThread()
+        self._stop = weakref.finalize(self, _stop, self._driver, self._process)
 
-    def _start_rings(self, rings: int, workers: int) -> str:
+    def _start_rings(self, rings: int) -> str:
         try:
-            for _ in range(rings):
-                self._threads.append(uring.RingThread(self._queue, workers, self._descriptors))
-            return self._why_wrong()
+            self._driver = Rings(rings, self._threads, self._descriptors)
         except OSError as error:
             return str(error)
+        wrong = "an error"
+        try:
+            wrong = self._why_wrong()
+        except OSError as error:
+            wrong = str(error)
+        finally:
+            if wrong:
+                self._driver.close()
+        return wrong
 
     def _why_wrong(self) -> str:
         """Try it on a file in memory: there are kernels and sandboxes that have a part of io_uring."""
@@ -230,7 +203,7 @@ class ReadEngine:
         right = right and (results.before == expected).all() and (results.after == expected).all()
         return "" if right else "io_uring gave other bytes than were asked for"
 
-    def start(self, reads: FileReads) -> Pending[ReadResults]:
+    def start(self, reads: FileReads) -> Pending:
         """Start the reads of a batch; small batches in the page cache are read when this returns.
 
         Parameters
@@ -248,55 +221,43 @@ class ReadEngine:
             raise RuntimeError("the engine is closed")
         in_child = os.getpid() != self._process
         results = read_files(reads) if in_child or not reads.paths else self._read_at_once(reads)
-        if results is None:
-            return self._begin(reads)
-        pending: Pending[ReadResults] = Pending(reads)
-        pending.settle(results, None)
-        return pending
+        return self._begin(reads) if results is None else Pending(self, None, results)
 
     def stat(self, paths: list[str]) -> np.ndarray:
-        """Look at files, all at once.
+        """Look at files.
 
         Returns
         -------
         numpy.ndarray of int64, (files, 4)
             Rows as :attr:`ReadResults.before`; minus the ``errno`` and zeros where a file cannot be looked at.
         """
-        if len(paths) <= SMALL_READS or os.getpid() != self._process:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if len(paths) <= _FEW_FILES or os.getpid() != self._process:
             return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
-        pending: Pending[np.ndarray] = Pending()
-        self._queue_windows(StatJob(paths, pending.settle), pending)
-        return pending.wait()
+        job = StatJob(paths)
+        self._driver.start(job)
+        self._driver.wait(job)
+        if job.error is not None:
+            raise job.error
+        return job.outcome
 
     def close(self) -> None:
-        """Wait for all batches and end the threads."""
-        with self._lock:
-            self._closed = True
+        """Wait for all batches, and give back what they used."""
+        self._closed = True
         self._stop()
 
-    def _begin(self, reads: FileReads) -> Pending[ReadResults]:
-        pending: Pending[ReadResults] = Pending(reads)
-        self._queue_windows(ReadJob(reads, pending.settle), pending)
+    def _begin(self, reads: FileReads) -> Pending:
+        job = ReadJob(reads, self._threads, self._descriptors)
+        pending = Pending(self, job)
+        self._driver.start(job)
         return pending
-
-    def _queue_windows(self, job: Job, pending: Pending[Any]) -> None:
-        todo = deque([*job.windows(len(self._threads), self._descriptors), None])
-        try:
-            with self._lock:
-                if self._closed:
-                    raise RuntimeError("the engine is closed")
-                # One call of the interpreter: after an interrupt what is still in `todo` is what no thread has got.
-                deque(map(self._queue.put, iter(todo.popleft, None)), maxlen=0)
-        except BaseException as error:
-            for window in todo:
-                if window is not None:
-                    window.complete(error)
-            pending.abandon()
-            raise
 
     def _read_at_once(self, reads: FileReads) -> ReadResults | None:
         """Read a small batch in this thread, if all of it is in the page cache."""
-        if len(reads.file) > SMALL_READS or reads.nbytes.sum() > SMALL_NBYTES or not _CAN_TELL_CACHED:
+        if len(reads.file) > SMALL_READS or len(reads.paths) > SMALL_FILES or not _CAN_TELL_CACHED:
+            return None
+        if reads.nbytes.sum() > SMALL_NBYTES:
             return None
         if self._cold:
             self._cold -= 1
@@ -319,27 +280,54 @@ class ReadEngine:
 
 
 class _PlainThread:
-    """The thread that carries out windows where there is no ring."""
+    """The thread that carries out batches where there is no ring."""
 
-    def __init__(self, work: queue.SimpleQueue[Window | None]) -> None:
-        self._work = work
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="linumpy-read", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        for window in iter(self._work.get, None):
-            window.run()
+        for job in iter(self._work.get, None):
+            job.run()
+            job.gate.release()
+            del job
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
+    def start(self, job: Job[Any]) -> None:
+        """Start a job; if this raises, nothing goes on."""
+        todo = deque([job, None])
+        job.gate.acquire()
+        try:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the engine is closed")
+                # One call of the interpreter: after an interrupt what is still in `todo` is what the thread has not.
+                deque(map(self._work.put, iter(todo.popleft, None)), maxlen=0)
+        except BaseException:
+            while job not in todo and not job.ended:
+                with contextlib.suppress(BaseException):
+                    self.wait(job)
+            raise
+
+    def poll(self) -> None:
+        """Do nothing: the thread goes on by itself."""
+
+    def wait(self, job: Job[Any]) -> None:
+        """Wait until a job has ended."""
+        while not job.ended:
+            # The time limit is for the thread that was interrupted between these two.
+            if job.gate.acquire(timeout=1):
+                job.gate.release()
+
+    def close(self) -> None:
+        """Wait for all jobs and end the thread."""
+        with self._lock:
+            self._closed = True
+        self._work.put(None)
         self._thread.join()
 
 
-def _stop(work: queue.SimpleQueue[Any], threads: list[uring.RingThread | _PlainThread], process: int) -> None:
-    """End threads after the work that is in their queue."""
-    if os.getpid() != process:
-        return
-    for _ in threads:
-        work.put(None)
-    while threads:
-        threads.pop().join()
+def _stop(driver: Rings | _PlainThread, process: int) -> None:
+    if os.getpid() == process:
+        driver.close()

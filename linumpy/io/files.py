@@ -1,7 +1,7 @@
 """Write a single file, complete or not at all.
 
-In: a place. Out: a temporary place beside it, on the disk and renamed when its block ends well. One that a killed
-process leaves is removed by the next run that writes there. Errors: ``FileExistsError`` for a place that is taken,
+In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends well. One that a killed
+process leaves is removed by the next run that writes there. Errors: ``FileExistsError`` for a path that is taken,
 ``OSError`` for a disk that is full.
 """
 
@@ -17,7 +17,7 @@ from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a place for a file that is taken.
+    """Refuse a path for a file that is taken.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
 
 
 def check_picture(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a place for a picture: one that is taken, or whose name is not that of a PNG, which is what is written.
+    """Refuse a path for a picture: one that is taken, or whose name is not that of a PNG, which is what is written.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def check_picture(path: str | Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Give a temporary place for a file, which takes its own when the block ends well.
+    """Give a temporary file, which is renamed to `path` when the block ends well.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _new_file(path: Path) -> tuple[Path, int]:
-    """Make an empty file that nobody else has, and lock it."""
+    """Make a new empty file, and lock it."""
     while True:
         temporary = temporary_beside(path)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -239,7 +239,7 @@ def _finish(
 
 
 def _native(dtype: np.dtype) -> np.dtype:
-    """Bring a dtype to this machine's byte order; strings of any length have none."""
+    """Return a dtype in this machine's byte order; strings of any length have none."""
     return dtype if isinstance(dtype, np.dtypes.StringDType) else dtype.newbyteorder("=")
 
 

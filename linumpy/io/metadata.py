@@ -48,7 +48,7 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
     error : Exception
         What zarr-python raised, one of :data:`REFUSALS`.
     name : str, optional
-        What messages call the node; by default its place in the store.
+        What messages call the node; by default its path in the store.
 
     Returns
     -------

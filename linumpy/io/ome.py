@@ -2,7 +2,7 @@
 
 In: a folder or a Zarr group with NGFF 0.4 or 0.5 metadata. Out: :class:`OmeZarrImage`. Errors:
 :class:`~linumpy.errors.SourceError` for what is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for metadata
-that lacks what nobody may guess.
+that lacks what must not be guessed.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
 """
@@ -359,7 +359,7 @@ def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[s
 def _compose(
     transformations: list[Mapping[str, Any]], rank: int, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Apply scales and translations one after another: the step between voxels and the place of the first."""
+    """Apply scales and translations one after another: the step between voxels and the position of the first."""
     step, origin = [1.0] * rank, [0.0] * rank
     for one in transformations:
         kind = one.get("type")
@@ -386,7 +386,7 @@ _Numbers = tuple[tuple[float, ...], ...]
 def _in_micrometers(
     steps: _Numbers, origins: _Numbers, axes: tuple[Axis, ...], given: Spacing | None, name: str
 ) -> tuple[_Numbers, _Numbers]:
-    """Take the spatial axes and bring them to µm, by their units or to the spacing that the caller gives."""
+    """Take the spatial axes and convert them to µm, by their units or to the spacing that the caller gives."""
     spatial = _spatial(axes)
     for step in steps:
         if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):

@@ -1,10 +1,10 @@
-"""A place for a folder: taken or free, filled beside it, and taken by a rename.
+"""Output folders that appear complete or not at all: filled under a temporary name, then renamed.
 
-In: where a folder shall stand. Out: an empty one in a work folder beside it, which takes its place when its block ends
-well and is removed when it does not. A process that is killed leaves its work folder, whose name begins with a dot; the
-next one that writes to the place removes it, and puts back what the killed one was replacing. The lock in a work folder
-tells whether its process lives. Errors: ``FileExistsError`` for a place that is taken, ``OSError`` for a disk that is
-full.
+In: the path of a folder to make. Out: an empty folder in a work folder beside it, which is renamed to that path when
+its block ends well and is removed when it does not. A process that is killed leaves its work folder, whose name begins
+with a dot; the next one that writes to the same path removes it, and restores what the killed one was replacing. The
+lock in a work folder says whether its process still runs. Errors: ``FileExistsError`` for a path that is taken,
+``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE_SUFFIXES = (
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Bytes that a name may have on Linux's file systems.
 _NAME_BYTES = 255
-#: In a work folder: the lock, what is filled, and what had the place until now.
+#: In a work folder: the lock, what is filled, and what had the path until now.
 _LOCK, _IMAGE, _OLD = "lock", "image", "old"
 _UNFINISHED = ".unfinished"
 
@@ -54,7 +54,7 @@ def absolute(path: str | Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
-    """Give a temporary place for a folder, which takes its own when the block ends well.
+    """Give a temporary folder, which is renamed to `path` when the block ends well.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     durable : bool
-        Whether all of it is on the disk before it takes its place, so that a power cut leaves nothing half-written.
+        Whether all of it is on the disk before it is renamed, so that a power cut leaves nothing half-written.
 
     Raises
     ------
     FileExistsError
         As :func:`check_place`.
     OSError
-        The disk is full, or somebody removed the temporary place. Nothing is left then, nor after any other error or
+        The disk is full, or the temporary folder was removed. Nothing is left then, nor after any other error or
         interrupt.
     """
     settle(path)
@@ -116,7 +116,7 @@ def full_disk(path: Path, left: str) -> Iterator[None]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Name a place beside another one that nobody else takes; its name begins with a dot."""
+    """Return an unused path beside another one; its name begins with a dot."""
     return path.parent / f"{_stem(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -126,7 +126,7 @@ def unfinished_beside(path: Path) -> Path:
 
 
 def _stem(path: Path) -> str:
-    """Begin the name of what lies beside a place; of a long name the beginning and a digest."""
+    """Return how names of work folders beside a path begin; of a long name the beginning and a digest."""
     name, limit = os.fsencode(path.name), _NAME_BYTES - len("..part-4194304-00000000")
     if len(name) <= limit:
         return f".{path.name}"
@@ -134,7 +134,7 @@ def _stem(path: Path) -> str:
 
 
 def _new_work(path: Path) -> tuple[Path, int]:
-    """Make a work folder that nobody else has, and lock it."""
+    """Make a new work folder, and lock it."""
     while True:
         work = temporary_beside(path)
         try:
@@ -180,27 +180,27 @@ def hold(work: Path) -> tuple[int, bool]:
         except BaseException:
             os.close(descriptor)
             raise
-        unlock(descriptor)  # the lock of a folder that is gone keeps nobody out of the one that is there now
+        unlock(descriptor)  # a folder that was removed must not keep the lock of a new one of its name
 
 
 def settle(path: Path) -> None:
-    """Mend what killed runs have left beside a place.
+    """Clean up what killed runs have left beside a path.
 
-    What was replaced and has not been yet is put back. Work folders and files of dead processes are removed, except for
-    one that a run may go on with.
+    What was being replaced is put back. Work folders and files of ended processes are removed, except for one that a
+    run may continue.
     """
     removed: list[str] = []
     unknown: list[str] = []
     for work in _left_beside(path):
-        with _claimed(work) as dead:
-            if dead is None:
+        with _claimed(work) as ended:
+            if ended is None:
                 continue
             put_back(work, path)
             if work.name.endswith(_UNFINISHED):
                 continue
-            if dead:
+            if ended:
                 remove_work(work)
-            (removed if dead else unknown).append(work.name)
+            (removed if ended else unknown).append(work.name)
     if removed:
         log.warning("%s: removed what runs that were stopped had left: %s", path, ", ".join(removed))
     if unknown:
@@ -216,11 +216,11 @@ def put_back(work: Path, path: Path) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what a stopped run could have gone on with, once something finished has its place."""
+    """Remove what a stopped run could have continued, once something complete has its path."""
     work = unfinished_beside(path)
     if work.is_dir():
-        with _claimed(work) as dead:
-            if dead:
+        with _claimed(work) as ended:
+            if ended:
                 remove_work(work)
                 log.warning("%s: removed the unfinished %s, whose place is taken now", path, work.name)
 
@@ -236,7 +236,7 @@ def _left_beside(path: Path) -> list[Path]:
 
 @contextmanager
 def _claimed(work: Path) -> Iterator[bool | None]:
-    """Lock what lies beside a place: True if that worked, False where there are no locks, None if a run has it."""
+    """Lock a work folder or file: True if that worked, False where there are no locks, None if a run has it."""
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
@@ -246,10 +246,10 @@ def _claimed(work: Path) -> Iterator[bool | None]:
         return
     try:
         try:
-            dead: bool | None = lock(descriptor)
+            ended: bool | None = lock(descriptor)
         except BlockingIOError:
-            dead = None
-        yield dead if is_named(descriptor, work / _LOCK if is_folder else work) else None
+            ended = None
+        yield ended if is_named(descriptor, work / _LOCK if is_folder else work) else None
     finally:
         os.close(descriptor)
 
@@ -297,7 +297,7 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     Raises
     ------
     FileExistsError
-        Naming the place.
+        Naming the path.
     ValueError
         A URL, which as a path would be a folder called ``s3:``; the name of a file, such as ``a.png``.
     """
@@ -354,7 +354,7 @@ def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
     nbytes : int
         Bytes of the voxels.
     encoded : bool
-        Whether they are compressed, by nobody knows how much; a hundredfold is taken for the most.
+        Whether they are compressed; the ratio is unknown, and taken to be 100 at most.
 
     Raises
     ------
@@ -374,7 +374,7 @@ def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
 
 
 def take_place(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -> None:
-    """Rename the finished folder to its place, in one step; what was there is where it was, in its work folder.
+    """Rename the finished folder to its path, in one step; what was there is then in the work folder.
 
     Where the file system cannot exchange two names, the old one waits as ``old`` in the work folder meanwhile, from
     where :func:`settle` puts it back if the process is killed right then.
@@ -382,7 +382,7 @@ def take_place(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -
     Raises
     ------
     FileExistsError
-        As :func:`check_place`; someone else may have come first.
+        As :func:`check_place`; another process may have made it first.
     """
     while True:
         check_place(path, overwrite=overwrite)

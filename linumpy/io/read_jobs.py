@@ -1,8 +1,9 @@
-"""Batches of reads as work for threads, and their results put together.
+"""Batches of reads as jobs of units, and their results put together.
 
-The unit is a chain: open a file, note its version, read some parts of it, note its version again, close it. Long reads
-and files with many reads become several chains, each with a descriptor of its own, so that threads share no state; at
-the end their versions are compared. A window is a number of chains that are carried out together.
+A unit opens a file, notes its version, reads some parts of it, notes its version again and closes it. Long reads and
+files with many reads become several units, each with a descriptor of its own, so that threads share no state; at the
+end their versions are compared. One thread carries out the units of a run, one after another. A window is a number of
+units that are submitted together.
 
 In: :class:`~linumpy.io.plain_reads.FileReads`. Out: :class:`~linumpy.io.plain_reads.ReadResults`.
 """
@@ -10,12 +11,9 @@ In: :class:`~linumpy.io.plain_reads.FileReads`. Out: :class:`~linumpy.io.plain_r
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -31,251 +29,293 @@ from linumpy.io.plain_reads import (
     stat_file,
     version,
 )
+from linumpy.io.rings import MAX_STEP, Window
 
-#: Longer reads are cut, so that several threads copy them.
-PIECE_NBYTES = 2**20
-#: A chain ends with the read that reaches this.
-CHAIN_NBYTES = 2**19
-#: What a window holds at most, and at least where there are threads for more windows.
-WINDOW_NBYTES, SMALL_WINDOW_NBYTES = 32 * 2**20, 2 * 2**20
-#: A read and a chain count as that much more than their bytes, which bounds their number in a chain and in a window.
-_READ_COST, _CHAIN_COST = 2**15, 2**18
-#: Paths of a window of :class:`StatBatch`.
-_STATS = 512
+#: Bytes of a run. The smaller number is for batches that would not give all threads one of the larger.
+RUN_NBYTES, SMALL_RUN_NBYTES = 2**19, 2**18
+#: A read and a unit take as long as that many bytes, about; this bounds the number of reads in a unit.
+_READ_COST, _UNIT_COST = 2**14, 2**16
+#: Units of a window: while they are read, those of the next are opened.
+WINDOW_UNITS = 128
+#: Files that one thread looks at, one after another.
+_STATS = 64
 #: Failures that say nothing about the file: such reads are tried again by plain system calls.
 _PASSING = [
-    errno.EAGAIN, errno.EINTR, errno.ECANCELED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EOPNOTSUPP
+    errno.EAGAIN, errno.EINTR, errno.ECANCELED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EOPNOTSUPP,
+    errno.EFAULT,
 ]  # fmt: skip
-Settle = Callable[[Any, BaseException | None], None]
+#: Results of operations that were not carried out; EFAULT where the thread that submitted them has ended since.
+_NOT_DONE = [-errno.ECANCELED, -errno.EFAULT]
+
+Outcome = TypeVar("Outcome")
+
+_OPEN_WORD = uring.OPENAT | (uring.AT_FDCWD & 0xFFFFFFFF) << 32
+_STATX_WORD, _READ_WORD, _CLOSE_WORD = (op | uring.HARDLINK for op in (uring.STATX, uring.READ, uring.CLOSE))
 
 
 def _read_batch(*columns: np.ndarray) -> np.ndarray:
     return posix_aio.read_by_threads(*columns) if posix_aio.why_unavailable() else posix_aio.read_batch(*columns)
 
 
-def _versions(found: np.ndarray) -> np.ndarray:
-    rows = np.empty((*found.shape, 4), np.int64)
-    rows[..., 0] = found["inode"] & np.uint64(INODE_BITS)
-    rows[..., 1] = found["size"]
-    rows[..., 2] = found["seconds"] * 10**9 + found["nanoseconds"]
-    rows[..., 3] = found["mode"]
-    return rows
+def _versions(words: np.ndarray) -> np.ndarray:
+    """Take versions out of structures of ``statx(2)``."""
+    rows = words[..., [4, 5, 14, 3]]
+    rows[..., 0] &= np.uint64(INODE_BITS)
+    rows[..., 2] *= np.uint64(10**9)
+    rows[..., 2] += words[..., 15] & np.uint64(0xFFFFFFFF)
+    rows[..., 3] >>= np.uint64(32)
+    rows[..., 3] &= np.uint64(0xFFFF)
+    return rows.view(np.int64)
 
 
-class Job:
-    """What a batch is to the threads that carry it out: windows, and a result when all are complete."""
+class Job(Generic[Outcome]):
+    """Work on files: a :class:`linumpy.io.rings.Job`, or carried out by :meth:`run`.
 
-    def __init__(self, paths: list[str], settle: Settle) -> None:
-        self.paths, self._settle = paths, settle
+    Attributes
+    ----------
+    outcome : object
+        The results, after the end.
+    error : Exception or None
+        Why there are none.
+    """
+
+    ring: uring.Ring
+    outcome: Outcome
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.error: BaseException | None = None
+        self.windows: list[Window] = []
+        self.begun, self.complete, self.ended = 0, 0, False
+        self.gate = threading.Lock()  # for a thread that waits while another one runs this
         self._blob = np.frombuffer(os.fsencode("\0".join(paths)) + b"\0", np.uint8)
         ends = np.flatnonzero(self._blob == 0)
         if len(ends) != len(paths):
             raise ValueError("a path contains a null character")
-        self._path_address = (self._blob.ctypes.data + np.concatenate([[0], ends[:-1] + 1])).astype(np.uint64)
-        self._lock, self._left = threading.Lock(), 0
-        self._error: BaseException | None = None
+        self._path_address = self._blob.ctypes.data + np.concatenate([[0], ends[:-1] + 1])
 
-    def _cut(self, first: np.ndarray, total: int, *, opens: bool) -> list[Window]:
-        bounds = [*first.tolist(), total]
-        self._left = len(first)
-        return [Window(self, a, b, b - a if opens else 0) for a, b in itertools.pairwise(bounds)]
-
-    def complete_window(self, error: BaseException | None) -> None:
-        """Note that a window has ended; the last one puts the results together."""
-        with self._lock:
-            self._left -= 1
-            self._error = self._error or error
-            if self._left:
-                return
-        results = None
+    def step(self, window: Window) -> np.ndarray | None:
+        """Go on with a window: see :class:`linumpy.io.rings.Job`."""
         try:
-            results = None if self._error else self.results()
-        except BaseException as failure:
-            self._error = failure
-        self._settle(results, self._error)
+            return None if self.error and window.stage == 0 else self._step(window)
+        except Exception as error:
+            self.error = self.error or error
+            self._drop(window)
+            return None
 
-    def windows(self, threads: int, descriptors: int) -> list[Window]:
-        """Cut into windows for that many threads, each with at most that many open files."""
-        raise NotImplementedError
+    def run(self) -> None:
+        """Carry out all of it without a ring."""
+        try:
+            for window in self.windows:
+                self._run(window.begin, window.end)
+        except BaseException as error:
+            self.error = error
+        self.end()
 
-    def steps(self, begin: int, end: int) -> uring.Steps:
-        """Carry out a window on a ring."""
-        raise NotImplementedError
+    def end(self) -> None:
+        """Put the results together, or keep the error that this gives."""
+        if self.error is None:
+            try:
+                self.outcome = self.results()
+            except Exception as error:
+                self.error = error
+        self.ended = True
 
-    def run(self, begin: int, end: int) -> None:
-        """Carry out a window by plain system calls."""
-        raise NotImplementedError
-
-    def results(self) -> Any:
+    def results(self) -> Outcome:
         """Return what the caller gets."""
         raise NotImplementedError
 
+    def _step(self, window: Window) -> np.ndarray | None:
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Window:
-    """A part of a job that one thread carries out: see :class:`linumpy.io.uring.Work`."""
+    def _drop(self, window: Window) -> None:
+        """Close what a window has open."""
 
-    job: Job
-    begin: int
-    end: int
-    descriptors: int
-
-    def steps(self) -> uring.Steps:
-        """Carry it out on a ring."""
-        return self.job.steps(self.begin, self.end)
-
-    def run(self) -> None:
-        """Carry it out by plain system calls."""
-        try:
-            self.job.run(self.begin, self.end)
-        except BaseException as error:
-            self.complete(error)
-        else:
-            self.complete(None)
-
-    def complete(self, error: BaseException | None) -> None:
-        """Note that it has ended."""
-        self.job.complete_window(error)
+    def _run(self, begin: int, end: int) -> None:
+        raise NotImplementedError
 
 
-class ReadJob(Job):
-    """A batch of reads as chains."""
+class ReadJob(Job[ReadResults]):
+    """A batch of reads.
 
-    def __init__(self, reads: FileReads, settle: Settle) -> None:
-        super().__init__(reads.paths, settle)
-        self._reads = reads
-        self._cut_reads()
-        self._cut_chains()
-        chains = len(self._chain_file)
-        self._opened = np.zeros(chains, np.int64)
+    Parameters
+    ----------
+    reads : FileReads
+        The batch, which is not empty.
+    threads : int
+        Threads that read.
+    descriptors : int
+        Files that may be open at the same time.
+    """
+
+    def __init__(self, reads: FileReads, threads: int, descriptors: int) -> None:
+        super().__init__(reads.paths)
+        self.reads = reads
+        run = RUN_NBYTES if int(reads.nbytes.sum()) >= threads * RUN_NBYTES else SMALL_RUN_NBYTES
+        self._cut_reads(run)
+        self._cut_units(run)
+        self._cut_windows(descriptors)
+        units = len(self._unit_file)
+        self._opened = np.zeros(units, np.int64)
         self._got = np.zeros(len(self._nbytes), np.int64)
-        self._versions = np.zeros((chains, 2, 4), np.int64)
+        self._statx = np.zeros((units, 2, uring.STATX_WORDS), np.uint64)
+        self._statx_address = self._statx.ctypes.data + self._statx.strides[0] * np.arange(units)
+        self._versions: Any = None
 
-    def _cut_reads(self) -> None:
-        reads = self._reads
+    def _cut_reads(self, piece: int) -> None:
+        """Cut long reads, so that several threads copy them; the last piece has half of `piece` to 1.5 of it."""
+        reads = self.reads
         self._file, self._offset, self._nbytes = reads.file, reads.offset, reads.nbytes
-        self._address = reads.address.astype(np.uint64)
-        if self._nbytes.max() <= PIECE_NBYTES:
+        self._address = reads.address.astype(np.int64)
+        if self._nbytes.max() <= piece + piece // 2:
             return
-        count = np.maximum(-(-reads.nbytes // PIECE_NBYTES), 1)
+        count = np.maximum((reads.nbytes + piece // 2) // piece, 1)
         self._first_piece = np.cumsum(count) - count
         row = np.repeat(np.arange(len(count)), count)
-        within = (np.arange(len(row)) - self._first_piece[row]) * PIECE_NBYTES
-        self._file, self._offset = self._file[row], self._offset[row] + within
-        self._nbytes = np.minimum(self._nbytes[row] - within, PIECE_NBYTES)
-        self._address = self._address[row] + within.astype(np.uint64)
+        within = (np.arange(len(row)) - self._first_piece[row]) * piece
+        self._file, self._offset, self._address = (
+            reads.file[row],
+            reads.offset[row] + within,
+            self._address[row] + within,
+        )
+        self._nbytes = np.full(len(row), piece)
+        last = self._first_piece + count - 1
+        self._nbytes[last] = reads.nbytes - within[last]
 
-    def _cut_chains(self) -> None:
-        cost = self._nbytes + _READ_COST
-        before = np.cumsum(cost) - cost
-        first_of_file = np.searchsorted(self._file, np.arange(len(self.paths)))
-        group = (before - before[first_of_file][self._file]) // CHAIN_NBYTES
-        begins = (np.diff(self._file, prepend=-1) != 0) | (np.diff(group, prepend=-1) != 0)
-        self._bounds = np.append(np.flatnonzero(begins), len(cost))  # pieces of each chain
-        self._chain_file = self._file[self._bounds[:-1]]
-        self._chain_cost = np.add.reduceat(cost, self._bounds[:-1]) + _CHAIN_COST
+    def _cut_units(self, run: int) -> None:
+        cost, file = self._nbytes + _READ_COST, self._file
+        if len(file) == len(self.paths):  # a read of each file
+            self._unit = self._unit_file = file
+            self._bounds = np.arange(len(file) + 1)
+        else:
+            before = np.cumsum(cost) - cost
+            begins = np.ones(len(file), bool)
+            np.not_equal(file[1:], file[:-1], out=begins[1:])
+            group = (before - before[begins][file]) // run
+            begins[1:] |= group[1:] != group[:-1]
+            first = np.flatnonzero(begins)
+            self._unit, self._unit_file = np.cumsum(begins) - 1, file[first]
+            self._bounds = np.append(first, len(file))  # pieces of each unit
+            cost = np.add.reduceat(cost, first)
+        cost = cost + _UNIT_COST
+        number = (np.cumsum(cost) - cost) // run
+        self._begins_run = np.ones(len(cost) + 1, bool)
+        np.not_equal(number[1:], number[:-1], out=self._begins_run[1:-1])
+        self._entry = self._bounds + 3 * np.arange(len(self._bounds))  # entries before each unit, opens apart
 
-    def windows(self, threads: int, descriptors: int) -> list[Window]:
-        """Cut into windows for that many threads, each with at most that many open files."""
-        end = np.cumsum(self._chain_cost)
-        most = min(max(-(-int(end[-1]) // threads), SMALL_WINDOW_NBYTES), WINDOW_NBYTES)
-        window = (end - self._chain_cost) // most
-        first = np.flatnonzero(np.diff(window, prepend=-1))
-        within = np.arange(len(end)) - np.repeat(first, np.diff(first, append=len(end)))
-        first = np.flatnonzero(within % descriptors == 0)
-        return self._cut(first, len(end), opens=True)
+    def _cut_windows(self, descriptors: int) -> None:
+        most = min(max(descriptors // 2, 1), WINDOW_UNITS)
+        ends = self._entry[1:].tolist()
+        begin, first = 0, 0
+        while begin < len(ends):
+            end = min(begin + most, len(ends))
+            while ends[end - 1] - first > MAX_STEP:
+                end -= 1
+            self.windows.append(Window(self, begin, end, descriptors=end - begin, entries=ends[end - 1] - first))
+            begin, first = end, ends[end - 1]
+            self._begins_run[end] = True
 
-    def steps(self, begin: int, end: int) -> uring.Steps:
-        """Open all files of a window; then one linked chain for each."""
-        opens = np.zeros(end - begin, uring.ENTRY)
-        opens["opcode"], opens["fd"], opens["flags32"] = uring.OPENAT, uring.AT_FDCWD, OPEN_FLAGS
-        opens["address"] = self._path_address[self._chain_file[begin:end]]
-        found = yield opens
-        self._opened[begin:end] = np.minimum(found, 0)
-        opened = np.flatnonzero(found >= 0)
-        if not len(opened):
-            return
-        chains, descriptor = begin + opened, found[opened]
-        versions = np.zeros((len(chains), 2), uring.STATX_BUFFER)
-        entries, first, closes, reads, pieces = self._chain_entries(chains, descriptor, versions)
-        results = yield entries
-        self._got[pieces] = results[reads]
-        self._versions[chains] = _versions(versions)
-        self._opened[chains] = np.minimum(np.minimum(results[first], results[closes - 1]), 0)
-        for row in np.flatnonzero(results[closes] == -errno.ECANCELED).tolist():
-            os.close(int(descriptor[row]))
+    def _step(self, window: Window) -> np.ndarray | None:
+        if window.stage == 0:
+            return self._open_entries(window)
+        if window.stage == 1:
+            return self._read_entries(window, window.results)
+        self._note(window, window.results)
+        return None
 
-    def _chain_entries(
-        self, chains: np.ndarray, descriptor: np.ndarray, versions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        count = self._bounds[chains + 1] - self._bounds[chains] + 3
-        end = np.cumsum(count)
-        first, closes = end - count, end - 1
-        is_read = np.ones(int(end[-1]), bool)
-        is_read[first] = is_read[closes] = is_read[closes - 1] = False
-        chain = np.repeat(np.arange(len(chains)), count)
-        reads = np.flatnonzero(is_read)
-        pieces = reads - first[chain[reads]] - 1 + self._bounds[chains][chain[reads]]
-        entries = np.zeros(len(chain), uring.ENTRY)
-        entries["fd"] = descriptor[chain]
-        entries["opcode"], entries["flags"] = uring.READ, uring.HARDLINK
-        entries["address"][reads], entries["offset"][reads] = self._address[pieces], self._offset[pieces]
-        entries["length"][reads] = self._nbytes[pieces]
-        no_path = self._blob.ctypes.data + len(self._blob) - 1  # the file of the descriptor itself
-        for side, rows in enumerate((first, closes - 1)):
-            entries["opcode"][rows], entries["flags32"][rows] = uring.STATX, uring.AT_EMPTY_PATH
-            entries["address"][rows], entries["length"][rows] = no_path, uring.STATX_MASK
-            entries["offset"][rows] = versions[:, side].ctypes.data + np.arange(len(chains)) * versions.strides[0]
-        entries["opcode"][closes], entries["flags"][closes] = uring.CLOSE, 0
-        return entries, first, closes, reads, pieces
+    def _drop(self, window: Window) -> None:
+        if window.stage == 1:
+            _close_all(window.results, np.arange(len(window.results)))
 
-    def run(self, begin: int, end: int) -> None:
-        """Open and close the files of a window here, one after another, and read them in one call."""
+    def _open_entries(self, window: Window) -> np.ndarray:
+        entries = np.zeros((window.end - window.begin, uring.ENTRY_WORDS), np.uint64)
+        entries[:, 0] = _OPEN_WORD
+        entries[:, 2] = self._path_address[self._unit_file[window.begin : window.end]]
+        entries[:, 3] = OPEN_FLAGS << 32
+        return entries
+
+    def _read_entries(self, window: Window, found: np.ndarray) -> np.ndarray:
+        """Return the chains of a window; where a file could not be opened all of it fails without a descriptor."""
+        begin, end = window.begin, window.end
+        at = self._entry[begin : end + 1] - self._entry[begin]
+        first, close = at[:-1], at[1:] - 1
+        pieces = slice(int(self._bounds[begin]), int(self._bounds[end]))
+        unit = self._unit[pieces] - begin
+        read = np.arange(1, len(unit) + 1) + 3 * unit
+        descriptor = np.maximum(found, -1).astype(np.uint64) << np.uint64(32)
+        entries = np.zeros((int(at[-1]), uring.ENTRY_WORDS), np.uint64)
+        entries[read, 0] = descriptor[unit] | np.uint64(_READ_WORD)
+        for number, column in enumerate((self._offset, self._address, self._nbytes), 1):
+            entries[read, number] = column[pieces]
+        looks = np.empty((2, end - begin, 4), np.uint64)
+        looks[...] = 0, 0, self._blob.ctypes.data + len(self._blob) - 1, uring.STATX_MASK | uring.AT_EMPTY_PATH << 32
+        looks[:, :, 0] = descriptor | np.uint64(_STATX_WORD)
+        looks[0, :, 0] |= self._begins_run[begin:end] * np.uint64(uring.ASYNC)
+        looks[0, :, 1] = address = self._statx_address[begin:end]
+        looks[1, :, 1] = address + self._statx.strides[1]
+        entries[first, :4], entries[close - 1, :4] = looks
+        unlink = self._begins_run[begin + 1 : end + 1] * np.uint64(uring.HARDLINK)
+        entries[close, 0] = (descriptor | np.uint64(_CLOSE_WORD)) ^ unlink
+        window.notes = found, pieces, first, read, close
+        return entries
+
+    def _note(self, window: Window, results: np.ndarray) -> None:
+        found, pieces, first, read, close = window.notes
+        _close_all(found, np.flatnonzero(np.isin(results[close], _NOT_DONE)) if results[close].any() else close[:0])
+        self._got[pieces] = results[read]
+        looked = np.minimum(np.minimum(results[first], results[close - 1]), 0)
+        self._opened[window.begin : window.end] = np.where(found < 0, found, looked)
+
+    def _run(self, begin: int, end: int) -> None:
+        """Open and close the files of a window here, and read it in one call."""
+        if self._versions is None:
+            self._versions = np.zeros((len(self._unit_file), 2, 4), np.int64)
         descriptors: list[int] = []
         try:
-            for chain in range(begin, end):
-                descriptors.append(self._open(chain))
+            for unit in range(begin, end):
+                descriptors.append(self._open(unit))
             self._read(begin, end, np.array(descriptors))
-            for chain, descriptor in zip(range(begin, end), descriptors, strict=True):
+            for unit, descriptor in zip(range(begin, end), descriptors, strict=True):
                 if descriptor >= 0:
-                    self._versions[chain, 1] = version(os.fstat(descriptor))
+                    self._versions[unit, 1] = version(os.fstat(descriptor))
         finally:
             for descriptor in descriptors:
                 if descriptor >= 0:
                     os.close(descriptor)
 
-    def _open(self, chain: int) -> int:
+    def _open(self, unit: int) -> int:
         try:
-            descriptor = os.open(self.paths[self._chain_file[chain]], OPEN_FLAGS)
+            descriptor = os.open(self.paths[self._unit_file[unit]], OPEN_FLAGS)
         except OSError as error:
-            self._opened[chain] = -(error.errno or errno.EIO)
+            self._opened[unit] = -(error.errno or errno.EIO)
             return -1
-        self._versions[chain, 0] = version(os.fstat(descriptor))
+        self._versions[unit, 0] = version(os.fstat(descriptor))
         return descriptor
 
     def _read(self, begin: int, end: int, descriptors: np.ndarray) -> None:
         readable = (descriptors >= 0) & is_regular(self._versions[begin:end, 0, 3])
-        chain = np.repeat(np.arange(end - begin), np.diff(self._bounds[begin : end + 1]))
-        rows = np.flatnonzero(readable[chain])
+        unit = self._unit[self._bounds[begin] : self._bounds[end]] - begin
+        rows = np.flatnonzero(readable[unit])
         pieces = self._bounds[begin] + rows
         self._got[pieces] = _read_batch(
-            descriptors[chain[rows]], self._address[pieces], self._nbytes[pieces], self._offset[pieces]
+            descriptors[unit[rows]], self._address[pieces], self._nbytes[pieces], self._offset[pieces]
         )
 
     def results(self) -> ReadResults:
-        """Put the chains of each file and the pieces of each read together."""
-        reads, nbytes = self._reads, self._got
+        """Put the units of each file and the pieces of each read together."""
+        reads, nbytes, opened = self.reads, self._got, self._opened
+        versions = _versions(self._statx) if self._versions is None else self._versions
         if len(nbytes) != len(reads.nbytes):
             worst, total = (f.reduceat(nbytes, self._first_piece) for f in (np.minimum, np.add))
             nbytes = np.where(worst < 0, worst, total)
-        first, last = self._chains_of_files()
-        before, after = self._versions[first, 0], self._versions[last, 1]
-        differs = (self._versions != before[self._chain_file][:, None]).any(axis=2)
-        for chain, side in np.argwhere(differs).tolist():
-            after[self._chain_file[chain]] = self._versions[chain, side]
-        opened = self._opened
-        if len(opened) != len(first) or opened.any():
-            opened = np.minimum.reduceat(opened, first)
+        before, after = versions[:, 0], versions[:, 1]
+        if len(opened) != len(self.paths):
+            first = np.searchsorted(self._unit_file, np.arange(len(self.paths) + 1))
+            before, after = before[first[:-1]], after[first[1:] - 1]
+            for unit, side in np.argwhere((versions != before[self._unit_file][:, None]).any(axis=2)).tolist():
+                after[self._unit_file[unit]] = versions[unit, side]
+            opened = np.minimum.reduceat(opened, first[:-1])
+        if opened.any():
             before[opened < 0] = after[opened < 0] = 0
         if not is_regular(before[:, 3]).all():
             for code in (refusals(before[:, 3]), opened):
@@ -285,15 +325,9 @@ class ReadJob(Job):
             self._try_again(results)
         return results
 
-    def _chains_of_files(self) -> tuple[np.ndarray, np.ndarray]:
-        if len(self._chain_file) == len(self.paths):
-            return self._chain_file, self._chain_file
-        bounds = np.searchsorted(self._chain_file, np.arange(len(self.paths) + 1))
-        return bounds[:-1], bounds[1:] - 1
-
     def _try_again(self, results: ReadResults) -> None:
         """Read by plain system calls what failed for a passing reason, or ended before the end of its file."""
-        reads, nbytes = self._reads, results.nbytes
+        reads, nbytes = self.reads, results.nbytes
         early = (nbytes >= 0) & (nbytes < reads.nbytes) & (reads.offset + nbytes < results.after[reads.file, 1])
         again = np.flatnonzero(early | np.isin(-nbytes, _PASSING))
         for file in np.unique(reads.file[again]).tolist():
@@ -309,31 +343,36 @@ class ReadJob(Job):
                         results.after[file] = found
 
 
-class StatJob(Job):
+class StatJob(Job[np.ndarray]):
     """A batch of files to look at."""
 
-    def __init__(self, paths: list[str], settle: Settle) -> None:
-        super().__init__(paths, settle)
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__(paths)
         self._rows = np.zeros((len(paths), 4), np.int64)
+        for begin in range(0, len(paths), MAX_STEP):
+            end = min(begin + MAX_STEP, len(paths))
+            self.windows.append(Window(self, begin, end, descriptors=0, entries=end - begin))
 
-    def windows(self, threads: int, descriptors: int) -> list[Window]:
-        """Cut into windows, which open no files."""
-        return self._cut(np.arange(0, len(self.paths), _STATS), len(self.paths), opens=False)
+    def _step(self, window: Window) -> np.ndarray | None:
+        rows = self._rows[window.begin : window.end]
+        if window.stage:
+            rows[:] = _versions(window.notes)
+            rows[window.results < 0] = 0
+            rows[:, 0] += np.minimum(window.results, 0)
+            return None
+        found = window.notes = np.zeros((len(rows), uring.STATX_WORDS), np.uint64)
+        entries = np.zeros((len(rows), uring.ENTRY_WORDS), np.uint64)
+        entries[:, 0] = uring.STATX | uring.HARDLINK | (uring.AT_FDCWD & 0xFFFFFFFF) << 32
+        entries[::_STATS, 0] |= np.uint64(uring.ASYNC)
+        entries[_STATS - 1 :: _STATS, 0] ^= np.uint64(uring.HARDLINK)
+        if len(rows) % _STATS:
+            entries[-1, 0] ^= np.uint64(uring.HARDLINK)
+        entries[:, 1] = found.ctypes.data + np.arange(len(rows)) * found.strides[0]
+        entries[:, 2] = self._path_address[window.begin : window.end]
+        entries[:, 3] = uring.STATX_MASK
+        return entries
 
-    def steps(self, begin: int, end: int) -> uring.Steps:
-        """Look at all files of a window."""
-        found = np.zeros(end - begin, uring.STATX_BUFFER)
-        entries = np.zeros(end - begin, uring.ENTRY)
-        entries["opcode"], entries["fd"], entries["length"] = uring.STATX, uring.AT_FDCWD, uring.STATX_MASK
-        entries["address"] = self._path_address[begin:end]
-        entries["offset"] = found.ctypes.data + np.arange(end - begin) * found.itemsize
-        results = yield entries
-        self._rows[begin:end] = _versions(found)
-        self._rows[begin:end][results < 0] = 0
-        self._rows[begin:end, 0] += np.minimum(results, 0)
-
-    def run(self, begin: int, end: int) -> None:
-        """Look at one file after another."""
+    def _run(self, begin: int, end: int) -> None:
         for row in range(begin, end):
             self._rows[row] = stat_file(self.paths[row])
 
@@ -342,3 +381,12 @@ class StatJob(Job):
         for row in np.flatnonzero(np.isin(-self._rows[:, 0], _PASSING)).tolist():
             self._rows[row] = stat_file(self.paths[row])
         return self._rows
+
+
+def _close_all(found: np.ndarray, rows: np.ndarray) -> None:
+    """Close descriptors that no chain closes. Called again after an exception, it goes on."""
+    for row in rows.tolist():
+        descriptor = int(found[row])
+        if descriptor >= 0:
+            found[row] = -errno.ECANCELED
+            os.close(descriptor)

@@ -118,16 +118,16 @@ def _open_url(url: str) -> zarr.Array | zarr.Group:
 def open_at(
     where: StorePath, zarr_format: Literal[2, 3] | None = None, *, name: str | None = None
 ) -> zarr.Array | zarr.Group:
-    """Open the array or group at a place in a store, read-only.
+    """Open the array or group at a path in a store, read-only.
 
     Parameters
     ----------
     where : StorePath
-        The place.
+        The path.
     zarr_format : {2, 3}, optional
         Where it is known.
     name : str, optional
-        What messages call the place.
+        What messages call it.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def local_path(array: zarr.Array) -> str:
 
 
 def identify_data(array: zarr.Array) -> str | None:
-    """Tell the stored data of an array from what is there after any of it was written anew.
+    """Identify the stored data of an array, so that any change of it is noticed.
 
     A digest over names, sizes, times of writing and inodes of all files of a local array (of a ZIP file, over its own),
     without reading them: some seconds for a million chunks. For a remote one the server's entity tags or times are
@@ -216,7 +216,7 @@ def identify_data(array: zarr.Array) -> str | None:
 
 
 def _local_files(folder: str, prefix: str) -> Iterator[str]:
-    """Walk the files of an array, in the order of their names, but for what NFS keeps of files that are open."""
+    """Yield the files of an array, in the order of their names, but for what NFS keeps of files that are open."""
     with os.scandir(folder) as entries:
         found = sorted(entries, key=lambda one: one.name)
     for entry in found:
@@ -232,7 +232,7 @@ def _file_line(name: str, found: os.stat_result) -> str:
 
 
 def _remote_files(files: Any, path: str) -> list[str] | None:
-    """Ask a file system of fsspec; None where it does not tell when files were written."""
+    """Ask a file system of fsspec; None where it does not say when files were written."""
     find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
     lines = []
     for name, info in sorted(find.items()):

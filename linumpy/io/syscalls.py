@@ -62,7 +62,7 @@ def rename_new(first: Path, second: Path) -> None:
 def sync_file_system(descriptor: int) -> None:
     """Wait until all that was written to a file's file system is on the disk.
 
-    One call costs less than one for each file of an image. It tells of errors since the descriptor was opened, so open
+    One call costs less than one for each file of an image. It reports errors since the descriptor was opened, so open
     it before the first byte is written.
     """
     if _libc().syncfs(descriptor):

@@ -31,7 +31,7 @@ from linumpy.errors import ChunkError, LinumpyError
 log = logging.getLogger(__name__)
 
 _HOST_BUFFERS = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
-#: After so many seconds of waiting for the other mode, a warning tells what is waited for.
+#: After so many seconds of waiting for the other mode, a warning says what is waited for.
 _WARN_SECONDS = 10.0
 
 
@@ -102,7 +102,7 @@ def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
 
 
 def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
-    """Hold host mode if a codec of the array looks at zarr's configuration; others do as each call tells them."""
+    """Hold host mode if a codec of the array looks at zarr's configuration; others get it with each call."""
     document = array.metadata
     asks = document.zarr_format == 2 or any(isinstance(one, ShardingCodec) for one in document.codecs)
     return host_zarr_context() if asks else nullcontext()
@@ -138,7 +138,7 @@ class _Mode:
         with self._changed:
             if not self._mine.host and not self._is_owner():
                 self._wait(lambda: self._owner is None and not self._waiting, "host memory")
-            # Set only where it is another: nothing is put back over what somebody sets meanwhile.
+            # Set only where it differs: what other code sets meanwhile is not overwritten.
             if any(zarr.config.get(key) != value for key, value in _HOST_BUFFERS.items()):
                 self._settings.enter_context(zarr.config.set(_HOST_BUFFERS))
             self._hosts += 1
@@ -231,7 +231,7 @@ def in_mode_of_caller() -> Callable[[], None]:
 
 
 def wait_for_zarr(seconds: float = 30.0) -> None:
-    """Wait until zarr has come to rest: when one chunk fails it raises, and goes on with the others behind its back."""
+    """Wait until zarr's own threads are idle: when one chunk fails it raises, while others are still processed."""
 
     async def others() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

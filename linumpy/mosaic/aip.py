@@ -88,7 +88,7 @@ def project_mosaic(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken, a source that is no mosaic.
+        A path that is taken, a source that is no mosaic.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """

@@ -108,7 +108,7 @@ def correct_mosaic(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        A place that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
+        A path that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
         not found.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
@@ -162,7 +162,7 @@ def report_paths(report: str | Path) -> tuple[Path, Path]:
 
 
 def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
-    """Tell the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
+    """Return the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
     tile_shape = known_tile(image, given)
     if tile_shape is None:
         raise MetadataError(f"{image.name}: its metadata does not say how large a tile is; give tile_shape=")
@@ -198,7 +198,7 @@ def _surface_of_tiles(
 ) -> Any:
     """Find the surface of whole tiles in voxels, on the device if the work is done there; -1 where unknown.
 
-    An A-line that rises nowhere more than at its first voxel, such as one of a tile that is missing, has no surface; in
+    An A-line whose steepest rise is at its first voxel, such as one of a tile that is missing, has no surface; in
     the fit it would be a flat tile.
     """
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0

@@ -93,7 +93,7 @@ def resample_mosaic_grid(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        A place that is taken, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
+        A path that is taken, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
@@ -134,7 +134,7 @@ def resample_mosaic_grid(
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Tell the tile of a mosaic grid, in the order of its axes.
+    """Return the tile of a mosaic grid, in the order of its axes.
 
     It is whole along z; laterally as given, as the metadata has it, or else a chunk, which a log line (warning) says.
 

@@ -61,7 +61,7 @@ class MosaicImage(Volumes):
         return sizes[0], sizes[1]  # type: ignore[return-value]
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Walk all volumes in boxes of a size: the entries along the leading axes, and the box."""
+        """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
         return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
 
 

@@ -110,7 +110,7 @@ def find_slices(folder: str | Path) -> dict[int, Path]:
         stem = re.sub(r"(\.ome)?\.zarr$", "", path.name)
         digits = re.findall(r"(?:^|[^a-zA-Z])z(\d+)", stem) or re.findall(r"\d+", stem)
         if path.name.startswith("."):
-            continue  # half-written by somebody
+            continue  # written by another process at this moment
         if not digits:
             raise SourceError(f"{path} has no number in its name: slices are numbered, as in slice_z03.ome.zarr")
         number = int(digits[-1])

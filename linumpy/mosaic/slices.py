@@ -181,7 +181,7 @@ def stack_mosaics(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken; slices or a table that are missing, or do not fit each other; no overlap within reach.
+        A path that is taken; slices or a table that are missing, or do not fit each other; no overlap within reach.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """

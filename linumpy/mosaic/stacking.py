@@ -73,8 +73,8 @@ def find_z_overlap(
     )
     on_device = is_device_array(fixed_vol) if use_gpu is None else use_gpu
     fixed, moving = central_half(fixed_vol)[-overlaps[-1] :], central_half(moving_vol)[: overlaps[-1]]
-    bring = require_cuda().asarray if on_device else to_host
-    return best_overlap(bring(fixed), bring(moving), overlaps, expected)
+    transfer = require_cuda().asarray if on_device else to_host
+    return best_overlap(transfer(fixed), transfer(moving), overlaps, expected)
 
 
 def best_overlap(fixed: Any, moving: Any, overlaps: Sequence[int], expected: float) -> tuple[int, float]:

@@ -125,7 +125,7 @@ def find_mosaic_surface(
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A place that is taken, a source that is no mosaic, a method that cannot be.
+        A path that is taken, a source that is no mosaic, a method that cannot be.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """

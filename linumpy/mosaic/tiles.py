@@ -24,7 +24,7 @@ Box = tuple[slice, ...]
 
 
 def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
-    """Walk a shape in boxes of a size, the last ones ragged."""
+    """Yield a shape in boxes of a size, the last ones ragged."""
     for corner in itertools.product(*(range(0, n, s) for n, s in zip(shape, size, strict=True))):
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 

@@ -1,9 +1,9 @@
 """The journal of a folder that is filled over several runs: which parts are there.
 
 In: what was asked for, boxes of parts that were written. Out: a file of lines, and from it the parts that count. Each
-line begins with a checksum over itself and the first line; one that is torn, joined to another, made of zeros or out of
-the grid does not count, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is then as
-it was before.
+line begins with a checksum over itself and the first line; one that is incomplete, joined to another, made of zeros or
+out of the grid does not count, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is
+then as it was before.
 
 Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners; and ``sync``, when all
 that was written until then is on the disk. Parts that are not followed by ``sync`` count only in the same boot: what a
@@ -90,7 +90,7 @@ def read_boxes(path: Path, grid: tuple[int, ...]) -> np.ndarray:
     head, *lines = path.read_bytes().split(b"\n")
     seed, boot, here = _seed(head), "", boot_id()
     complete, unsynced = np.zeros(grid, bool), np.zeros(grid, bool)
-    for line in lines[:-1]:  # what follows the last end of a line is torn
+    for line in lines[:-1]:  # what follows the last end of a line is incomplete
         word, _, rest = (_text(line, seed) or "").partition(" ")
         if word == "boot":
             boot = rest

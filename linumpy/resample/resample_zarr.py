@@ -134,7 +134,7 @@ def resample_zarr(
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     durable : bool
-        Whether the target is on the disk before it takes its place, and blocks every 30 s, so that they count after a
+        Whether the target is on the disk before it is renamed, and blocks every 30 s, so that they count after a
         power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
@@ -233,13 +233,11 @@ def _open_volumes(
             raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
         if channel is not None or time is not None:
             raise ValueError(
-                f"channel={channel}, time={time}: {name} is a single array, whose axes nobody names; pass the OME-Zarr "
-                "image that it is in"
+                f"channel={channel}, time={time}: {name} is a single array, whose axes have no names; pass the "
+                "OME-Zarr image that it is in"
             )
         if spacing is None:
-            raise MetadataError(
-                f"{name} is a single array, whose voxel spacing nobody knows: pass source_spacing= in µm"
-            )
+            raise MetadataError(f"{name} is a single array, whose voxel spacing is unknown: pass source_spacing= in µm")
         if node.ndim not in (2, 3):
             raise ValueError(f"{name} has shape {node.shape}: volumes of two or three axes are resampled")
         if len(spacing) != node.ndim:

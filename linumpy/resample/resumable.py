@@ -1,10 +1,10 @@
-"""A folder that is filled over several runs, part by part, and takes its place when it is complete.
+"""A folder that is filled over several runs, part by part, and appears at its path when it is complete.
 
 In: where it shall stand, and what was asked for (:class:`Request`). Out: a :class:`Resumable` that knows which parts
-are there. All lies in ``.NAME.unfinished`` beside the place: the folder itself, whose name tells the request; a journal
-(``linumpy.resample.journal``) with the request and one line for each box of parts that is complete; and a lock. The
-line is written after the parts, so a run that is killed leaves nothing that looks finished, and the next one goes on
-from there. Errors: :class:`~linumpy.errors.ResumeError` where another run, or another request, has the place;
+are there. All lies in ``.NAME.unfinished`` beside the path: the folder itself, whose name identifies the request; a
+journal (``linumpy.resample.journal``) with the request and one line for each box of parts that is complete; and a lock.
+The line is written after the parts, so a run that is killed leaves nothing that looks finished, and the next one goes
+on from there. Errors: :class:`~linumpy.errors.ResumeError` where another run, or another request, has the path;
 ``FileExistsError`` where something finished has it.
 """
 
@@ -57,7 +57,7 @@ class Request:
     settings : tuple of (str, str)
         What the caller asked for that the bytes of the parts depend on, by name.
     origin : tuple of (str, str)
-        What else they depend on and nobody can have again once it is another: the data that they are made from. Parts
+        What else they depend on, and cannot be had again once it has changed: the data that they are made from. Parts
         of another origin are of no use, and are removed.
     """
 
@@ -77,7 +77,7 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """Tell it from others in the name of a folder, which a late worker of another request does not find then."""
+        """Identify it in the name of a folder, which a late worker of another request does not find then."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -122,7 +122,7 @@ def resumable_folder(
     overwrite: bool = False,
     durable: bool = True,
 ) -> Iterator[Resumable]:
-    """Fill a folder; it takes its place if the block ends well with all parts complete, and waits there otherwise.
+    """Fill a folder; it is renamed to its path if the block ends well with all parts complete, and is kept otherwise.
 
     Parameters
     ----------
@@ -135,13 +135,13 @@ def resumable_folder(
     overwrite : bool
         Whether to replace a finished Zarr folder that is there.
     durable : bool
-        Whether all of it is on the disk before it takes its place, and parts every 30 s. Without it, parts that a run
+        Whether all of it is on the disk before it is renamed, and parts every 30 s. Without it, parts that a run
         has left count only until the machine is started again, and on no other machine.
 
     Raises
     ------
     FileExistsError
-        The place is taken.
+        The path is taken.
     ResumeError
         Another run is filling it, or one with another request has begun to.
     OSError
@@ -208,7 +208,7 @@ def _goes_on(path: Path, work: Path, request: Request) -> bool:
     head = read_head(work / _JOURNAL)
     if head is None or not isinstance(head.get("request"), dict):
         return False
-    # A finished folder may have been exchanged with the one that had the place before, which holds none of the parts.
+    # A finished folder may have been exchanged with the one that had the path before, which holds none of the parts.
     if head.get("inode") not in [one.stat().st_ino for one in work.glob(f"{_FOLDER}-????????")]:
         return False
     different = request.differences(head["request"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import to_host
 from linumpy.voxel.grid import XYZ, check_pitch
 
 #: Largest number of offsets of an element: more do not fit into memory as a list.
@@ -86,7 +87,7 @@ def as_element(structure: Any, radius: Any, pitch: Any) -> Element:
         return ball(radius, pitch)
     if isinstance(structure, Element):
         return structure
-    mask = np.asarray(structure)
+    mask = to_host(structure)  # a few hundred bytes, from which offsets are made
     if mask.ndim != 3 or mask.dtype.kind not in "biu":
         raise ValueError(f"structure of shape {mask.shape}, {mask.dtype}: a bool array of three axes is needed")
     mask = mask != 0

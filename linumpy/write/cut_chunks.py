@@ -35,7 +35,7 @@ class CutChunks:
     Parameters
     ----------
     limit : int
-        Bytes that may wait: voxels, and a byte each that tells whether it is there.
+        Bytes that may be kept: voxels, and a byte for each that says whether it was written.
     itemsize : int
         Bytes of a voxel.
     """
@@ -82,9 +82,9 @@ class CutChunks:
             held, complete = begin(array_module(voxels), box)
             cut = self._cut[corner] = _Cut(box, held, np.full(shape_of(box), not complete))
             self._nbytes += self._cost(box)
-        place = within(part, box)
-        cut.voxels[place] = _beside(voxels, cut.voxels)
-        cut.missing[place] = False
+        inside = within(part, box)
+        cut.voxels[inside] = _beside(voxels, cut.voxels)
+        cut.missing[inside] = False
         if cut.missing.any():
             return None
         self.drop(corner)
@@ -112,7 +112,7 @@ def _corner(box: Box) -> tuple[int, ...]:
 
 
 def _beside(voxels: Any, held: Any) -> Any:
-    """Bring voxels to where others lie."""
+    """Copy voxels to the side (host or device) where others are."""
     if is_device_array(held):
         return array_module(held).asarray(voxels)
     return to_host(voxels)

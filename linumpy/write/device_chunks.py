@@ -3,7 +3,7 @@
 In: a device array that is whole in storage, and the files of its chunks. Out: files, each as long as a chunk, written
 when the call returns. Errors: ``OSError``, such as a full disk.
 
-One kernel brings the voxels of each chunk together (a second copy of the block on the device). Where cuFile may take
+One kernel makes the voxels of each chunk contiguous (a second copy of the block on the device). Where cuFile may take
 them past host memory, the ``pwrite`` of many files are under way at the same time. In kvikio's compat mode, or without
 kvikio, they land in pinned memory, from where threads of the host write them: kvikio's own way through the host was six
 times slower where it was measured. What kvikio fails to write is written once more from host memory, and the system's
@@ -29,7 +29,7 @@ from linumpy.write.raw_chunks import write_file
 
 log = logging.getLogger(__name__)
 
-#: What lands in pinned memory at a time, unless one chunk takes more; there are two such places.
+#: Bytes that are copied to pinned memory at a time, unless one chunk takes more; there are two such buffers.
 _LANDING_NBYTES = 64 * 2**20
 #: Files open at the same time, and how often kvikio opens each.
 _OPEN_FILES, _DESCRIPTORS = 128, 2
@@ -72,7 +72,7 @@ def write_from_device(
 
 
 def land(rows: Any) -> Iterator[tuple[slice, np.ndarray]]:
-    """Bring rows to pinned memory, a few at a time; the next are on their way while the caller has some.
+    """Copy rows to pinned memory, a few at a time; the next are copied while the caller has some.
 
     Yields
     ------
@@ -103,7 +103,7 @@ def land(rows: Any) -> Iterator[tuple[slice, np.ndarray]]:
                 landing, there = start(number + 1)
             yield some, landed
     finally:
-        there.synchronize()  # interrupted or not: what lands must not land in memory of somebody else
+        there.synchronize()  # interrupted or not: the copy must finish before its pinned buffer is freed
 
 
 def _pinned(cupy: Any, nbytes: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def _pinned(cupy: Any, nbytes: int) -> np.ndarray:
 
 
 def cut_into_chunks(block: Any, chunk_shape: tuple[int, ...], fill_value: Any) -> Any:
-    """Bring the voxels of each chunk together: (grid, chunk), contiguous, with the fill value beyond the edge."""
+    """Make the voxels of each chunk contiguous: (grid, chunk), contiguous, with the fill value beyond the edge."""
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
     chunks = xp.empty((*grid, *chunk_shape), dtype)
@@ -122,8 +122,8 @@ def cut_into_chunks(block: Any, chunk_shape: tuple[int, ...], fill_value: Any) -
     for one in itertools.product(*ways):
         source, counts, lengths = zip(*one, strict=True)
         pairs = [n for pair in zip((c.stop - c.start for c in counts), lengths, strict=True) for n in pair]
-        place = (*counts, *map(slice, lengths))
-        chunks[place] = block[source].reshape(pairs).transpose(order)
+        target = (*counts, *map(slice, lengths))
+        chunks[target] = block[source].reshape(pairs).transpose(order)
     return chunks
 
 

@@ -85,7 +85,7 @@ class NewImage:
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
 
     def check_fits(self, path: Path) -> None:
-        """Refuse an image that the file system of its place cannot hold; see :func:`check_free_space`."""
+        """Refuse an image that the file system of its path cannot hold; see :func:`check_free_space`."""
         check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
     def create(self, folder: Path) -> list[zarr.Array]:
@@ -206,7 +206,7 @@ def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
-    """Walk an array in boxes that are whole in storage: shards where it has them, else chunks."""
+    """Yield an array in boxes that are whole in storage: shards where it has them, else chunks."""
     step = array.shards or array.chunks
     starts = (range(0, n, s) for n, s in zip(array.shape, step, strict=True))
     for corner in itertools.product(*starts):

@@ -5,8 +5,9 @@ the fill value beyond the edge, as zarr does. From host memory chunks go out by 
 device by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and else by the same threads from pinned
 memory (``linumpy.write.device_chunks``). Errors: ``OSError``, such as a full disk.
 
-Files are written in their place, so an array is not to be read before it is complete; the folder that it is in has a
-temporary name until then. Where two processes may write the same chunk, its file is renamed to its place instead.
+Files are written under their final names, so an array is not to be read before it is complete; the folder that it is in
+has a temporary name until then. Where two processes may write the same chunk, its file is written under another name
+and renamed.
 """
 
 from __future__ import annotations
@@ -176,11 +177,11 @@ class RawChunks:
             write_file(path, self._gathered(part))
 
     def _gathered(self, part: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """Bring a chunk together piece by piece, with the fill value beyond the edge."""
+        """Gather a chunk piece by piece, with the fill value beyond the edge."""
         layout = self._layout
-        for place, offset in self._pieces:
-            piece = self._scratch()[: math.prod(shape_of(place))].reshape(shape_of(place))
-            source = part[place]
+        for box, offset in self._pieces:
+            piece = self._scratch()[: math.prod(shape_of(box))].reshape(shape_of(box))
+            source = part[box]
             if source.shape != piece.shape:
                 piece[...] = layout.fill_value
             piece[tuple(map(slice, source.shape))] = source
@@ -188,7 +189,7 @@ class RawChunks:
 
     def _scratch(self) -> np.ndarray:
         if not hasattr(self._local, "scratch"):
-            largest = max(math.prod(shape_of(place)) for place, _ in self._pieces)
+            largest = max(math.prod(shape_of(box)) for box, _ in self._pieces)
             self._local.scratch = np.empty(largest, self._layout.dtype)
         return self._local.scratch  # type: ignore[no-any-return]
 

@@ -49,7 +49,7 @@ class WriteState:
 
     @contextmanager
     def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
-        """Note that a region is being written: `whole` is the part that nobody else may write meanwhile."""
+        """Note that a region is being written: `whole` is the part that no other thread may write meanwhile."""
         with self.lock:
             if not self._open:
                 raise ValueError(f"region {name} cannot be written: write inside the writer's `with` block")
@@ -100,7 +100,7 @@ class WriteState:
             return int((~self._there[0]).sum()), self._there[0].size
 
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
-        """Walk what was touched and is not there, in boxes of as many stored objects as may be made at once."""
+        """Yield what was touched and is not there, in boxes of as many stored objects as may be made at once."""
         step = self._pyramid.step(level - 1, nbytes, first=1)
         everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
         for finer in split(everything, step):

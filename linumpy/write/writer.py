@@ -1,9 +1,9 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
-is written in a work folder beside its place and renamed when complete and on the disk, so that a run that is killed
+is written in a work folder beside its path and renamed when complete and on the disk, so that a run that is killed
 leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
-copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a place that is taken, ``ValueError`` for
+copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a path that is taken, ``ValueError`` for
 sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
@@ -41,7 +41,7 @@ Progress = Callable[[int], object]
 
 
 class OmeZarrWriter:
-    """An OME-Zarr image that is written region by region; it takes its place when the ``with`` block ends well.
+    """An OME-Zarr image that is written region by region; it appears at its path when the ``with`` block ends well.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class OmeZarrWriter:
         Whether to replace a Zarr folder that is there, in one step where the file system can exchange two names.
         Nothing else is ever replaced.
     durable : bool
-        Whether the image is on the disk before it takes its place, so that not even a power cut leaves half of one.
+        Whether the image is on the disk before it is renamed, so that not even a power cut leaves half of one.
         The end of the ``with`` block waits for the disk then.
     progress : callable, optional
         Called with the number of bytes of the finest resolution written since the last call, in the thread that
@@ -95,7 +95,7 @@ class OmeZarrWriter:
     Raises
     ------
     FileExistsError
-        The place is taken.
+        The path is taken.
     ValueError
         Something does not fit the shape.
     TypeError
@@ -106,9 +106,9 @@ class OmeZarrWriter:
     Notes
     -----
     **Regions.** One that begins and ends at the edges of chunks (of shards, where there are some), or at the end of
-    the image, is written straight to its files. One that cuts a chunk is refused, unless `buffer_bytes` lets the chunk
-    wait for its rest; what still lacks some at the end is written with the fill value there. A region may be written
-    again; the last one counts.
+    the image, is written straight to its files. One that cuts a chunk is refused, unless `buffer_bytes` has memory in
+    which the chunk is kept until the rest is written; what still lacks some at the end is written with the fill value
+    there. A region may be written again; the last one counts.
 
     **Pyramid.** Coarser chunks that lie in a region are made from it, where it is, before :meth:`write` returns. Those
     that several regions share are made at the end, from what was written; regions of :meth:`regions` leave few.
@@ -155,7 +155,7 @@ class OmeZarrWriter:
         progress: Progress | None = None,
     ) -> None:
         self.path = Path(path)
-        self._place = absolute(path)
+        self._target = absolute(path)
         self._image = image = plan_image(
             shape,
             dtype,
@@ -164,7 +164,7 @@ class OmeZarrWriter:
             chunks=chunks,
             shards=shards,
             compressors=compressors,
-            name=name if name is not None else self._place.name,
+            name=name if name is not None else self._target.name,
             origin=origin,
             levels=n_levels,
             downsampling=downsampling,
@@ -216,8 +216,8 @@ class OmeZarrWriter:
         # Nothing of an earlier block that failed counts.
         self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
-            place = new_folder(self._place, overwrite=self._overwrite, durable=self._durable)
-            folder = scope.enter_context(place)
+            temporary = new_folder(self._target, overwrite=self._overwrite, durable=self._durable)
+            folder = scope.enter_context(temporary)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
             self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]

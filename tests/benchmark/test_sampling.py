@@ -8,7 +8,8 @@ import pytest
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.kernels import kernel_cases
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.sampling import MAKERS, Larger, larger_cases, table
+from linumpy.benchmark.suites.sampling import MAKERS, table
+from linumpy.benchmark.suites.sampling_larger import Larger, larger_cases
 from scripts import linum_benchmark_sampling as script
 
 

@@ -61,7 +61,7 @@ struct Barrier {
     bool any = false, answer[2];
     Fiber *waiting[MOST_THREADS];
 };
-enum Collective { SYNC_WARP, SHUFFLE, VOTE, REDUCE };
+enum Collective { SYNC_WARP, SHUFFLE, VOTE, REDUCE, MATCH };
 
 static Fiber fibers[MOST_THREADS];
 static Fiber *running = nullptr;
@@ -313,6 +313,14 @@ NOT_CHECKED inline unsigned __reduce_or_sync(unsigned mask, unsigned v) {
     return static_cast<unsigned>(emulated::meet(emulated::REDUCE, mask, v).any);
 }
 
+NOT_CHECKED inline unsigned __match_any_sync(unsigned mask, unsigned v) {
+    const emulated::Exchange &all = emulated::meet(emulated::MATCH, mask, v);
+    const unsigned lanes = emulated::warp_size(emulated::running->thread / emulated::WARP);
+    unsigned same = 0;
+    for (unsigned lane = 0; lane < lanes; ++lane) same |= static_cast<unsigned>(all.value[lane] == v) << lane;
+    return same;
+}
+
 inline float __int_as_float(int bits) {
     float f;
     std::memcpy(&f, &bits, 4);
@@ -332,6 +340,9 @@ inline int __double2loint(double d) { return static_cast<int>(double_bits(d)); }
 inline int __double2hiint(double d) { return static_cast<int>(double_bits(d) >> 32); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
     return static_cast<unsigned>(((static_cast<uint64_t>(high) << 32) | low) >> (by & 31));
+}
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) << (by & 31) >> 32);
 }
 // Shifts of 64 bits by at most 32.
 inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned by) {
@@ -376,5 +387,6 @@ template <class T> T atomicAdd(T *p, T v) { return atomic(p, [v](T old) NOT_CHEC
 inline unsigned atomicXor(unsigned *p, unsigned v) { return atomic(p, [v](unsigned old) NOT_CHECKED { return old ^ v; }); }
 inline int atomicCAS(int *p, int expected, int v) { return atomic(p, [=](int old) NOT_CHECKED { return old == expected ? v : old; }); }
 template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldca(const T *p) { return *p; }
 using std::max;
 using std::min;

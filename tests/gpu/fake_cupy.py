@@ -216,6 +216,11 @@ class Device:
         return self._local.streams
 
     @property
+    def default_stream(self):
+        """The stream that is current in a new thread."""
+        return self._streams[0]
+
+    @property
     def stream(self):
         """CuPy's current stream."""
         return self.current_streams[-1]

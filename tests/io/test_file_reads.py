@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import logging
 import os
 import signal
 import subprocess
@@ -12,11 +11,12 @@ import textwrap
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from linumpy.io import file_reads, posix_aio, read_jobs, uring
+from linumpy.io import file_reads, posix_aio, read_jobs, rings, uring
 from linumpy.io.file_reads import FileReads, Pending, ReadEngine
 from linumpy.io.plain_reads import read_files
 
@@ -32,9 +32,10 @@ def refuse(monkeypatch, code):
     monkeypatch.setattr(uring, "_syscall", syscall)
 
 
-def all_through_threads(monkeypatch):
-    """Let no batch be small enough for the caller."""
+def nothing_at_once(monkeypatch):
+    """Let no batch be small enough for plain system calls of the caller."""
     monkeypatch.setattr(file_reads, "SMALL_READS", 0)
+    monkeypatch.setattr(file_reads, "_FEW_FILES", 0)
 
 
 @pytest.fixture(params=KINDS)
@@ -43,7 +44,7 @@ def engine(request, monkeypatch):
         refuse(monkeypatch, errno.ENOSYS)
     if request.param == "threads that pread":
         monkeypatch.setattr(posix_aio, "why_unavailable", lambda: "there is none")
-    all_through_threads(monkeypatch)
+    nothing_at_once(monkeypatch)
     with contextlib.closing(ReadEngine(3, rings=2)) as engine:
         assert engine.name.startswith(request.param)
         yield engine
@@ -51,7 +52,7 @@ def engine(request, monkeypatch):
 
 @pytest.fixture
 def ring_engine(monkeypatch):
-    all_through_threads(monkeypatch)
+    nothing_at_once(monkeypatch)
     with contextlib.closing(ReadEngine(3, rings=2)) as engine:
         assert engine.why_not_uring == ""
         yield engine
@@ -59,13 +60,13 @@ def ring_engine(monkeypatch):
 
 @pytest.fixture
 def small_units(monkeypatch):
-    """Let a few kilobytes become many pieces, chains and windows."""
-    monkeypatch.setattr(read_jobs, "PIECE_NBYTES", 1000)
-    monkeypatch.setattr(read_jobs, "CHAIN_NBYTES", 1500)
-    monkeypatch.setattr(read_jobs, "WINDOW_NBYTES", 9000)
-    monkeypatch.setattr(read_jobs, "SMALL_WINDOW_NBYTES", 3000)
+    """Let a few kilobytes become many pieces, units and windows."""
+    monkeypatch.setattr(read_jobs, "RUN_NBYTES", 1500)
+    monkeypatch.setattr(read_jobs, "SMALL_RUN_NBYTES", 1000)
+    monkeypatch.setattr(read_jobs, "WINDOW_UNITS", 7)
     monkeypatch.setattr(read_jobs, "_READ_COST", 100)
-    monkeypatch.setattr(read_jobs, "_CHAIN_COST", 500)
+    monkeypatch.setattr(read_jobs, "_UNIT_COST", 500)
+    monkeypatch.setattr(read_jobs, "_STATS", 5)
 
 
 def write(folder, sizes, seed=0):
@@ -136,18 +137,19 @@ def test_many_small_files(ring_engine, tmp_path):
 
 
 def test_the_completion_queue_holds_all_that_is_under_way(ring_engine, tmp_path, monkeypatch):
-    most, push = [], uring.Ring.push
+    most, write_entries = [], uring.Ring.write
 
-    def watched(ring, entries):
-        push(ring, entries)
-        most.append((ring.under_way, len(entries)))
+    def watched(ring, entries, number):
+        most.append((ring.under_way() + len(entries), len(entries)))
+        return write_entries(ring, entries, number)
 
-    monkeypatch.setattr(uring.Ring, "push", watched)
+    monkeypatch.setattr(uring.Ring, "write", watched)
     paths = write(tmp_path, [100_000])
-    read(ring_engine, paths, [(0, 3 * n, 3) for n in range(30_000)])
+    for _ in range(2):
+        read(ring_engine, paths, [(0, 3 * n, 3) for n in range(30_000)])
     under_way, step = np.max(most, axis=0)
-    assert step <= uring.MAX_STEP
-    assert under_way <= 2 * uring.ENTRIES
+    assert 1000 < step <= rings.MAX_STEP
+    assert under_way <= 2 * uring.ENTRIES - rings.MAX_STEP
 
 
 @pytest.mark.slow
@@ -215,7 +217,7 @@ AS_NOBODY = """
 import errno, os, sys
 import numpy as np
 from linumpy.io import file_reads
-file_reads.SMALL_READS = int(sys.argv[2])
+file_reads.SMALL_READS = file_reads._FEW_FILES = int(sys.argv[2])
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -284,21 +286,18 @@ def test_stat(engine, tmp_path, count):
 
 def between_steps(monkeypatch, act):
     """Call `act` with the number of the window after its files were opened and before they are read."""
-    steps, numbers = read_jobs.ReadJob.steps, iter(range(10**6))
+    entries, numbers = read_jobs.ReadJob._read_entries, iter(range(10**6))
 
-    def changed(job, begin, end):
-        inner = steps(job, begin, end)
-        with contextlib.suppress(StopIteration):
-            entries = inner.send((yield next(inner)))
-            act(next(numbers))
-            inner.send((yield entries))
+    def changed(job, window, found):
+        act(next(numbers))
+        return entries(job, window, found)
 
-    monkeypatch.setattr(read_jobs.ReadJob, "steps", changed)
+    monkeypatch.setattr(read_jobs.ReadJob, "_read_entries", changed)
 
 
 @pytest.mark.parametrize("how", ["replaced", "replaced for a moment", "written again", "truncated", "removed"])
 def test_a_file_that_changes_between_its_reads_is_told(small_units, tmp_path, monkeypatch, how):
-    all_through_threads(monkeypatch)
+    nothing_at_once(monkeypatch)
     (path,) = write(tmp_path, [8000])
     other = tmp_path / "other"
     other.write_bytes(bytes(8000))
@@ -339,22 +338,21 @@ def test_a_file_that_changes_between_its_reads_is_told(small_units, tmp_path, mo
 
 def test_what_fails_for_a_passing_reason_is_tried_again(ring_engine, tmp_path, monkeypatch):
     paths = write(tmp_path, [3000] * 40)
-    steps = read_jobs.ReadJob.steps
+    entries, note = read_jobs.ReadJob._read_entries, read_jobs.ReadJob._note
 
-    def failing(job, begin, end):
-        inner = steps(job, begin, end)
-        results = yield next(inner)
-        for descriptor in results[3:5].tolist():
+    def failing_opens(job, window, found):
+        for descriptor in found[3:5].tolist():
             os.close(descriptor)
-        results[3], results[4] = -errno.EMFILE, -errno.ECANCELED
-        entries = inner.send(results)
-        reads = np.flatnonzero(entries["opcode"] == uring.READ)
-        results = yield entries
-        results[reads[5:9]] = -errno.EAGAIN, 0, 700, -errno.EINTR
-        with contextlib.suppress(StopIteration):
-            inner.send(results)
+        found[3], found[4] = -errno.EMFILE, -errno.ECANCELED
+        return entries(job, window, found)
 
-    monkeypatch.setattr(read_jobs.ReadJob, "steps", failing)
+    def failing_reads(job, window, results):
+        reads = window.notes[3]
+        results[reads[5:9]] = -errno.EAGAIN, 0, 700, -errno.EINTR
+        note(job, window, results)
+
+    monkeypatch.setattr(read_jobs.ReadJob, "_read_entries", failing_opens)
+    monkeypatch.setattr(read_jobs.ReadJob, "_note", failing_reads)
     read(ring_engine, paths, [(file, 100, 2900) for file in range(40)])
 
 
@@ -408,26 +406,25 @@ def test_no_more_files_are_open_than_may_be(tmp_path, bound, limit, retries):
 
 def test_the_kernel_takes_a_part_of_what_is_submitted(monkeypatch, small_units, tmp_path):
     """It does when it has no memory; the rest of a chain must then wait for its beginning."""
-    all_through_threads(monkeypatch)
+    nothing_at_once(monkeypatch)
     paths = write(tmp_path, [4000] * 30)
     syscall, drained = uring._syscall, []
 
     def partial(number, *arguments):
         if number == uring._ENTER:
-            descriptor, submit, wait, flags, *rest = arguments
-            submit = type(submit)(min(submit.value, 5))
-            arguments = descriptor, submit, wait if submit.value < 5 else type(wait)(0), flags, *rest
+            descriptor, count, wait, flags = arguments
+            arguments = descriptor, min(count, 5), wait, flags
         return syscall(number, *arguments)
 
     monkeypatch.setattr(uring, "_syscall", partial)
-    push = uring.Ring.push
+    submit = uring.Ring.submit
 
-    def watched(ring, entries):
-        push(ring, entries)
-        ring.enter(0)
-        drained.append(np.count_nonzero(ring._entries["flags"] & uring.DRAIN))
+    def watched(ring):
+        done = submit(ring)
+        drained.append(np.count_nonzero(ring._entries[:, 0] & np.uint64(uring.DRAIN)))
+        return done
 
-    monkeypatch.setattr(uring.Ring, "push", watched)
+    monkeypatch.setattr(uring.Ring, "submit", watched)
     with contextlib.closing(ReadEngine(2)) as engine:
         assert engine.why_not_uring == ""
         read(engine, paths, [(file, 500 * part, 500) for file in range(30) for part in range(8)])
@@ -446,13 +443,13 @@ def test_without_io_uring(monkeypatch, tmp_path, code):
 
 
 def test_a_call_that_gives_other_bytes_is_not_used(monkeypatch, tmp_path):
-    push = uring.Ring.push
+    write_entries = uring.Ring.write
 
-    def wrong(ring, entries):
-        entries["offset"][entries["opcode"] == uring.READ] += 2
-        push(ring, entries)
+    def wrong(ring, entries, number):
+        entries[entries[:, 0] & np.uint64(0xFF) == uring.READ, 1] += np.uint64(2)
+        return write_entries(ring, entries, number)
 
-    monkeypatch.setattr(uring.Ring, "push", wrong)
+    monkeypatch.setattr(uring.Ring, "write", wrong)
     with contextlib.closing(ReadEngine(2)) as engine:
         assert "other bytes" in engine.why_not_uring
         assert engine.name == "POSIX AIO"
@@ -464,7 +461,7 @@ def test_a_call_that_gives_other_bytes_is_not_used(monkeypatch, tmp_path):
 def test_small_batches_are_read_by_the_caller(tmp_path, monkeypatch):
     paths = write(tmp_path, [2000, 70_000, 500_000])
     with contextlib.closing(ReadEngine(2)) as engine:
-        monkeypatch.setattr(engine, "_queue_windows", None)
+        monkeypatch.setattr(engine, "_begin", None)
         read(engine, paths, [(0, 0, 3000), (1, 60_000, 20_000), (1, 5, 7), (2, 1, 300_000), (2, 600_000, 5)])
 
 
@@ -491,7 +488,7 @@ class Library:
         (errno.EOPNOTSUPP, 0, [os.RWF_NOWAIT, 0] * 9),
     ],
 )
-def test_small_batches_of_slow_files_are_left_to_threads(tmp_path, monkeypatch, code, seconds, asked):
+def test_small_batches_of_slow_files_are_left_to_the_ring(tmp_path, monkeypatch, code, seconds, asked):
     paths, library = write(tmp_path, [2000]), Library(code, seconds)
     monkeypatch.setattr(file_reads, "_libc", library)
     with contextlib.closing(ReadEngine(2)) as engine:
@@ -549,32 +546,64 @@ def test_threads_start_batches_at_the_same_time(engine, small_units, tmp_path):
     assert failures == []
 
 
-def test_callbacks(engine, tmp_path, caplog):
+def test_who_does_not_wait_sees_the_end(engine, tmp_path):
     paths = write(tmp_path, [2000] * 20)
     reads, begins = batch(paths, [(file, 0, 2000) for file in range(20)])
-    called = []
+    pending = [engine.start(reads) for _ in range(2)]
+    while not all(one.done() for one in pending):
+        time.sleep(0.001)
+    for one in pending:
+        check(reads, begins, one.wait())
+        one.abandon()
 
-    def failing(pending):
-        raise ZeroDivisionError
 
-    with caplog.at_level(logging.ERROR):
-        pending = engine.start(reads)
-        pending.add_done_callback(failing)
-        pending.add_done_callback(lambda one: called.append((one, one.done())))
+def test_one_thread_waits_for_what_another_started(ring_engine, tmp_path):
+    """The kernel ends what is under way when the thread ends that submitted it; that is then read again."""
+    paths = write(tmp_path, [300_000] * 40)
+    opened = open_files()
+    for _ in range(10):
+        reads, begins = batch(paths, [(file, 0, 300_000) for file in range(40)])
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(ring_engine.start, reads).result()
         check(reads, begins, pending.wait())
-        pending.add_done_callback(lambda one: called.append((one, one.done())))
-        while len(called) < 2 or not caplog.records:
-            time.sleep(0.001)
-    assert called == [(pending, True)] * 2
-    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
-    pending.abandon()
+        assert open_files() == opened
+
+
+def test_who_starts_a_batch_wakes_who_sleeps(ring_engine, tmp_path, monkeypatch):
+    """It may have taken the results for which the other one sleeps."""
+    await_one, asleep = rings.Rings._what_to_await, threading.Event()
+
+    def one_more(self, job):
+        ring, count = await_one(self, job)
+        asleep.set()
+        return ring, count + 1
+
+    paths = write(tmp_path, [2000] * 20)
+    reads, begins = batch(paths, [(file, 0, 2000) for file in range(20)])
+    take = uring.Ring.take
+    with monkeypatch.context() as patch:
+        patch.setattr(rings.Rings, "_what_to_await", one_more)
+        patch.setattr(uring.Ring, "take", lambda ring: take(ring) if asleep.is_set() else (np.zeros((0, 4), int), 0))
+        pending = ring_engine.start(reads)
+        thread = threading.Thread(target=pending.wait, daemon=True)
+        thread.start()
+        assert asleep.wait(10)
+        others = []
+        while thread.is_alive() and len(others) < 200:
+            thread.join(0.02)
+            others.append(ring_engine.start(batch(paths[:1], [(0, 0, 100)])[0]))
+        assert not thread.is_alive()
+    check(reads, begins, pending.wait())
 
 
 def test_an_error_of_the_engine_reaches_the_caller(engine, tmp_path, monkeypatch):
     paths = write(tmp_path, [2000] * 20)
     rows = [(file, 0, 2000) for file in range(20)]
     opened = open_files()
-    for name in ("results", "steps" if engine.why_not_uring == "" else "_read"):
+    for name in (
+        "results",
+        *(("_open_entries", "_read_entries", "_note") if engine.why_not_uring == "" else ("_read",)),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(read_jobs.ReadJob, name, lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -732,7 +761,7 @@ FORKED = """
 import os, sys, traceback
 import numpy as np
 from linumpy.io import file_reads
-file_reads.SMALL_READS = 0
+file_reads.SMALL_READS = file_reads._FEW_FILES = 0
 paths = sys.argv[1:]
 content = np.stack([np.fromfile(path, np.uint8) for path in paths])
 def batch():
@@ -766,7 +795,8 @@ for _ in range(5):
         status = 1
         try:
             assert rings() == 0
-            memory[:] = 0
+            if not under_way.done():  # else the memory was complete before the fork
+                memory[:] = 0
             assert (under_way.wait().nbytes == content.shape[1]).all() and (under_way.done())
             assert (memory == content).all()
             use(engine)
@@ -816,8 +846,13 @@ class Interrupt(BaseException):
 @pytest.fixture
 def held(monkeypatch):
     """An event without which no batch ends."""
-    results, event = read_jobs.ReadJob.results, threading.Event()
-    monkeypatch.setattr(read_jobs.ReadJob, "results", lambda job: event.wait(20) and results(job))
+    take, event, limit = uring.Ring.take, threading.Event(), time.monotonic() + 20
+    nothing = np.zeros((0, 4), np.int32)
+
+    def held_back(ring):
+        return take(ring) if event.is_set() or time.monotonic() > limit else (nothing, int(ring.head[0]))
+
+    monkeypatch.setattr(uring.Ring, "take", held_back)
     return event
 
 
@@ -847,4 +882,4 @@ def test_memory_is_kept_while_it_is_written(ring_engine, tmp_path, held):
     assert alive() is not None
     held.set()
     while alive() is not None:
-        time.sleep(0.001)
+        read(ring_engine, write(tmp_path, [10]), [(0, 0, 10)])

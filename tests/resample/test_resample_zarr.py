@@ -804,7 +804,7 @@ def test_bad_sources(tmp_path):
     metadata.write_text(json.dumps(document))
     with pytest.raises(MetadataError, match="axis 'angle' of type 'array' has 4 entries"):
         resample_zarr(tmp_path / "c", tmp_path / "b", 2.0, **HERE)
-    with pytest.raises(ValueError, match="whose axes nobody names"):
+    with pytest.raises(ValueError, match="whose axes have no names"):
         resample_zarr(plain, tmp_path / "b", 2.0, channel=0, source_spacing=(1, 1, 1), **HERE)
     assert not (tmp_path / "b").exists()
     assert not (tmp_path / ".b.unfinished").exists()

@@ -1,8 +1,7 @@
-"""Samples of volumes: how many a second, beside a sampler of texture units.
+"""Samples of volumes in device memory: how many a second, beside a sampler of texture units.
 
-In: an array module, a scale. Out: cases of volumes in device memory (:data:`MAKERS`), and of Zarr volumes and files
-that are larger than the memory they may take (:func:`larger_cases`). Results are checked at some thousand samples, in
-double precision, to 1e-6 of the range of values.
+In: an array module, a scale. Out: cases (:data:`MAKERS`), and a table of samples a second. Results are checked at some
+thousand samples, in double precision, to 1e-6 of the range of values.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.runner import Case, CaseResult, Entry, Mark, Prepared, ready
+from linumpy.benchmark.runner import Case, CaseResult, Entry, Mark, Prepared
 from linumpy.device import array_module
 from linumpy.sampling import create_sampler
 from linumpy.sampling.sampler import Sampler
@@ -26,9 +23,9 @@ from linumpy.sampling.volume import DeviceVolume, Shape
 _SIDE, _SAMPLES = 512, 2**26
 #: Bytes of a sample: its coordinates and its value.
 SAMPLE_NBYTES = 16
-_CHECKED = 4096
-_PRECISION = 1e-6
-_GIB = 2**30
+CHECKED = 4096
+PRECISION = 1e-6
+GIB = 2**30
 
 #: Copies and shapes of kernels that are compared, after the one that is taken by default.
 _LAYOUTS: dict[str, dict[str, Any]] = {
@@ -88,15 +85,16 @@ def wrong(voxels: Any, result: tuple[Any, Any]) -> str:
     """Say why (coords, values) are not samples of voxels (C, Z, Y, X); empty where they are."""
     xp: Any = array_module(voxels)
     coords, values = result
-    chosen = xp.asarray(np.linspace(0, len(coords) - 1, _CHECKED).astype(np.int64))
+    chosen = xp.asarray(np.linspace(0, len(coords) - 1, CHECKED).astype(np.int64))
     points, got = coords[chosen], values[:, chosen]
-    expected = _truth(xp, voxels, points)
+    expected = truth_at(xp, voxels, points)
     span = float(voxels.max()) - float(voxels.min())
     error = float(xp.abs(got - expected).max()) / span
-    return "" if error <= _PRECISION else f"off by {error:.1e} of the range"
+    return "" if error <= PRECISION else f"off by {error:.1e} of the range"
 
 
-def _truth(xp: Any, voxels: Any, points: Any) -> Any:
+def truth_at(xp: Any, voxels: Any, points: Any) -> Any:
+    """Interpolate voxels (C, Z, Y, X) linearly at points (n, 3), in double precision."""
     made: Any = 0
     places = []
     for axis in range(3):
@@ -224,7 +222,7 @@ def _case(xp: Any, name: str, voxels: Any, count: int, reach: float, entries: li
         tuple(entries),
         (f"{count} samples of {shape} {voxels.dtype}; GiB/s of coordinates and values, {SAMPLE_NBYTES} B each",),
         {"samples": count, "shape": list(voxels.shape), "dtype": str(voxels.dtype)},
-        (Mark(reach * 1e9 * SAMPLE_NBYTES / _GIB),),
+        (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),),
         clock="device",
     )
 
@@ -273,153 +271,6 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
 }
 
 
-@dataclass(frozen=True)
-class Larger:
-    """A volume on disk: one layer of 64 planes again and again, as uint16.
-
-    Attributes
-    ----------
-    folder : Path
-        Where it is made; what is made in it is removed by the caller.
-    planes, side : int
-        Voxels along z, and along y and x.
-    batch : int
-        Samples of a call.
-    """
-
-    folder: Path
-    planes: int
-    side: int = 1024
-    batch: int = 2**22
-
-    @classmethod
-    def of_size(cls, folder: Path, gib: float) -> Larger:
-        """Describe a volume of so many GiB."""
-        return cls(folder, max(1, round(gib * _GIB / (2 * 1024 * 1024 * 64))) * 64)
-
-    @property
-    def layer(self) -> np.ndarray:
-        """The 64 planes; half of their bits are random, so that they compress to about half."""
-        made = np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16)
-        return made >> 8 << 8
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Voxels along z, y and x."""
-        return self.planes, self.side, self.side
-
-    def wrong(self, coords: np.ndarray, values: np.ndarray) -> str:
-        """Say why values are not those of the volume, in parts of 60000; empty where they are."""
-        volume = _Repeated(self.layer, self.planes)
-        every = max(1, len(coords) // _CHECKED)
-        error = float(np.abs(_truth(np, volume, coords[::every]) / 60000 - values[:, ::every]).max())
-        return "" if error < _PRECISION else f"off by {error:.1e} of the range"
-
-
-class _Repeated:
-    """Looks like the whole array of a :class:`Larger` to :func:`_truth`."""
-
-    def __init__(self, layer: np.ndarray, planes: int) -> None:
-        self._layer, self.shape = layer, (1, planes, *layer.shape[1:])
-
-    def __getitem__(self, at: tuple[Any, ...]) -> np.ndarray:
-        _, z, y, x = at
-        return self._layer[z % 64, y, x][None]
-
-
-def larger_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
-    """Make a volume on disk, raw and as zstd in 64³ chunks, and cases that sample it by a quarter of its memory.
-
-    Parameters
-    ----------
-    volume : Larger
-        What is made.
-    use_gpu : bool
-        Whether there is a GPU, for the Zarr volume.
-    """
-    raw, layer = volume.folder / "volume.raw", volume.layer
-    with raw.open("wb") as file:
-        for _ in range(0, volume.planes, 64):
-            file.write(layer.data)
-    for order in ("iid", "binned"):
-        yield _host_case(order, raw, volume)
-    if not use_gpu:
-        return
-    import zarr
-
-    array = zarr.create_array(volume.folder / "volume.zarr", shape=volume.shape, chunks=(64, 64, 64), dtype=np.uint16)
-    for z in range(0, volume.planes, 64):
-        array[z : z + 64] = layer
-    for order, reach, window in (("iid", 1, 2**29), ("binned", 20, 2**33)):
-        yield _pages_case(order, reach, window, volume)
-
-
-def _host_case(order: str, raw: Path, volume: Larger) -> Case:
-    dims = list(volume.shape[::-1])
-    sampler = create_sampler(
-        "structuredRegular",
-        "out_of_core",
-        filename=raw,
-        dims=dims,
-        dtype="uint16",
-        range=(0, 60000),
-        seed=1,
-        order=order,
-    )
-    coords, values = sampler.sample(volume.batch)
-
-    def call() -> tuple[Any, Any]:
-        sampler.sample_into(coords, values, volume.batch)
-        return coords, values
-
-    entry = Entry("linumpy", "linumpy", ready(call, lambda result: volume.wrong(*result)), "ours", max_seconds=4)
-    return Case(
-        f"out-of-core-host-{order}",
-        volume.batch * SAMPLE_NBYTES,
-        (entry,),
-        (f"{volume.batch} samples a batch",),
-        {"samples": volume.batch},
-    )
-
-
-def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
-    batch = volume.batch
-
-    @contextmanager
-    def prepare() -> Iterator[Prepared]:
-        import cupy
-
-        made = create_sampler(
-            "zarr",
-            "cuda_out_of_core",
-            source=volume.folder / "volume.zarr",
-            seed=1,
-            order=order,
-            window=window if order == "binned" else None,
-            cache_bytes=math.prod(volume.shape) * 2 // 4,
-            ahead=window if order == "iid" else None,
-            range=(0, 60000),
-        )
-        coords, values = cupy.empty((batch, 3), np.float32), cupy.empty((1, batch), np.float32)
-
-        def call() -> tuple[Any, Any]:
-            for _ in range(window // batch):
-                made.sample_into(coords, values, batch)
-            return coords, values
-
-        yield Prepared(call, lambda result: volume.wrong(result[0].get(), result[1].get()))
-
-    entry = Entry("linumpy", "linumpy", prepare, "ours", warm_ups=0, max_seconds=8)
-    return Case(
-        f"zarr-out-of-core-{order}",
-        window * SAMPLE_NBYTES,
-        (entry,),
-        (f"{window} samples in batches of {batch}; a cache of a quarter of the volume",),
-        {"samples": window, "batch": batch},
-        (Mark(reach * 1e9 * SAMPLE_NBYTES / _GIB),),
-    )
-
-
 def table(results: tuple[CaseResult, ...]) -> str:
     """Return samples a second of all cases and entries, in billions."""
     lines = [f"{'10^9 samples a second':34}{'':32}{'to reach':>10}"]
@@ -431,6 +282,6 @@ def table(results: tuple[CaseResult, ...]) -> str:
             rate = "-" if entry.median is None else f"{samples / entry.median / 1e9:.3g}"
             to_reach = ""
             if entry.name == "linumpy" and result.case.marks:
-                to_reach = f"{result.case.marks[0].least * _GIB / SAMPLE_NBYTES / 1e9:.3g}"
+                to_reach = f"{result.case.marks[0].least * GIB / SAMPLE_NBYTES / 1e9:.3g}"
             lines.append(f"{result.case.name:34}{entry.title:24}{rate:>8}{to_reach:>10}  {entry.note}")
     return "\n".join(lines)

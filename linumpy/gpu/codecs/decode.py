@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.kernels import KernelSpec, load
-from linumpy.plan.decode.launches import DeviceLimits, Launch
+from linumpy.gpu.kernels import KernelSpec, load, prepare
+from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.decode.launches import DeviceLimits, Launch, plan_launches
+from linumpy.plan.decode.workspace import plan_workspace
 
 #: A kernel that wants more shared memory, together with what it declares, must ask for it.
 _WITHOUT_ASKING = 2**13
@@ -28,6 +30,12 @@ def kernel_spec(launch: Launch) -> KernelSpec:
     )
 
 
+def kernel_specs(chain: DecodeChain) -> list[KernelSpec]:
+    """Name the kernels that decode a chain, for :func:`linumpy.gpu.kernels.prepare`."""
+    space = plan_workspace(chain, chunks=1, stored_nbytes=1, decoded_nbytes=1, words_nbytes=0, pool_nbytes=0)
+    return [kernel_spec(launch) for launch in plan_launches(chain, space, 0, 0, 1, 1, DeviceLimits(1, 2**16))]
+
+
 def limits_of(device: Any) -> DeviceLimits:
     """Ask a ``cupy.cuda.Device`` what the launches are planned by."""
     attributes = device.attributes
@@ -35,9 +43,11 @@ def limits_of(device: Any) -> DeviceLimits:
 
 
 def start(launches: list[Launch]) -> None:
-    """Start kernels, in their order, on CuPy's current stream."""
-    for launch in launches:
-        kernel = load(kernel_spec(launch))
+    """Start kernels, in their order, on CuPy's current stream; those that are new are compiled side by side."""
+    specs = [kernel_spec(launch) for launch in launches]
+    prepare(specs)
+    for launch, spec in zip(launches, specs, strict=True):
+        kernel = load(spec)
         kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
         if launch.shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < launch.shared:
             kernel.max_dynamic_shared_size_bytes = launch.shared

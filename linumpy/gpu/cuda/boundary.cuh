@@ -1,6 +1,6 @@
 // How SciPy's splines are weighted, and what lies outside of an image: for every kernel that samples one.
 //
-// Definitions: ORDER (0 to 5), MODE (below), and PAD: places are those of an image to which so many voxels were added
+// Definitions: ORDER (0 to 5), MODE (below), and PAD: points are those of an image to which so many voxels were added
 // before its first (and as many behind its last); the array with them is what is sampled, and called the image here.
 
 #define CONSTANT 0
@@ -32,7 +32,7 @@ template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
     w[2] = 6 - w[0] - w[1] - w[3];
 }
 
-// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a place lies from the
+// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a point lies from the
 // voxel below it, or, at even orders, from the nearest one.
 constexpr double WEIGHTS = ORDER == 3 ? 6.0 : 1.0;
 template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ int remainder_of(int64 i, int period) {
 }
 
 // A voxel's number, taken back into the image as the spline is continued; -1 for none. SciPy continues `constant` and
-// `wrap` by mirroring: only the place itself is constant or wrapped there.
+// `wrap` by mirroring: only the point itself is constant or wrapped there.
 __device__ __forceinline__ int fold(int64 i, int n) {
     if (i >= 0 && i < n) return static_cast<int>(i);
     if (MODE == GRID_CONSTANT) return -1;
@@ -105,7 +105,7 @@ __device__ __forceinline__ int fold(int64 i, int n) {
     return static_cast<int>(m < n ? m : 2ll * n - 2 - m);
 }
 
-// A place, taken back into the image as SciPy's map_coordinate does, quirks included; false where it is outside for
+// A point, taken back into the image as SciPy's map_coordinate does, quirks included; false where it is outside for
 // good.
 __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {

@@ -10,8 +10,6 @@ from typing import Any
 
 #: More threads than this gained nothing where it was measured (16 cores, PCIe 5).
 _MAX_THREADS = 16
-#: Of the C library, its own number: with 16 on as many cores, small chunks were read a fifth slower.
-_POSIX_THREADS = 20
 _NTHREADS_VARIABLES = ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS")
 #: kvikio's own default; another number was set by somebody.
 _UNSET_THREADS = 1
@@ -58,19 +56,8 @@ def _wanted(defaults: Any) -> dict[str, int]:
     return wanted
 
 
-def wanted_threads() -> int:
-    """Number of threads for reads that do not go through kvikio: as many as its own are told to be."""
-    import kvikio.defaults
-
-    current = int(kvikio.defaults.get("num_threads"))
-    return current if _is_told(current) else _POSIX_THREADS
-
-
 def read_threads(current: int) -> int:
-    """Number of kvikio threads that a read uses, given the number set now."""
-    return current if _is_told(current) else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
-def _is_told(current: int) -> bool:
-    """Say whether somebody chose the number of threads."""
-    return any(os.environ.get(name) for name in _NTHREADS_VARIABLES) or current != _UNSET_THREADS
+    """Number of kvikio threads that a read uses, given the number set now; one that somebody chose stays."""
+    if current != _UNSET_THREADS or any(os.environ.get(name) for name in _NTHREADS_VARIABLES):
+        return current
+    return min(_MAX_THREADS, len(os.sched_getaffinity(0)))

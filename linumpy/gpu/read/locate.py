@@ -25,6 +25,8 @@ from linumpy.plan.read.spans import shard_spans
 
 #: Objects of a batch.
 _BATCH = 2048
+#: Bytes of the shard indexes of a batch: one of very many chunks may have some MiB.
+_INDEX_BATCH_NBYTES = 16 * 2**20
 #: Bytes of the shard indexes that are kept.
 _INDEX_NBYTES = 64 * 2**20
 _SIZE, _MODE = 1, 3
@@ -90,8 +92,11 @@ def locate(part: Part, engine: ReadEngine, indexes: IndexCache, *, versions: boo
         part.stored_offset[:], part.stored_nbytes[:] = wanted.offset, wanted.nbytes
         yield Found(np.arange(len(wanted)), none, none)
         return
-    for first in range(0, len(wanted.objects), _BATCH):
-        objects = np.arange(first, min(first + _BATCH, len(wanted.objects)))
+    batch = _BATCH
+    if layout.shard is not None:
+        batch = max(1, min(_BATCH, _INDEX_BATCH_NBYTES // layout.shard.index_nbytes))
+    for first in range(0, len(wanted.objects), batch):
+        objects = np.arange(first, min(first + batch, len(wanted.objects)))
         begin, end = np.searchsorted(wanted.object_index, (first, objects[-1] + 1))
         spans = np.arange(begin, end)
         stored = _stat(part, objects, engine)
@@ -195,7 +200,7 @@ def _indexes(
             unknown.append(row)
         else:
             known[int(objects[row])] = index
-    step = max(1, (16 * 2**20) // shard.index_nbytes)  # an index of very many chunks may have some MiB
+    step = max(1, _INDEX_BATCH_NBYTES // shard.index_nbytes)
     for first in range(0, len(unknown), step):
         known |= _read_indexes(part, objects, stored, state, unknown[first : first + step], paths, engine, indexes)
     return known
@@ -216,11 +221,12 @@ def _read_indexes(
     size = stored[rows, _SIZE]
     nbytes = np.minimum(shard.index_nbytes, size)
     offset = np.maximum(0, size - shard.index_nbytes) if shard.index_at_end else np.zeros(count, np.int64)
-    buffer = np.empty((count, shard.index_nbytes), np.uint8)
-    address = buffer.ctypes.data + np.arange(count) * shard.index_nbytes
+    # Only what there is: a file may be much shorter than the index that it should have.
+    buffer = np.empty((count, int(nbytes.max())), np.uint8)
+    address = buffer.ctypes.data + np.arange(count) * buffer.shape[1]
     results = engine.start(FileReads([paths[row] for row in rows], np.arange(count), offset, nbytes, address)).wait()
-    part.files_opened += count
-    part.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
+    part.together.files_opened += count
+    part.together.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
     known, chunk_nbytes = {}, part.layout.chunk_nbytes if part.layout.chain is None else None
     for n, row in enumerate(rows):
         number = int(objects[row])

@@ -27,7 +27,7 @@ from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.ticket import Request
+from linumpy.gpu.read.ticket import JobCounts, Request
 from linumpy.gpu.read.wave import Part, parts_of
 from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
@@ -70,7 +70,7 @@ class Loop:
     context : callable
         Makes the context in which the thread runs: a device.
     describe : callable
-        Makes the report of a job that is over: part, number of the job in it, loop.
+        Makes the report of a job that is over: layout, conversion, events around kernels, what read, ticket.
     cache_nbytes : int
         Device memory for decoded chunks that are kept.
     """
@@ -80,7 +80,7 @@ class Loop:
         make_staging: Callable[[int], Any],
         limits: Limits,
         context: Callable[[], contextlib.AbstractContextManager[Any]],
-        describe: Callable[[Part, int, Loop], ReadReport],
+        describe: Callable[..., ReadReport],
         cache_nbytes: int = 0,
     ) -> None:
         self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
@@ -260,7 +260,7 @@ class Loop:
         parts: list[Part] = []
         try:
             parts = parts_of(requests, whole_chunks=self.cache is not None)
-            self._wave = self._wave + parts if self._reading or self._decoding or self._again else parts
+            self._wave = [part for part in self._wave if not part.is_over] + parts
             self.staging.order_behind(list({id(r.ready): r.ready for r in requests if r.ready is not None}.values()))
             cutter = Cutter(parts, self.limits, self._chunks_in_flight, self.cache)
             self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
@@ -274,9 +274,8 @@ class Loop:
             self._settle(part, part.without_boxes())
         assert self.engine is not None
         engine = self.engine
-        self._works = cutter.cut(
-            lambda part: locate(part, engine, self.indexes, versions=self.cache is not None), self._fail_spans
-        )
+        versions = {} if self.cache is None else {"versions": True}
+        self._works = cutter.cut(lambda part: locate(part, engine, self.indexes, **versions), self._fail_spans)
         self.counts["plan"] += time.perf_counter() - begin
         self.counts["boxes"] += boxes
         return True
@@ -338,8 +337,6 @@ class Loop:
             base += MARGIN if work.kind == "device" else 0
             engine = self._direct_engine if self._is_direct(work) else self.engine
             work.pending = engine.start(_file_reads(work, base))
-            for part, numbers in work.files:
-                part.files_opened += len(numbers)
         self._reading.append(work)
 
     def _host_nbytes(self, work: Work) -> int:
@@ -443,9 +440,9 @@ class Loop:
         assert work.placed is not None
         for part, _ in work.rows:
             if work.placed.event is not None:
-                part.events[work.placed.stream] = work.placed.event
+                part.together.events[work.placed.stream] = work.placed.event
             if work.placed.timing is not None:
-                part.timings.append((work.kind, work.placed.timing))
+                part.together.timings.append((work.kind, work.placed.timing))
 
     def _place_large(self, work: Work) -> None:
         """Decode a chunk that no slab holds, and scatter it window after window."""
@@ -509,6 +506,7 @@ class Loop:
         for part, numbers in work.files:
             mine = slice(begin, begin + len(numbers))
             begin += len(numbers)
+            part.together.files_opened += int((results.opened[mine] >= 0).sum())
             wrong[mine] |= _other_files(part, numbers, results.before[mine], wrong[mine])
         bad_reads = got != slab.nbytes
         if wrong.any():
@@ -586,6 +584,7 @@ class Loop:
             wait(work.pending)
         elif work.pending is not None:
             work.pending.abandon()
+        self.staging.await_queued()  # some of its kernels may have started, and write to outputs
         if work.taken is not None:
             self.staging.await_copied(work.taken)
         self._drop_slots(work)
@@ -614,18 +613,21 @@ class Loop:
     def _settle(self, part: Part, jobs: list[int]) -> None:
         for job in jobs:
             ticket = part.tickets[job]
-            for number, event in part.events.items():
-                ticket.pending_events[number] = event
             ticket.count(part.counts_of(job))
-            ticket.portions -= 1
-            if ticket.portions:
+            if not ticket.end_request(part.together):
                 continue
-            events = list(ticket.pending_events.values())
+            done, ticket.together = ticket.together, []
+            for one in done:
+                ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
+            events = [event for one in done for event in one.events.values()]
             if ticket.failed or ticket.cancelled:  # its output must not be written any more
                 for event in events:
                     event.synchronize()
             self.counts["jobs"] += 1
-            ticket.settle(events, functools.partial(self._describe, part, job, self))
+            # Of a part no more than this: what a ticket refers to must not refer to its output.
+            timings = part.together.timings if len(done) == 1 else [row for one in done for row in one.timings]
+            describe = functools.partial(self._describe, part.layout, part.conversion, timings, self.engine_name)
+            ticket.settle(events, describe)
 
 
 def _has_ended(work: Work) -> bool:

@@ -27,7 +27,6 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, c
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
 from linumpy.gpu.read.ticket import Request, Ticket
-from linumpy.gpu.read.wave import Part
 from linumpy.gpu.read.works import Limits, limits_for
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
@@ -277,8 +276,45 @@ class Reader:
         for event in events:
             stream.wait_event(event)
 
-    def _describe(self, part: Part, job: int, loop: Loop) -> ReadReport:
-        return _report(self, part, job, loop)
+    def _describe(
+        self, layout: ArrayLayout, conversion: Conversion, timings: list[Any], engine: str, ticket: Ticket
+    ) -> ReadReport:
+        """Make the report of a job that is over."""
+        decode, scatter = self._seconds(layout, timings) if ticket.timed else (None, None)
+        array = ticket.array
+        return ReadReport(
+            source=layout.name,
+            backend="kvikio" if self.on_device else "linumpy",
+            gds="not used",
+            engine=engine,
+            fallback="",
+            shape=tuple(array.shape),
+            dtype=str(conversion.target),
+            bytes_read=ticket.counts.bytes_read,
+            bytes_decoded=int(array.size) * conversion.target.itemsize,
+            chunks_read=ticket.counts.chunks - ticket.counts.filled,
+            chunks_filled=ticket.counts.filled,
+            files_opened=ticket.counts.files_opened,
+            scratch_bytes=self.device_bytes if ticket.counts.chunks else 0,
+            plan_seconds=0.0,
+            read_seconds=ticket.end - ticket.begin,
+            scatter_seconds=scatter,
+            decoder=_decoder(layout, ticket),
+            decode_seconds=decode,
+            chunks_decoded_by_host=ticket.counts.by_host,
+        )
+
+    def _seconds(self, layout: ArrayLayout, timings: list[Any]) -> tuple[float | None, float | None]:
+        """Times of the decoders and of the scatter kernels; waits for the last of them."""
+        if self._cupy is None:
+            return None, None
+        elapsed = self._cupy.cuda.get_elapsed_time
+        for _, (_, _, last) in timings:
+            last.synchronize()
+        scatter = sum(elapsed(middle, last) for _, (_, middle, last) in timings) / 1e3
+        if layout.chain is None:
+            return None, scatter
+        return sum(elapsed(first, middle) for kind, (first, middle, _) in timings if kind == "device") / 1e3, scatter
 
     @property
     def device_bytes(self) -> int:
@@ -497,39 +533,12 @@ def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int])
     return strides
 
 
-def _report(reader: Reader, part: Part, job: int, loop: Loop) -> ReadReport:
-    ticket = part.tickets[job]
-    seconds = ticket.end - ticket.begin
-    decode = scatter = None
-    if ticket.timed and reader._cupy is not None:
-        elapsed = reader._cupy.cuda.get_elapsed_time
-        for _, (_, _, last) in part.timings:
-            last.synchronize()
-        scatter = sum(elapsed(middle, last) for _, (_, middle, last) in part.timings) / 1e3
-        if part.layout.chain is not None:
-            decode = sum(elapsed(first, middle) for kind, (first, middle, _) in part.timings if kind == "device") / 1e3
-    array = ticket._array
-    return ReadReport(
-        source=part.layout.name,
-        backend="kvikio" if reader.on_device else "linumpy",
-        gds="not used",
-        engine=loop.engine_name,
-        fallback="",
-        shape=tuple(array.shape),
-        dtype=str(part.conversion.target),
-        bytes_read=ticket.counts.bytes_read,
-        bytes_decoded=int(array.size) * part.conversion.target.itemsize,
-        chunks_read=ticket.counts.chunks - ticket.counts.filled,
-        chunks_filled=ticket.counts.filled,
-        files_opened=ticket.counts.files_opened,
-        scratch_bytes=reader.device_bytes,
-        plan_seconds=0.0,
-        read_seconds=seconds,
-        scatter_seconds=scatter,
-        decoder="" if part.layout.chain is None else str(part.layout.chain),
-        decode_seconds=decode,
-        chunks_decoded_by_host=ticket.counts.by_host,
-    )
+def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:
+    """Say how the chunks of a job were decoded, and where; those that the device gave up are counted elsewhere."""
+    if layout.chain is None:
+        return ""
+    stored, by_host = ticket.counts.chunks - ticket.counts.filled, ticket.counts.by_host
+    return f"{layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
 
 
 _readers: dict[tuple[int | str, bool], Reader] = {}

@@ -70,6 +70,9 @@ class Staging(Protocol):
     def await_copied(self, taken: Range) -> None:
         """Wait until host memory has been copied up, and free it."""
 
+    def await_queued(self) -> None:
+        """Wait for all copies and kernels that have been queued."""
+
     def plan_tables(self, tables: Tables) -> TablePlan:
         """Bring tables into the form in which they are carried out."""
 
@@ -184,6 +187,11 @@ class DeviceStaging:
         if taken.event is not None:
             taken.event.synchronize()
         taken.free = True
+
+    def await_queued(self) -> None:
+        """Wait for all copies and kernels that have been queued."""
+        for stream in self.streams:
+            stream.synchronize()
 
     def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
@@ -316,8 +324,7 @@ class DeviceStaging:
         return Placed(number, stream.record(self._cupy.cuda.Event(disable_timing=not timed)))
 
     def _finish_device(self) -> None:
-        for stream in self.streams:
-            stream.synchronize()
+        self.await_queued()
         while (oldest := self._device_ring.oldest()) is not None:
             oldest.free = True
 
@@ -471,6 +478,9 @@ class HostStaging:
     def await_copied(self, taken: Range) -> None:
         """Free memory."""
         taken.free = True
+
+    def await_queued(self) -> None:
+        """Do nothing: copies are made at once."""
 
     def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Leave tables as they are."""

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import CancelledError
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,33 @@ class JobCounts:
     files_opened: int = 0
 
     def __add__(self, other: JobCounts) -> JobCounts:
-        return JobCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return JobCounts(
+            self.chunks + other.chunks,
+            self.filled + other.filled,
+            self.by_host + other.by_host,
+            self.bytes_read + other.bytes_read,
+            self.files_opened + other.files_opened,
+        )
+
+
+@dataclass(eq=False)
+class Together:
+    """What was done for jobs that are carried out together.
+
+    Attributes
+    ----------
+    events : dict of int to event
+        For each stream the last one that was recorded behind their kernels.
+    timings : list of (str, tuple of events)
+        Kind of a slab; events before decoding, before and behind the scatter.
+    files_opened, index_nbytes : int
+        Files; bytes of shard indexes.
+    """
+
+    events: dict[int, Any] = field(default_factory=dict)
+    timings: list[tuple[str, tuple[Any, Any, Any]]] = field(default_factory=list)
+    files_opened: int = 0
+    index_nbytes: int = 0
 
 
 @dataclass(eq=False)
@@ -98,10 +124,10 @@ class Ticket:
         "begin",
         "counts",
         "end",
-        "pending_events",
         "portions",
         "source",
         "timed",
+        "together",
     )
 
     def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
@@ -111,12 +137,12 @@ class Ticket:
         self._cancelled = False
         self._events: list[Any] = []
         self._report: ReadReport | None = None
-        self._describe: Callable[[], ReadReport] | None = None
+        self._describe: Callable[[Ticket], ReadReport] | None = None
         self.begin = self.end = time.perf_counter()
         self.timed = False
         self.counts = JobCounts()
         self.portions = 1  # requests that are not over yet
-        self.pending_events: dict[int, Any] = {}
+        self.together: list[Together] = []  # of its requests, until it is over
 
     def result(self, stream: Any = None) -> Any:
         """Wait until the region has been read, and return its array.
@@ -172,13 +198,18 @@ class Ticket:
         if self._error is not None or self._describe is None:
             raise _own_copy(self._error or CancelledError("the job was cancelled"))
         if self._report is None:
-            self._report = self._describe()
+            self._report = self._describe(self)
         return self._report
 
     @property
     def cancelled(self) -> bool:
         """Whether :meth:`cancel` was called in time."""
         return self._cancelled
+
+    @property
+    def array(self) -> Any:
+        """Where the region is read to."""
+        return self._array
 
     @property
     def error(self) -> BaseException | None:
@@ -191,15 +222,22 @@ class Ticket:
         return self._error is not None
 
     def fail(self, error: BaseException) -> None:
-        """Note an error; for the reader."""
-        if self._error is None:
+        """Note an error, unless the job is over; for the reader."""
+        if self._error is None and not self._settled.is_set():
             self._error = error
 
     def count(self, counts: JobCounts) -> None:
         """Add what a request of the job did; for the reader."""
-        self.counts = counts if self.portions == 1 and not self.counts.chunks else self.counts + counts
+        self.counts += counts
 
-    def settle(self, events: list[Any], describe: Callable[[], ReadReport] | None) -> None:
+    def end_request(self, done: Together) -> bool:
+        """End one of its requests; for the reader. Says whether the job is over."""
+        if not any(one is done for one in self.together):
+            self.together.append(done)
+        self.portions -= 1
+        return self.portions == 0
+
+    def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
         """End the job; for the reader. `describe` makes its report."""
         self._events, self._describe = events, describe
         self.end = time.perf_counter()

@@ -6,13 +6,12 @@ In: requests of one array. Out: spans to read, tables that scatter them, and the
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.scatter import Conversion, fill_bytes
-from linumpy.gpu.read.ticket import JobCounts, Request, Ticket
+from linumpy.gpu.read.ticket import JobCounts, Request, Ticket, Together
 from linumpy.plan.read.boxes import Boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
 from linumpy.plan.read.wanted import merge
@@ -55,9 +54,7 @@ class Part:
         self.stored_offset, self.stored_nbytes = np.zeros(spans, np.int64), np.zeros(spans, np.int64)
         self.bytes_read, self.filled, self.by_host = (np.zeros(jobs, np.int64) for _ in range(3))
         self.chunks = self._remaining.copy() if self.by_chunk else _count_chunks(boxes, jobs)
-        self.files_opened = self.index_nbytes = 0
-        self.events: dict[int, Any] = {}
-        self.timings: list[tuple[str, tuple[Any, Any, Any]]] = []
+        self.together = Together()
         self._over = np.zeros(jobs, bool)
         keys = self.layout.keys
         assert keys is not None
@@ -154,18 +151,19 @@ class Part:
         self._remaining -= done
         return self._newly_over()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all jobs are over."""
+        return bool(self._over.all())
+
     def without_boxes(self) -> list[int]:
         """Return the jobs that want nothing."""
         return self._newly_over()
 
     def counts_of(self, job: int) -> JobCounts:
-        """Say what was done for a job."""
+        """Say what was done for a job alone."""
         return JobCounts(
-            int(self.chunks[job]),
-            int(self.filled[job]),
-            int(self.by_host[job]),
-            int(self.bytes_read[job]) + self.index_nbytes,
-            self.files_opened,
+            int(self.chunks[job]), int(self.filled[job]), int(self.by_host[job]), int(self.bytes_read[job])
         )
 
     def all_jobs(self) -> list[int]:

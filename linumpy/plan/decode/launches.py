@@ -15,9 +15,9 @@ _SMALLEST_RING = 2**13
 #: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
 _LZ4_RING = 2**14
 #: Shared memory that a kernel with a ring declares besides: at most this much, with what a device keeps for itself.
-_DECLARED = 13 * 2**10
+_DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
-_TEAM, _READ_TEAM = 8, 2
+_TEAM, _READ_TEAM = 16, 2
 
 #: What is wrong with a chunk, by the number that the kernels give it.
 STATUS = {
@@ -87,13 +87,19 @@ KERNELS = (
     ("lz4", "lz4", _READ_TEAM),
     ("lz4", "lz4_heads", 0),
     ("zstd", "zstd_entropy", 0),
-    ("zstd", "zstd_execute", _TEAM),
+    ("zstd_execute", "zstd_execute", _TEAM),
     ("zstd", "zstd_frames", 0),
 )
 
 
 def plan_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+    chain: DecodeChain,
+    space: Workspace,
+    base: int,
+    status: int,
+    chunks: int,
+    chunk_nbytes: int,
+    device: DeviceLimits,
 ) -> list[Launch]:
     """List the kernels that decode a slab, in their order.
 
@@ -161,7 +167,13 @@ def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: Devi
 
 
 def _stream_launches(
-    chain: DecodeChain, space: Workspace, base: int, status: int, chunks: int, chunk_nbytes: int, device: DeviceLimits
+    chain: DecodeChain,
+    space: Workspace,
+    base: int,
+    status: int,
+    chunks: int,
+    chunk_nbytes: int,
+    device: DeviceLimits,
 ) -> list[Launch]:
     """List the kernels that decode streams."""
     room = space.streams_room if chain.compressor == "blosc" else chunks
@@ -186,8 +198,8 @@ def _stream_launches(
         execute = (stored, unordered, streams, room, frames, blocks, *pool, ring, status)
         return [
             Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
-            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 64, entropy),
-            Launch("zstd", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
+            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 96, entropy),
+            Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
             verify,
         ]
     return []

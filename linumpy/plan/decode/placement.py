@@ -17,11 +17,13 @@ from linumpy.plan.read.slabs import MAX_PIECES
 
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
-#: MiB a second of decoded bytes, of one stream on the device and of one core. docs/performance.md tells how measured.
-_DEVICE_STREAM = {"zstd": 180, "lz4": 48, "inflate": 14, "stored": 4000}
+#: MiB a second of decoded bytes, of one stream on the device once it is under way, and of one core; seconds until a
+#: stream is under way. docs/performance.md tells how measured.
+_DEVICE_STREAM = {"zstd": 900, "lz4": 48, "inflate": 14, "stored": 4000}
+_DEVICE_START = {"zstd": 1.1e-3, "lz4": 0.0, "inflate": 0.0, "stored": 0.0}
 _HOST_CORE = {"zstd": 500, "lz4": 1000, "inflate": 220, "stored": 4000}
 #: No more, whatever the number of streams.
-_DEVICE_MOST = {"zstd": 10_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
+_DEVICE_MOST = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
 _HOST_MOST = 6_000
 #: Blosc cuts a chunk into blocks of about this size, each with one stream or more.
 _BLOSC_BLOCK = 128 * 1024
@@ -122,11 +124,18 @@ def choose_way(
     if decode_on == "host":
         return _by_host(host, "as asked for")
     streams = min(chunks, depth * _typical(slot)) * _streams(chain, chunk_nbytes)
-    on_device = min(streams * _DEVICE_STREAM[chain.streams_by], _DEVICE_MOST[chain.streams_by])
+    on_device = min(streams * _stream_rate(chain, chunk_nbytes), _DEVICE_MOST[chain.streams_by])
     on_host = min(threads * _HOST_CORE[chain.streams_by], _HOST_MOST)
     if on_device >= on_host:
         return replace(device, host_part=_host_part(chunk_nbytes, chunks, on_device, on_host))
     return _by_host(host, f"{streams} streams at a time are too few for the device")
+
+
+def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
+    """MiB a second that one stream is decoded at on the device, from its start to its end."""
+    mebibytes = chunk_nbytes / _streams(chain, chunk_nbytes) / 2**20
+    kind = chain.streams_by
+    return mebibytes / (_DEVICE_START[kind] + mebibytes / _DEVICE_STREAM[kind])
 
 
 def _host_part(chunk_nbytes: int, chunks: int, on_device: float, on_host: float) -> float:

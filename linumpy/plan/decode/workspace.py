@@ -109,8 +109,9 @@ def plan_workspace(
     words_nbytes : int
         Room for the table of the scatter.
     pool_nbytes : int
-        Room for what is between the two steps of zstd.
+        Room for what is between the two steps of zstd; rounded down to whole sequences of 8 bytes.
     """
+    pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
     streams_room = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
     blocks_room = decoded_nbytes // 16384 + 4 * chunks + (streams_room if blosc else 0) if zstd else 0

@@ -75,8 +75,8 @@ def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
     for axis, n in enumerate(grid.source_shape):
         span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
         # A block across the seam of a wrapped image needs both of its ends.
-        torn = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
-        lengths.append(n if torn else min(n, math.ceil(span) + before + after + 6 + 2 * grid.reach[axis]))
+        wraps = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
+        lengths.append(n if wraps else min(n, math.ceil(span) + before + after + 6 + 2 * grid.reach[axis]))
     return lengths
 
 

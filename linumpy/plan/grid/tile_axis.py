@@ -57,7 +57,7 @@ class TileAxis:
         return tiles * self.new_tile + (max(1, round(rest / self.factor)) if rest else 0)
 
     def tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Walk the tiles: where each lies before, and after."""
+        """Yield the tiles: the voxels of each before, and after."""
         for start in range(0, self.size, self.tile):
             stop = min(start + self.tile, self.size)
             yield slice(start, stop), slice(self.new_offset(start), self.new_offset(stop))

@@ -9,8 +9,9 @@ constexpr int THREADS = 256, WARPS = THREADS / 32;
 __device__ int64 ones(const Boxes &how, unsigned node, int64 n, int64 worker, int64 workers) {
     int64 sum = 0;
     for (int64 call = worker; call * 128 < n; call += workers) {
-        const uint4 words = philox(static_cast<unsigned>(how.window), static_cast<unsigned>(how.window >> 32),
-                                   static_cast<unsigned>(USE_SPLIT) << USE_SHIFT | node, static_cast<unsigned>(call), how.key);
+        const uint4 words =
+            philox(static_cast<unsigned>(how.window), static_cast<unsigned>(how.window >> 32),
+                   static_cast<unsigned>(USE_SPLIT) << USE_SHIFT | node, static_cast<unsigned>(call), how.key);
         const unsigned each[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -23,9 +24,7 @@ __device__ int64 ones(const Boxes &how, unsigned node, int64 n, int64 worker, in
 }
 
 // Samples of a node of the tree `lower`, whose entries are samples in lower halves; and how many lie before it.
-struct Node {
-    int64 count, start;
-};
+struct Node { int64 count, start; };
 template <class T> __device__ Node node_of(const T *lower, int64 total, int level, unsigned number) {
     Node node = {total, 0};
     unsigned at = 1;
@@ -56,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(uint64 *__restrict__
 
 // The levels below `top`, in shared memory, and where the samples of each box begin: 2^levels + 1 entries.
 extern "C" __global__ void __launch_bounds__(THREADS)
-split_rest(const uint64 *__restrict__ lower, int64 *__restrict__ starts, const Boxes how) {
+    split_rest(const uint64 *__restrict__ lower, int64 *__restrict__ starts, const Boxes how) {
     extern __shared__ __align__(16) int64 below[];
     const int rest = how.levels - how.top;
     const unsigned root = (1u << how.top) + blockIdx.x;
@@ -76,7 +75,8 @@ split_rest(const uint64 *__restrict__ lower, int64 *__restrict__ starts, const B
 
 // Coordinates of the samples begin to begin + count of the window, box after box.
 extern "C" __global__ void __launch_bounds__(THREADS)
-draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count, const Boxes how) {
+    draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count,
+               const Boxes how) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= count) return;
     const int64 position = begin + i;

@@ -65,8 +65,8 @@ __device__ __forceinline__ float in_cell(unsigned cell, unsigned word, int cells
     return static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-draw(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative, const Draw how) {
+extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ coords, const int64 *__restrict__ ids,
+                                                           const uint64 *__restrict__ cumulative, const Draw how) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= how.count) return;
     const uint64 index = how.first + i;

@@ -8,7 +8,7 @@ constexpr int THREADS = 256;
 
 // blockIdx.y: the channel.
 extern "C" __global__ void __launch_bounds__(THREADS)
-pack(const SOURCE *__restrict__ linear, SOURCE *__restrict__ packed, const Volume how) {
+    pack(const SOURCE *__restrict__ linear, SOURCE *__restrict__ packed, const Volume how) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= how.voxels) return;
     linear += blockIdx.y * how.voxels;

@@ -21,20 +21,21 @@ static_assert(sizeof(Pages) == 72, "linumpy.sampling.pages writes 72 bytes");
 
 // Marks the pages that hold the cells of points; marks: a byte for each page.
 extern "C" __global__ void __launch_bounds__(THREADS)
-mark(const float *__restrict__ coords, unsigned char *__restrict__ marks, const Volume how, const Pages pages) {
+    mark(const float *__restrict__ coords, unsigned char *__restrict__ marks, const Volume how, const Pages pages) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= how.count) return;
     int64 page = 0;
 #pragma unroll
-    for (int a = 0; a < 3; ++a) page = page * pages.pages[a] + along(coords[3 * i + 2 - a], how.dims[a]).cell / pages.page[a];
+    for (int a = 0; a < 3; ++a)
+        page = page * pages.pages[a] + along(coords[3 * i + 2 - a], how.dims[a]).cell / pages.page[a];
     marks[page] = 1;
 }
 
 // slots: of which table says for each page in which it is. Only cells from begin to end are sampled; their pages, and the
 // next ones along each axis, are in memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
-sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, const float *__restrict__ coords,
-             float *__restrict__ values, const Volume how, const Pages pages) {
+    sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, const float *__restrict__ coords,
+                 float *__restrict__ values, const Volume how, const Pages pages) {
 #pragma unroll 1
     for (int k = 0; k < GROUPS; ++k) {
         const int64 i = (static_cast<int64>(blockIdx.x) * GROUPS + k) * THREADS + threadIdx.x;
@@ -71,8 +72,12 @@ sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, co
         for (int c = 0; c < 8; ++c) {
             const int z = c >> 2, y = c >> 1 & 1, x = c & 1;
             if (c == 0 || !one)
-                base = slots + pages.slot * table[(static_cast<int64>(page[0][z]) * pages.pages[1] + page[1][y]) * pages.pages[2] + page[2][x]];
-            corner[c] = base + (static_cast<int64>(local[0][z]) * pages.page[1] + local[1][y]) * pages.page[2] + local[2][x];
+                base =
+                    slots +
+                    pages.slot * table[(static_cast<int64>(page[0][z]) * pages.pages[1] + page[1][y]) * pages.pages[2] +
+                                       page[2][x]];
+            corner[c] =
+                base + (static_cast<int64>(local[0][z]) * pages.page[1] + local[1][y]) * pages.page[2] + local[2][x];
         }
         for (int channel = 0; channel < how.channels; ++channel) {
             float v[8];

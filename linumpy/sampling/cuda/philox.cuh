@@ -5,9 +5,7 @@ typedef unsigned long long uint64;
 enum Use { USE_IID, USE_STRATIFIED, USE_STRATA, USE_SOBOL, USE_WEIGHTED, USE_CELL, USE_SPLIT, USE_BINNED };
 constexpr int USE_SHIFT = 28;  // the bits below number nodes of a tree of counts
 
-struct Key {
-    unsigned low, high;
-};
+struct Key { unsigned low, high; };
 
 __device__ __forceinline__ uint4 philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, Key key) {
 #pragma unroll
@@ -28,4 +26,6 @@ __device__ __forceinline__ uint4 numbers(uint64 index, unsigned use, unsigned la
 }
 
 // Coordinates are multiples of 2^-24, which float32 holds.
-__device__ __forceinline__ float coordinate(unsigned bits24) { return static_cast<float>(bits24) * 5.9604644775390625e-8f; }
+__device__ __forceinline__ float coordinate(unsigned bits24) {
+    return static_cast<float>(bits24) * 5.9604644775390625e-8f;
+}

@@ -30,7 +30,8 @@ struct Taps {
 };
 __device__ __forceinline__ Taps taps_of(const Axis &at, int n) {
     const float t = at.f, s = 1 - t;
-    Taps taps = {{}, {s * s * s / 6, (4 - 3 * t * t * (2 - t)) / 6, (4 - 3 * s * s * (2 - s)) / 6, t * t * t / 6},
+    Taps taps = {{},
+                 {s * s * s / 6, (4 - 3 * t * t * (2 - t)) / 6, (4 - 3 * s * s * (2 - s)) / 6, t * t * t / 6},
                  {-s * s / 2, (3 * t * t - 4 * t) / 2, (4 * s - 3 * s * s) / 2, t * t / 2}};
 #pragma unroll
     for (int k = 0; k < 4; ++k) taps.voxel[k] = mirrored(at.cell - 1 + k, n);
@@ -67,7 +68,8 @@ __device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &
         float plane = 0, along_y = 0, along_x = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const SOURCE *const row = linear + (static_cast<INDEX>(z.voxel[k]) * how.dims[1] + y.voxel[j]) * how.dims[2];
+            const SOURCE *const row =
+                linear + (static_cast<INDEX>(z.voxel[k]) * how.dims[1] + y.voxel[j]) * how.dims[2];
             float sum = 0, slope = 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -104,8 +106,8 @@ __device__ __forceinline__ bool along_a_row(const Axis *at) {
 // Blocks take tiles of GROUPS × 32 samples for each warp, `march` of them; warps of a block follow each other, so that
 // rows which one has brought into the cache are there for the next one.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, float *__restrict__ coords,
-       TARGET *__restrict__ values, float *__restrict__ gradient, const Volume how) {
+    sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, float *__restrict__ coords,
+           TARGET *__restrict__ values, float *__restrict__ gradient, const Volume how) {
 #if DRAW
     __shared__ float4 staging[WARPS][GROUPS * 24];
 #endif
@@ -138,7 +140,8 @@ sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, flo
             for (int k = 0; k < GROUPS; ++k) {
                 const int64 i = begin + 32 * k + lane;
                 const INDEX z = nearest(u[k][0], how.dims[0]), y = nearest(u[k][1], how.dims[1]);
-                const SOURCE v = linear[c * how.voxels + (z * how.dims[1] + y) * how.dims[2] + nearest(u[k][2], how.dims[2])];
+                const SOURCE v =
+                    linear[c * how.voxels + (z * how.dims[1] + y) * how.dims[2] + nearest(u[k][2], how.dims[2])];
                 if (i >= how.count) continue;
 #if LABELS
                 store(values + c * how.count + i, static_cast<TARGET>(v));
@@ -191,8 +194,9 @@ sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, flo
 #if GRADIENT
 #pragma unroll
                 for (int a = 0; a < 3; ++a)
-                    store(gradient + (3 * c + a) * how.count + i,
-                          at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
+                    store(
+                        gradient + (3 * c + a) * how.count + i,
+                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
 #endif
             }
         }

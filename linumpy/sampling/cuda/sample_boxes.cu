@@ -17,9 +17,7 @@ constexpr int RAISED_BITS = 0x4B400000;
 
 __device__ __forceinline__ float raised_cell(float u, float n) { return __fadd_rd(__fmaf_rd(u, n, -0.5f), RAISED); }
 
-struct Span {
-    int first, count;
-};
+struct Span { int first, count; };
 
 // Voxels along an axis that the samples of a box may need, with those that repeat the volume's border.
 __device__ __forceinline__ Span span_of(unsigned at, int halved, int n) {
@@ -33,17 +31,19 @@ __device__ __forceinline__ int clamped(int i, int n) { return max(0, min(i, n - 
 // places: which box along z, y and x each one is. Samples begin to begin + how.count of the window are written, from the
 // first element of coords and values on; first_box: the one of block 0. Parts of a box along the second axis of the grid.
 extern "C" __global__ void __launch_bounds__(THREADS)
-sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, float *__restrict__ values,
-             const int64 *__restrict__ starts, const int4 *__restrict__ places, int first_box, int64 begin,
-             const Boxes boxes, const Volume how) {
+    sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, float *__restrict__ values,
+                 const int64 *__restrict__ starts, const int4 *__restrict__ places, int first_box, int64 begin,
+                 const Boxes boxes, const Volume how) {
     extern __shared__ __align__(16) float voxels[];
     __shared__ float4 staging[WARPS][GROUPS * 24];
     const int box = first_box + blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64 end = min(starts[box + 1], begin + how.count), first = max(starts[box], begin);
-    const int64 step = static_cast<int64>(gridDim.y) * WARPS, tile = first / TILE + static_cast<int64>(blockIdx.y) * WARPS;
+    const int64 step = static_cast<int64>(gridDim.y) * WARPS,
+                tile = first / TILE + static_cast<int64>(blockIdx.y) * WARPS;
     if (tile * TILE >= end || first >= end) return;
     const int4 place = places[box];
-    const unsigned at[3] = {static_cast<unsigned>(place.x), static_cast<unsigned>(place.y), static_cast<unsigned>(place.z)};
+    const unsigned at[3] = {static_cast<unsigned>(place.x), static_cast<unsigned>(place.y),
+                            static_cast<unsigned>(place.z)};
     const int halved[3] = {place.w & 255, place.w >> 8 & 255, place.w >> 16};
     Span span[3];
 #pragma unroll
@@ -53,14 +53,16 @@ sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, floa
     const unsigned per_row = 0xffffffffu / row + 1, rows = span[1].count, per_plane = 0xffffffffu / rows + 1;
     bool at_border = false;
 #pragma unroll
-    for (int a = 0; a < 3; ++a) at_border = at_border || span[a].first < 0 || span[a].first + span[a].count > how.dims[a];
+    for (int a = 0; a < 3; ++a)
+        at_border = at_border || span[a].first < 0 || span[a].first + span[a].count > how.dims[a];
     for (int c = 0; c < how.channels; ++c) {
         const SOURCE *const channel = linear + c * how.voxels;
         if (c) __syncthreads();
 #pragma unroll 4
         for (unsigned k = threadIdx.x; k < size; k += THREADS) {
             const unsigned line = __umulhi(k, per_row), plane_of = __umulhi(line, per_plane);
-            int z = span[0].first + plane_of, y = span[1].first + (line - plane_of * rows), x = span[2].first + (k - line * row);
+            int z = span[0].first + plane_of, y = span[1].first + (line - plane_of * rows),
+                x = span[2].first + (k - line * row);
             if (at_border) {
                 z = clamped(z, how.dims[0]);
                 y = clamped(y, how.dims[1]);
@@ -82,8 +84,8 @@ sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, floa
                 }
             }
             if (c == 0)
-                write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, t * TILE - begin, first - begin,
-                                     end - begin, how.aligned);
+                write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, t * TILE - begin,
+                                     first - begin, end - begin, how.aligned);
 #pragma unroll
             for (int k = 0; k < GROUPS; ++k) {
                 const int64 position = t * TILE + 32 * k + lane;

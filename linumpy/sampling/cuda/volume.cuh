@@ -13,23 +13,23 @@
 // With 1 to 3 the volume itself is there too, for points that follow each other along rows.
 
 struct Volume {
-    uint64 first;      // number of the first sample
+    uint64 first;  // number of the first sample
     int64 count;
-    int64 voxels;      // of a channel
-    int64 packed;      // elements of a channel in the layout
+    int64 voxels;  // of a channel
+    int64 packed;  // elements of a channel in the layout
     Key key;
-    int dims[3];       // z, y, x
+    int dims[3];  // z, y, x
     int channels;
-    int march;         // tiles of a warp
-    int aligned;       // coords may be written by 16 bytes
+    int march;  // tiles of a warp
+    int aligned;  // coords may be written by 16 bytes
     float low, scale;
 };
 static_assert(sizeof(Volume) == 72, "linumpy.sampling.volume writes 72 bytes");
 
 struct Axis {
-    int cell;    // the voxel at or before the point
-    float f;     // how far the point is on the way to the next one
-    bool inside; // neither before the first centre nor behind the last
+    int cell;  // the voxel at or before the point
+    float f;  // how far the point is on the way to the next one
+    bool inside;  // neither before the first centre nor behind the last
 };
 
 // Rounding downwards keeps the cell exact, and the fraction is that of the exact product; NaN stays NaN.
@@ -65,20 +65,31 @@ __device__ __forceinline__ Corners in_rows(const SOURCE *linear, const Axis *at,
 // Binary logarithms of the voxels of a sector.
 constexpr int SECTOR_X = sizeof(SOURCE) <= 2 ? 2 : 1, SECTOR_Y = sizeof(SOURCE) == 1 ? 2 : 1, SECTOR_Z = 1;
 
-__device__ __forceinline__ INDEX in_brick_x(int x) { return (x >> SECTOR_X << 5) / static_cast<int>(sizeof(SOURCE)) + (x & ((1 << SECTOR_X) - 1)); }
-__device__ __forceinline__ INDEX in_brick_y(int y, INDEX row) { return (y >> SECTOR_Y) * row + ((y & ((1 << SECTOR_Y) - 1)) << SECTOR_X); }
-__device__ __forceinline__ INDEX in_brick_z(int z, INDEX plane) { return (z >> SECTOR_Z) * plane + ((z & ((1 << SECTOR_Z) - 1)) << (SECTOR_X + SECTOR_Y)); }
+__device__ __forceinline__ INDEX in_brick_x(int x) {
+    return (x >> SECTOR_X << 5) / static_cast<int>(sizeof(SOURCE)) + (x & ((1 << SECTOR_X) - 1));
+}
+__device__ __forceinline__ INDEX in_brick_y(int y, INDEX row) {
+    return (y >> SECTOR_Y) * row + ((y & ((1 << SECTOR_Y) - 1)) << SECTOR_X);
+}
+__device__ __forceinline__ INDEX in_brick_z(int z, INDEX plane) {
+    return (z >> SECTOR_Z) * plane + ((z & ((1 << SECTOR_Z) - 1)) << (SECTOR_X + SECTOR_Y));
+}
 
-__device__ __forceinline__ INDEX brick_row(const Volume &how) { return in_brick_x((how.dims[2] + (1 << SECTOR_X) - 1) >> SECTOR_X << SECTOR_X); }
-__device__ __forceinline__ INDEX brick_plane(const Volume &how) { return ((how.dims[1] + (1 << SECTOR_Y) - 1) >> SECTOR_Y) * brick_row(how); }
+__device__ __forceinline__ INDEX brick_row(const Volume &how) {
+    return in_brick_x((how.dims[2] + (1 << SECTOR_X) - 1) >> SECTOR_X << SECTOR_X);
+}
+__device__ __forceinline__ INDEX brick_plane(const Volume &how) {
+    return ((how.dims[1] + (1 << SECTOR_Y) - 1) >> SECTOR_Y) * brick_row(how);
+}
 
 __device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &how) {
     const INDEX row = brick_row(how), plane = brick_plane(how);
     const INDEX x = in_brick_x(at[2].cell), right = in_brick_x(min(at[2].cell + 1, how.dims[2] - 1));
     const INDEX y = in_brick_y(at[1].cell, row), below = in_brick_y(min(at[1].cell + 1, how.dims[1] - 1), row);
     const INDEX z = in_brick_z(at[0].cell, plane), behind = in_brick_z(min(at[0].cell + 1, how.dims[0] - 1), plane);
-    return {packed[z + y + x],      packed[z + y + right],      packed[z + below + x],      packed[z + below + right],
-            packed[behind + y + x], packed[behind + y + right], packed[behind + below + x], packed[behind + below + right]};
+    return {packed[z + y + x],          packed[z + y + right],         packed[z + below + x],
+            packed[z + below + right],  packed[behind + y + x],        packed[behind + y + right],
+            packed[behind + below + x], packed[behind + below + right]};
 }
 #elif LAYOUT >= 2
 // Four or eight voxels that lie together, read at once.
@@ -89,7 +100,9 @@ template <> struct __align__(16) Words<4> { unsigned at[4]; };
 template <> struct __align__(16) Words<8> { unsigned at[8]; };
 
 template <int N> __device__ __forceinline__ Words<N> load_words(const void *p);
-template <> __device__ __forceinline__ Words<1> load_words<1>(const void *p) { return {{*static_cast<const unsigned *>(p)}}; }
+template <> __device__ __forceinline__ Words<1> load_words<1>(const void *p) {
+    return {{*static_cast<const unsigned *>(p)}};
+}
 template <> __device__ __forceinline__ Words<2> load_words<2>(const void *p) {
     const uint2 v = *static_cast<const uint2 *>(p);
     return {{v.x, v.y}};
@@ -154,8 +167,8 @@ __device__ __forceinline__ float trilinear(const float *v, const Axis *at) {
 // Coordinates of EACH × 32 samples from `begin` on, of which those from `first` to `end` are there. A warp writes them
 // by way of shared memory: three floats of each would fill a third of every sector that a store touches.
 template <int EACH>
-__device__ __forceinline__ void write_coords(float *coords, float *staged, const float (*u)[3], int64 begin, int64 first,
-                                             int64 end, bool aligned) {
+__device__ __forceinline__ void write_coords(float *coords, float *staged, const float (*u)[3], int64 begin,
+                                             int64 first, int64 end, bool aligned) {
     const int lane = threadIdx.x % 32;
     if (aligned && begin >= first && begin + EACH * 32 <= end) {
 #pragma unroll

@@ -34,7 +34,7 @@ def kernel(spec, architecture=900, text=None):
 def start(planned, load=kernel):
     """Run launches as :func:`linumpy.gpu.codecs.decode.start` does, but by so few blocks that each has many streams."""
     few = [dataclasses.replace(one, grid=(min(one.grid[0], _BLOCKS), *one.grid[1:])) for one in planned]
-    with mock.patch.object(decode, "load", load):
+    with mock.patch.object(decode, "load", load), mock.patch.object(decode, "prepare"):
         _START(few)
 
 

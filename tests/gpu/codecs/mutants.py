@@ -192,6 +192,7 @@ def corpus(name):
     far, few, runs = rng.bytes(30000), rng.binomial(9, 0.3, 70000).astype("u1"), lz4_of_long_and_short_runs(rng)
     decoded = bytes(numcodecs.LZ4().decode(runs))
     chunks = [far + b"z" * 9000 + far + far, few.tobytes(), b"ab" * 3000 + bytes(range(256)) * 300, decoded]
+    chunks.append(rng.bytes(len(decoded)))
     nbytes = len(decoded) // 4 * 4
     chunks = [one[:nbytes].ljust(nbytes, b"?") for one in chunks]
     yield chain, [encode(one) for one in chunks], chunks

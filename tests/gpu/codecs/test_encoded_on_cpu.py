@@ -10,38 +10,36 @@ import numpy as np
 import pytest
 import reference
 import zarr
-from decoders import BIG, Decoder, kernel, needs_compiler, start
+from decoders import BIG, Decoder, kernel, needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutants import CHAINS, corpus, disagreements
 from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
-from reference import PreadEngine
 from stores import encoded_cases, plain_values, random_values, same, write
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.kernels import source_text
-from linumpy.gpu.read import locate as stored
-from linumpy.gpu.read import slab_loop as reader
-from linumpy.gpu.read.engines import PosixEngine
+from linumpy.gpu.read import loop
+from linumpy.gpu.read.works import way_of
 from linumpy.io.layout import read_layout
-from linumpy.plan.codecs import read_array_filter
+from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 values_of = {"random": random_values, "plain": plain_values}
 
 
-def check(case, kind, *, kernels=None, **options):
+def check(case, kind, **options):
     with tempfile.TemporaryDirectory() as folder:
         array = write(case, Path(folder) / "a", values_of[kind](case.dtype, case.shape, case.seed))
-        job = reference.make_job(array, case.region, **options)
-        engine = PreadEngine() if job.direct else PosixEngine(3)
-        assert same(reference.execute(job, engine, kernels), array[case.region])
+        job = reference.make_job(array, case.region, seed=case.seed, **options)
+        assert same(reference.execute(job), array[case.region])
         return job
 
 
+@needs_compiler
 @inside_a_test
 @given(
     case=encoded_cases(),
@@ -51,19 +49,32 @@ def check(case, kind, *, kernels=None, **options):
     decode_on=st.sampled_from(["device", "host", None]),
 )
 def test_same_bytes_as_zarr(case, kind, slot, direct, decode_on):
-    """With numcodecs in place of the kernels: locating, joining, packing, placing."""
-    check(case, kind, slab_nbytes=slot, direct=direct, decode_on=decode_on)
+    """Locating, joining, packing, decoding, placing."""
+    job = check(case, kind, slab_nbytes=slot, direct=direct, decode_on=decode_on)
+    stored = job.report.chunks_read
+    assert (decode_on == "device" or not job.plan.layout.chain) or job.report.chunks_decoded_by_host in (0, stored)
+    if decode_on == "host" and job.plan.layout.chain is not None:
+        assert job.report.chunks_decoded_by_host == stored
 
 
 @needs_compiler
 @inside_a_test
-@given(case=encoded_cases(), kind=st.sampled_from(sorted(values_of)), slot=st.sampled_from([None, 2**18]))
-def test_the_kernels_decode_what_zarr_encoded(case, kind, slot):
-    job = check(case, kind, kernels=start, slab_nbytes=slot, decode_on="device")
-    # Blosc blocks of 64 bytes are more streams than a slot has room for.
+@given(
+    case=encoded_cases(),
+    kind=st.sampled_from(sorted(values_of)),
+    slot=st.sampled_from([None, 2**18]),
+    direct=st.booleans(),
+)
+def test_the_kernels_decode_what_zarr_encoded(case, kind, slot, direct):
+    job = check(case, kind, slab_nbytes=slot, decode_on="device", direct=direct)
+    layout = job.plan.layout
+    if layout.chain is None:
+        return
+    way = way_of((layout.chain, layout.chunk_nbytes), max(1, job.plan.chunk_count), job.limits)
+    # Blosc blocks of 64 bytes are more streams than a slot has memory for.
     tiny_blocks = any(one[0] == "blosc" and one[1][3] == 64 for one in case.codecs)
-    if job.way is not None and job.way.slot is not None and kind == "plain" and not tiny_blocks:
-        assert job.counts.by_host == 0, "chunks were left to the host"
+    if way.slot is not None and kind == "plain" and not tiny_blocks:
+        assert job.report.chunks_decoded_by_host == 0, "chunks were left to the host"
 
 
 @needs_compiler
@@ -89,10 +100,10 @@ def test_more_broken_bytes(name, seed):
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["zstd", "lz4", "gzip"])
-@pytest.mark.parametrize(("kib", "ring"), [(22, 8), (64, 32), (99, 64), (227, 128)])
+@pytest.mark.parametrize(("kib", "ring"), [(26, 8), (64, 32), (99, 64), (227, 128)])
 def test_devices_with_less_shared_memory(name, kib, ring):
     architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
-    limits = DeviceLimits(processors=12, shared_nbytes=kib * 1024)
+    limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024)
 
     def load(spec):
         one = kernel(spec, architecture)
@@ -108,18 +119,54 @@ def test_devices_with_less_shared_memory(name, kib, ring):
         assert decoded == chunks
 
 
+@needs_compiler
+@pytest.mark.parametrize("level", [1, 19])
+def test_frames_of_several_blocks(level):
+    """Later blocks take tables, trees and offsets of those before; runs are longer than a tile, and than a ring."""
+    rng = np.random.default_rng(level)
+    nbytes = 2**18 + 2**17 + 1001
+    words = [rng.bytes(int(n)) for n in rng.integers(3, 40, 300)]
+    chunks = [
+        plain_values("u2", (nbytes // 2 + 1,), 5).tobytes(),
+        b"".join(words[k] for k in rng.integers(0, 300, nbytes // 10)),
+        b"".join(bytes([k]) * n for k, n in rng.integers((0, 1), (256, 9000), (200, 2)).tolist()),
+        rng.bytes(2**17) + bytes(2**18) + rng.bytes(2**17),
+        rng.binomial(20, 0.3, nbytes).astype("u1").tobytes(),
+    ]
+    chunks = [(one * (nbytes // len(one) + 1))[:nbytes] for one in chunks]
+    for limits in (SMALLEST, BIG):
+        decoder = Decoder(DecodeChain("zstd"), nbytes, limits=limits)
+        decoded, status = decoder.decode([numcodecs.Zstd(level).encode(one) for one in chunks], skew=level % 4)
+        assert not status.any()
+        assert decoded == chunks
+
+
 #: Rings so short that long matches, and many batches, are copied one sequence after another.
-SMALLEST = DeviceLimits(processors=4, shared_nbytes=22 * 1024)
+SMALLEST = DeviceLimits(processors=4, shared_nbytes=26 * 1024)
 #: Barriers, by the line that begins the function around them and their number in it.
 BARRIERS = {
-    "team": ("zstd", "inline void flush(", 0),
+    "team": ("zstd_execute", "inline void flush(", 0),
     "links": ("inflate", "inline void follow_links(", 0),
     "literals": ("inflate", "bool put_literals(", 0),
-    "match": ("zstd", "inline bool put_match(", 0),
+    "known bytes": ("zstd_execute", "inline bool execute_sequences(", 0),
+    "sums": ("zstd_execute", "inline u64 team_sum(", 0),
+    "staged": ("zstd", "inline void stage(", 0),
+    "placed": ("zstd", "inline void build_cells(", 0),
+    "spread": ("zstd", "inline void build_cells(", 1),
+    "numbered": ("zstd", "inline void build_cells(", 2),
+    "next numbers": ("zstd", "inline void build_cells(", 3),
+    "described": ("zstd", "inline u32 make_tables(", 2),
+    "window": ("zstd", "inline void fill(", 0),
+    "literal window": ("zstd", "inline bool decode_streams(", 0),
+    "window in use": ("zstd", "inline bool decode_streams(", 1),
+    "tables": ("zstd", "    zstd_entropy(", 0),
+    "next tables": ("zstd", "    zstd_entropy(", 1),
+    "found": ("zstd", "inline int walk_sequences(", 0),
+    "next found": ("zstd", "inline int unpack_sequences(", 0),
+    "counted weights": ("zstd", "inline bool read_weights(", 0),
     "weights": ("zstd", "inline int entropy_literals(", 0),
+    "last weight": ("zstd", "inline bool build_huffman(", 0),
     "codes": ("zstd", "inline bool build_huffman(", 1),
-    "tables": ("zstd", "zstd_entropy(", 0),
-    "symbols": ("zstd", "zstd_entropy(", 1),
     "batch": ("lz4", "inline void read_batch(", 0),
     "next stream": ("lz4", "    lz4(", 0),
     "inflated batch": ("inflate", "    inflate(", 0),
@@ -136,12 +183,13 @@ BARRIERS = {
 }
 SHOWN_BY = {
     "zstd": ["zstd"],
+    "zstd_execute": ["zstd"],
     "lz4": ["lz4"],
     "inflate": ["gzip"],
     "blosc": ["blosc-lz4-1-0"],
     "checksum": ["zstd-checksum", "zlib", "crc32c-of-zstd"],
 }
-IN_SHORT = {"team", "match", "symbols", "next stream", "crc"}
+IN_SHORT = {"known bytes", "found", "next stream", "crc"}
 
 
 @needs_compiler
@@ -150,7 +198,7 @@ def test_a_barrier_that_is_missing_is_noticed(name):
     source, function, number = BARRIERS[name]
     text = source_text(source, "linumpy.gpu.codecs.cuda")
     begin = text.index(function)
-    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block)\(\);", text[begin:]), number, None))
+    found = next(itertools.islice(re.finditer(r"\bsync_(warp|team|block|pair)\(\);", text[begin:]), number, None))
     changed = text[: begin + found.start()] + ";" + text[begin + found.end() :]
 
     def load(spec):
@@ -175,8 +223,8 @@ def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
             assert LEFT_TO_ZARR[name] in read_layout(zarr.open_array(folder, mode="r")).unsupported
             continue
         job = reference.make_job(folder, decode_on=decode_on)
-        assert same(reference.execute(job, kernels=start), expected), name
-        assert (job.counts.by_host > 0) == (decode_on == "host" or name in HOST_ONLY)
+        assert same(reference.execute(job), expected), name
+        assert (job.report.chunks_decoded_by_host > 0) == (decode_on == "host" or name in HOST_ONLY)
         seen += 1
     assert seen == 13
 
@@ -187,8 +235,8 @@ def test_stores_that_tensorstore_wrote(tmp_path, name):
     expected = tensorstore_store(name, tmp_path / "a")
     for region in ((), (slice(3, 18), -4, slice(7, 40))):
         job = reference.make_job(tmp_path / "a", region, decode_on="device")
-        assert same(reference.execute(job, kernels=start), expected[region])
-        assert job.counts.by_host == 0
+        assert same(reference.execute(job), expected[region])
+        assert job.report.chunks_decoded_by_host == 0
 
 
 def written(folder, **options):
@@ -198,6 +246,7 @@ def written(folder, **options):
     return array
 
 
+@needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_broken_chunk_is_named(tmp_path, decode_on, direct):
@@ -213,6 +262,7 @@ def test_a_broken_chunk_is_named(tmp_path, decode_on, direct):
     assert same(reference.execute(reference.make_job(array, decode_on=decode_on, direct=direct)), expected)
 
 
+@needs_compiler
 def test_a_broken_inner_chunk_is_named_with_its_bytes(tmp_path):
     array = written(tmp_path / "a", shards=(16, 32))
     file = tmp_path / "a/c/1/0"
@@ -223,6 +273,7 @@ def test_a_broken_inner_chunk_is_named_with_its_bytes(tmp_path):
         reference.execute(reference.make_job(array, decode_on="device"))
 
 
+@needs_compiler
 def test_what_a_slot_cannot_hold_goes_to_the_host(tmp_path):
     """A frame may be longer than its chunk: empty blocks, or skippable ones, of any number."""
     array = written(tmp_path / "a", shape=(64, 64), chunks=(16, 64))
@@ -231,33 +282,45 @@ def test_what_a_slot_cannot_hold_goes_to_the_host(tmp_path):
     file.write_bytes(b"".join(numcodecs.Zstd().encode(data[k : k + 1]) for k in range(len(data))))
     job = reference.make_job(array, decode_on="device")
     assert same(reference.execute(job), array[...])
-    assert job.counts.by_host == 1
-    assert len(job.counts.too_long) == 1
+    assert job.report.chunks_decoded_by_host == 1
+    # It was never staged for the device: the host alone has read its bytes.
+    others = sum((tmp_path / f"a/c/{k}/0").stat().st_size for k in (0, 1, 3))
+    assert job.stats.bytes_read < others + file.stat().st_size
 
 
-def test_ranges_with_small_gaps_are_read_together(tmp_path):
+@needs_compiler
+def test_ranges_with_small_gaps_are_read_together(tmp_path, monkeypatch):
     array = written(tmp_path / "a", shape=(64, 64, 64), chunks=(8, 8, 8), shards=(64, 64, 64))
+    reads = []
+
+    class Engine(reference.SmallEngine):
+        def start(self, files):
+            reads.append((len(files.offset), int(files.nbytes.sum())))
+            return super().start(files)
+
+    monkeypatch.setattr(reference, "SmallEngine", Engine)
     job = reference.make_job(array, (slice(None), slice(0, 8), slice(0, 8)), decode_on="device")
     assert same(reference.execute(job), array[:, :8, :8])
-    assert job.counts.reads < 8
-    assert job.counts.files_opened == 1 + job.counts.reads  # once for the index, and once a slab
-    assert job.counts.bytes_read < (tmp_path / "a/c/0/0/0").stat().st_size + 2**14
+    index, *data = reads
+    assert index == (1, 16 * 512 + 4)
+    assert sum(count for count, _ in data) < 8
+    assert job.report.files_opened == 1 + len(data)  # once for the index, and once a slab
+    assert sum(nbytes for _, nbytes in data) < (tmp_path / "a/c/0/0/0").stat().st_size
 
 
+@needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_a_chunk_that_grows_while_it_is_read_is_an_error(tmp_path, monkeypatch, decode_on):
-    array = written(tmp_path / "a")
+    array, real = written(tmp_path / "a"), loop.locate
 
-    def locate(job):
-        yield from stored.locate(job)
+    def found_first(*arguments):
+        found = list(real(*arguments))
         with open(tmp_path / "a/c/0/0", "ab") as file:
             file.write(b"more")
+        yield from found
 
-    def found_first(job):
-        yield from list(locate(job))
-
-    monkeypatch.setattr(reader, "locate", found_first)
-    with pytest.raises(ChunkError, match=r"chunk \(0, 0\) of .* had \d+ bytes, and has (another size|\d+) now"):
+    monkeypatch.setattr(loop, "locate", found_first)
+    with pytest.raises(ChunkError, match=r"chunk \(0, 0\) of .* had \d+ bytes, and has \d+ now"):
         reference.execute(reference.make_job(array, decode_on=decode_on))
 
 
@@ -278,7 +341,7 @@ def test_filters_that_the_host_undoes(tmp_path, name, compressor):
     array[...] = np.random.default_rng(1).integers(0, 900, array.shape)
     job = reference.make_job(tmp_path / "a", (slice(3, 20), slice(5, None)))
     assert same(reference.execute(job), array[3:20, 5:])
-    assert job.counts.by_host == 9
+    assert job.report.chunks_decoded_by_host == 9
     file = tmp_path / "a/1.1"
     file.write_bytes(compressor.encode(numcodecs.Zstd().encode(b"odd")[:7]))
     with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1\.1 cannot be decoded"):
@@ -315,7 +378,7 @@ def check_filter(array):
     for region in ((), (slice(3, 20), slice(5, None)), (-1, slice(2, 9))):
         job = reference.make_job(array, region)
         assert same(reference.execute(job), array[region])
-        assert job.counts.by_host > 0
+        assert job.report.chunks_decoded_by_host > 0
 
 
 slow = [one for one in NUMBERS if one not in ("i2", "f4")]

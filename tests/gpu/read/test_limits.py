@@ -1,7 +1,6 @@
 """What one process may use, however many reads are under way and however large an array is: files, memory, time."""
 
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -14,15 +13,22 @@ import numpy as np
 import pytest
 import reference
 import zarr
+from decoders import needs_compiler
 from stores import plain_values, random_values, same
 
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu import kvikio_zarr, plan_zarr_read
-from linumpy.gpu.read import job as jobs
-from linumpy.gpu.read import locate as stored
+from linumpy.gpu.read import loop, reader
 from linumpy.gpu.read import request as output
-from linumpy.gpu.read.engines import PosixEngine
+from linumpy.gpu.read.locate import IndexCache, locate
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.ticket import Request, Ticket
+from linumpy.gpu.read.wave import Part
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
+from linumpy.io.file_reads import ReadEngine
+from linumpy.io.layout import read_layout
+from linumpy.plan.read.boxes import cut_boxes
 
 READ_IN_THREADS = """
 import os, resource, sys, threading, time
@@ -30,9 +36,8 @@ import os, resource, sys, threading, time
 import numpy as np
 import reference
 import zarr
-from linumpy.gpu.read import host_decode
-from linumpy.gpu.read.engines import PosixEngine
-from linumpy.io import posix_aio
+from linumpy.gpu.read import loop
+from linumpy.gpu.read.reader import Reader
 
 place, decode_on, count = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 os.sched_getaffinity = lambda _: range(16)
@@ -40,38 +45,36 @@ region = (slice(None), slice(0, 10))
 expected = zarr.open_array(place, mode="r")[region]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
-# Storage takes its time at first, so that all threads have open what they may have open.
+# Storage takes its time at first, so that all readers hold what they may hold.
 def slow(real, began=threading.local()):
-    def call(*arguments, **options):
+    def call(*arguments):
         if not hasattr(began, "reading"):
             began.reading = time.sleep(0.3)
-        return real(*arguments, **options)
+        return real(*arguments)
     return call
 
-posix_aio.read_batch, host_decode._pread = slow(posix_aio.read_batch), slow(host_decode._pread)
-class ManySlots(reference.NumpyHostSlots):
-    def __init__(self, out, job, count):
-        super().__init__(out, job, 32)
-
-reference.NumpyHostSlots = ManySlots
+loop.ReadEngine = reference.SmallEngine
+loop.Loop._complete = slow(loop.Loop._complete)
 failures, wrong, ready = [], [], threading.Barrier(count)
 
 def work():
     try:
-        job = reference.make_job(place, region, decode_on=decode_on)
         ready.wait()
-        got = reference.execute(job, PosixEngine(16))
+        with Reader(0, decode_on=decode_on) as reader:
+            got = reader.submit(place, region).result().get()
         wrong.append(not np.array_equal(got, expected))
     except BaseException as error:
-        failures.append(str(error))
+        failures.append(repr(error))
 
-threads = [threading.Thread(target=work) for _ in range(count)]
-[thread.start() for thread in threads]
-[thread.join(60) for thread in threads]
+with reference.fake_device():
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join(60) for thread in threads]
 print(len(wrong), sum(wrong), failures[:1])
 """
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("options", "decode_on", "threads"),
     [
@@ -83,10 +86,10 @@ print(len(wrong), sum(wrong), failures[:1])
     ids=["raw", "shards", "device", "host"],
 )
 def test_reads_of_small_files_share_the_limit_of_open_files(tmp_path, options, decode_on, threads):
-    """256 files for a process whose threads read arrays of 100 files, or of 20 shards that are read in many parts."""
+    """256 files for a process whose readers read arrays of 100 files, or of 20 shards that are read in many parts."""
     array = zarr.create_array(tmp_path / "a", shape=(100, 60), dtype="u2", **options)
     array[...] = random_values("u2", array.shape, 1)
-    tests = str(Path(__file__).parents[2])
+    tests = os.pathsep.join(str(Path(__file__).parents[2] / one) for one in (".", "gpu", "gpu/codecs"))
     command = [sys.executable, "-c", READ_IN_THREADS, str(tmp_path / "a"), decode_on, str(threads)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -172,53 +175,56 @@ def test_a_small_part_at_the_far_end_of_a_huge_array(tmp_path):
 )
 @pytest.mark.parametrize("region", [(), (slice(2, 35), 11, slice(3, 19))], ids=["all", "part"])
 @pytest.mark.parametrize("most", [6, 50])
-def test_the_jobs_of_one_read_fill_its_result(tmp_path, monkeypatch, options, decode_on, region, most):
+@needs_compiler
+def test_the_requests_of_one_read_fill_its_result(tmp_path, monkeypatch, options, decode_on, region, most):
     array = zarr.create_array(tmp_path / "a", shape=(40, 30, 20), dtype="u2", fill_value=7, **options)
     array[:20] = plain_values("u2", (20, 30, 20), 1)  # the rest is not stored
-    monkeypatch.setattr(jobs, "_BATCH_PIECES", most)
-    plan = reference.make_plan(array, region)
-    request = output.ReadRequest(plan, plan.layout.dtype, None, output.DEFAULT_SCRATCH_BYTES)
-    transfer = jobs.plan_transfer(request, direct=False, decode_on=decode_on)
-    out, pieces = np.full(plan.nbytes, 0x5A, np.uint8), 0
-    per_object = np.prod(plan.chunks_per_object)
-    for job in transfer.jobs():
-        assert len(job.pieces) <= max(most, per_object * transfer.count.most)
-        assert job.scratch_bytes <= transfer.scratch_bytes
-        pieces += len(job.pieces)
-        reference.execute_into(job, out)
-    assert pieces == transfer.count.pieces
-    assert same(out.view("u2").reshape(plan.shape), array[region])
+    requests, real = [], reader._Jobs._request
+
+    def note(self, *arguments):
+        requests.append(real(self, *arguments))
+        return requests[-1]
+
+    monkeypatch.setattr(reader, "_REQUEST_BOXES", most)
+    monkeypatch.setattr(reader._Jobs, "_request", note)
+    job = reference.make_job(array, region, decode_on=decode_on)
+    assert same(reference.execute(job), array[region])
+    per_object = int(np.prod(job.plan.chunks_per_object))
+    assert all(len(request.boxes) <= max(most, per_object) for request in requests)
+    assert sum(len(request.boxes) for request in requests) == job.plan.chunk_count == job.stats.boxes
+    assert (job.plan.chunk_count > most) == (len(requests) > 1) or per_object > most
 
 
-def test_the_report_of_a_read_of_several_jobs_counts_all_of_them(tmp_path, monkeypatch, small_device):
-    array = zarr.create_array(tmp_path / "a", shape=(40, 40), chunks=(4, 4), dtype="u2", compressors=None)
-    array[:20] = random_values("u2", (20, 40), 1)
-    read = []
-    monkeypatch.setattr(output, "allocate", lambda request: np.empty(request.plan.shape, request.dtype))
-    monkeypatch.setattr(kvikio_zarr, "choose_engine", lambda **options: PosixEngine(2))
-    monkeypatch.setattr(jobs.Job, "slots", lambda job, out, timed: read.append(job) or TimedSlots(out, job))
-    whole, one = read_zarr_via_kvikio(array, return_report=True)
-    assert len(read) == 1
-    monkeypatch.setattr(jobs, "_BATCH_PIECES", 30)
-    parts, several = read_zarr_via_kvikio(array, return_report=True)
-    assert len(read) == 1 + 4
-    assert same(whole, array[...])
-    assert same(parts, array[...])
-    assert several.scatter_seconds == 4 * one.scatter_seconds
+@pytest.mark.parametrize("wave", [2**17, 1], ids=["together", "one by one"])
+@pytest.mark.parametrize("shards", [None, (8, 8)])
+def test_the_report_of_a_read_of_several_requests_counts_all_of_them(tmp_path, monkeypatch, shards, wave):
+    array = zarr.create_array(
+        tmp_path / "a", shape=(40, 40), chunks=(4, 4), shards=shards, dtype="u2", compressors=None
+    )
+    array[:24] = random_values("u2", (24, 40), 1)
+
+    def read():
+        with reference.fake_device() as device, Reader(0) as one:
+            device.cupy.cuda.get_elapsed_time = lambda first, last: 250.0
+            ticket = one.submit_layout(one.layout_of(array), timed=True)
+            assert same(ticket.result().get(), array[...])
+            return ticket.report, one.stats()
+
+    whole, stats = read()
+    assert stats.jobs == 1
+    monkeypatch.setattr(reader, "_REQUEST_BOXES", 30)
+    monkeypatch.setattr(loop, "WAVE_BOXES", wave)
+    several, stats = read()
+    assert stats.jobs == 1
     for name in ("bytes_read", "bytes_decoded", "chunks_read", "chunks_filled", "files_opened", "engine", "decoder"):
-        assert getattr(several, name) == getattr(one, name), name
-    assert (one.chunks_read, one.chunks_filled, one.files_opened, one.bytes_read) == (50, 50, 50, 1600)
+        assert getattr(several, name) == getattr(whole, name), name
+    assert (whole.chunks_read, whole.chunks_filled) == (60, 40)
+    assert whole.bytes_read == 60 * 32 + (0 if shards is None else 15 * 68)
+    assert whole.files_opened == (60 if shards is None else 15 + 15)
+    assert several.scatter_seconds == 0.25 * stats.slabs
 
 
-class TimedSlots(reference.NumpySlots):
-    def __init__(self, out, job):
-        super().__init__(out, job, direct=False)
-
-    def scatter_seconds(self):
-        return 0.25
-
-
-def test_one_index_of_a_shard_at_a_time_is_in_memory(tmp_path):
+def test_few_indexes_of_shards_at_a_time_are_in_memory(tmp_path):
     """70 shards, each with an index of 4 MiB, of which a part of each is read."""
     array = zarr.create_array(tmp_path / "a", shape=(70 * 512, 512), chunks=(1, 1), shards=(512, 512), dtype="u1")
     index = b"\xff" * 16 * 512 * 512
@@ -226,10 +232,17 @@ def test_one_index_of_a_shard_at_a_time_is_in_memory(tmp_path):
     for number in range(70):
         (tmp_path / f"a/c/{number}").mkdir(parents=True)
         os.link(tmp_path / "index", tmp_path / f"a/c/{number}/0")
-    job = reference.make_job(array, (slice(None), 3))
-    with at_most(20, 48):
-        missing = np.concatenate([rows for _, rows in stored.locate(job)])
+    start, stop = np.array([[0, 3]]), np.array([[70 * 512, 4]])
+    layout = read_layout(array)
+    conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
+    boxes, strides = cut_boxes(layout, start, stop, np.ones((1, 2), np.int64)), np.ones((1, 2), np.int64)
+    ticket = Ticket(None, "a", lambda *_: None, None)
+    part = Part([Request(layout, conversion, boxes, strides, np.zeros(1, np.int64), True, None, [ticket])])
+    engine, cache = ReadEngine(2, rings=1), IndexCache(2**24)
+    with contextlib.closing(engine), at_most(20, 64):
+        missing = np.concatenate([found.missing for found in locate(part, engine, cache)])
     assert (np.sort(missing) == np.arange(70 * 512)).all()
+    assert cache.misses == 70
 
 
 def test_a_shard_much_shorter_than_its_index_is_no_lack_of_memory(tmp_path):
@@ -284,7 +297,7 @@ def test_reads_to_the_device_share_the_limit_of_open_files(tmp_path):
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("shards", [None, (6, 10, 14)])
 @pytest.mark.parametrize("decode_on", ["raw", "device", "host"])
-def test_the_jobs_of_one_read_fill_its_result_on_the_device(tmp_path, monkeypatch, direct, shards, decode_on):
+def test_the_requests_of_one_read_fill_its_result_on_the_device(tmp_path, monkeypatch, direct, shards, decode_on):
     from linumpy.device import to_host
 
     options = {"compressors": None} if decode_on == "raw" else {}
@@ -293,11 +306,10 @@ def test_the_jobs_of_one_read_fill_its_result_on_the_device(tmp_path, monkeypatc
     )
     array[:20] = plain_values("u2", (20, 30, 20), 1)
     if decode_on != "raw":
-        planned = functools.partial(jobs.plan_transfer, decode_on=decode_on)
-        monkeypatch.setattr(kvikio_zarr, "plan_transfer", planned)
+        reference.use_own_readers(monkeypatch, decode_on=decode_on)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
     whole, one = read_zarr_via_kvikio(array, return_report=True)
-    monkeypatch.setattr(jobs, "_BATCH_PIECES", 11)
+    monkeypatch.setattr(reader, "_REQUEST_BOXES", 11)
     parts, several = read_zarr_via_kvikio(array, return_report=True)
     assert same(to_host(whole), array[...])
     assert same(to_host(parts), array[...])

@@ -13,11 +13,12 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from reference import peak_memory, use_own_readers
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.device import to_host
 from linumpy.errors import ChunkError, DeviceMemoryError, UnsupportedLayoutError
-from linumpy.gpu import gpu_zarr_context, read_zarr_to_gpu
+from linumpy.gpu import gpu_zarr_context, kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.zarr_io import read_zarr_via_zarr_gpu
 
@@ -36,14 +37,9 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="f4", **options
 @inside_a_test
 @given(case=cases(), slab=st.sampled_from([None, 8192, 20480]), direct=st.booleans())
 def test_same_bytes_as_zarr(case, slab, direct):
-    from linumpy.gpu import kvikio_zarr
-    from linumpy.gpu.read import job
-
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         array = write(case, Path(folder) / "a")
-        if slab is not None:
-            patch.setattr(job, "_STAGED_SLAB", slab)
-            patch.setattr(job, "_DIRECT_SLAB", slab)
+        use_own_readers(patch, slab_nbytes=slab)
         patch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
         got = read_zarr_to_gpu(array, region=case.region, strict=True)
         assert same(to_host(got), array[case.region])
@@ -104,33 +100,16 @@ def test_one_chunk_larger_than_the_scratch(tmp_path):
 
 def test_memory_is_bounded(tmp_path, cupy):
     array = make(tmp_path / "a", shape=(256, 256, 260), chunks=(64, 64, 64))
-    pool = cupy.get_default_memory_pool()
+    release()  # what earlier tests left
     peaks = []
     for scratch in (2 * 2**20, 64 * 2**20, None):
         cupy.get_default_memory_pool().free_all_blocks()
-        hook = PeakHook(pool.used_bytes(), cupy)
-        with hook:
+        with peak_memory(cupy) as peak:
             got = read_zarr_to_gpu(array, scratch_bytes=scratch)
-        bound = got.nbytes + (scratch or 512 * 2**20)
-        assert hook.peak <= bound
-        peaks.append(hook.peak)
+        assert got.nbytes < peak() <= got.nbytes + (scratch or 512 * 2**20)
+        peaks.append(peak())
         del got
-    assert peaks[0] < peaks[1], "the hook saw nothing"
-
-
-def PeakHook(start, cupy):  # noqa: N802 - a class that can only be made where CuPy is
-    class Hook(cupy.cuda.memory_hook.MemoryHook):
-        name = "peak"
-        used = peak = 0
-
-        def malloc_postprocess(self, **event):
-            self.used += event["mem_size"]
-            self.peak = max(self.peak, self.used)
-
-        def free_preprocess(self, **event):
-            self.used -= event["mem_size"]
-
-    return Hook()
+    assert peaks[0] < peaks[1]
 
 
 @pytest.mark.gpu_alone

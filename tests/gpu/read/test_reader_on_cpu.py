@@ -17,12 +17,14 @@ import pytest
 import reference
 import tensorstore as ts
 import zarr
+from decoders import needs_compiler
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read import loop, reader
+from linumpy.gpu.read.reader import Reader
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 
@@ -172,8 +174,8 @@ def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
     placed, real = [], loop.Loop._place
 
     def place(self, work):
-        rows = [part.wanted.chunk[spans, 0].tolist() for part, spans in work.rows]
-        placed.append((work.kind, sorted(sum(rows, []))))
+        rows = [row for part, spans in work.rows for row in part.wanted.chunk[spans, 0].tolist()]
+        placed.append((work.kind, sorted(rows)))
         return real(self, work)
 
     monkeypatch.setattr(loop.Loop, "_place", place)
@@ -266,17 +268,20 @@ def test_a_shard_shorter_than_its_index_is_an_error(tmp_path, keep):
 
 
 def test_a_flipped_bit_anywhere_in_a_shard_index_is_noticed(tmp_path):
+    """By one reader, which must not keep any of these indexes."""
     array = sharded(tmp_path / "a")
     file, expected = tmp_path / "a/c/0/0", array[...]
     good, begin = index_of(file)
-    for bit in range(8 * begin, 8 * len(good)):
-        bad = bytearray(good)
-        bad[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(bad)
-        with pytest.raises(ChunkError, match=r"shard \(0, 0\)"):
-            reference.read(tmp_path / "a")
-    file.write_bytes(good)
-    assert same(reference.read(tmp_path / "a"), expected)
+    with reference.fake_device() as device, Reader(0) as reader:
+        for bit in range(8 * begin, 8 * len(good)):
+            bad = bytearray(good)
+            bad[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(bad)
+            with pytest.raises(ChunkError, match=r"shard \(0, 0\)"):
+                reader.submit(array, (slice(0, 2), slice(0, 5))).result()
+        file.write_bytes(good)
+        assert same(reader.submit(array).result().get(), expected)
+        assert not device.faults
 
 
 def test_only_the_touched_inner_chunks_are_read(tmp_path):
@@ -470,3 +475,26 @@ def test_a_range_over_the_index_is_an_error(tmp_path, location):
     file.write_bytes(data)
     with pytest.raises(ChunkError, match="inner chunk"):
         reference.read(tmp_path / "a")
+
+
+def test_the_report_counts_files_that_were_opened(tmp_path):
+    array = raw(tmp_path / "a")
+    (tmp_path / "a/c/1/1").unlink()
+    job = reference.make_job(array)
+    assert same(reference.execute(job), array[...])
+    assert (job.report.chunks_read, job.report.chunks_filled, job.report.files_opened) == (8, 1, 8)
+    assert job.report.scratch_bytes > 0
+    empty = reference.make_job(array, slice(3, 3))
+    assert reference.execute(empty).shape == (0, 12)
+    assert (empty.report.bytes_read, empty.report.chunks_read, empty.report.scratch_bytes) == (0, 0, 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("decode_on", ["device", "host"])
+def test_the_report_says_where_chunks_were_decoded(tmp_path, decode_on):
+    array = zarr.create_array(tmp_path / "a", shape=(10, 12), chunks=(4, 5), dtype="u2")
+    array[...] = random_values("u2", (10, 12), 1)
+    job = reference.make_job(array, decode_on=decode_on)
+    assert same(reference.execute(job), array[...])
+    assert job.report.decoder == f"zstd, on the {decode_on}"
+    assert job.report.chunks_decoded_by_host == (9 if decode_on == "host" else 0)

@@ -9,10 +9,10 @@ import zarr
 from stores import random_values, same
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import host_decode
-from linumpy.gpu.read import locate as stored
-from linumpy.gpu.read import slab_loop as reader
+from linumpy.gpu.read import host_decode, loop
 from linumpy.io import posix_aio
+from linumpy.io.file_reads import Pending
+from linumpy.io.plain_reads import read_files
 
 RAW, ZSTD = None, zarr.codecs.ZstdCodec()
 SHAPE = (64, 48)
@@ -68,54 +68,69 @@ def two_versions(tmp_path, decode_on=None, **options):
 @pytest.mark.parametrize("change", CHANGES)
 def test_between_its_index_or_size_and_its_data(tmp_path, monkeypatch, kind, change, direct):
     array, old, new, decode_on = two_versions(tmp_path, **kind)
+    real, noted = loop.locate, []
 
-    def found_first(job):
-        found = list(stored.locate(job))
+    def found_first(part, engine, indexes):
+        found = list(real(part, engine, indexes))
         change(new, old)
+        noted.append((part.versions[:, 1] > 0).all())
         yield from found
 
     job = reference.make_job(array, decode_on=decode_on, direct=direct)
-    monkeypatch.setattr(reader, "locate", found_first)
+    monkeypatch.setattr(loop, "locate", found_first)
     with pytest.raises(ChunkError, match=rf"\(\d, 0\) of .*/a/c/1/0.*({CHANGED})"):
         reference.execute(job)
-    assert job.versions, "nothing was noted"
+    assert noted == [True]
 
 
-def test_written_in_place_while_its_data_are_read(tmp_path, monkeypatch, kind):
-    array, old, new, decode_on = two_versions(tmp_path, **kind)
+@pytest.fixture
+def around_reads(monkeypatch):
+    """Run functions before and after each read of chunks, between its looks at the file; returns where to put them."""
+    located, hooks, real = [], {}, loop.locate
 
-    def after(real):
-        def call(*arguments, **options):
-            got = real(*arguments, **options)
-            written_again(new, old)
+    def hooked(read):
+        def call(*arguments):
+            begun = bool(located)  # else it is the index of a shard
+            if begun and "before" in hooks:
+                hooks["before"]()
+            got = read(*arguments)
+            if begun and "after" in hooks:
+                hooks["after"]()
             return got
 
         return call
 
-    job = reference.make_job(array, decode_on=decode_on)
-    monkeypatch.setattr(posix_aio, "read_batch", after(posix_aio.read_batch))
-    monkeypatch.setattr(host_decode, "_pread", after(host_decode._pread))
+    class Engine(reference.SmallEngine):
+        def start(self, reads):
+            pending = Pending(reads)
+            pending.settle(read_files(reads, hooked(posix_aio.read_now)), None)
+            return pending
+
+    def locate(*arguments):
+        found = list(real(*arguments))
+        located.append(True)
+        return iter(found)
+
+    monkeypatch.setattr(loop, "locate", locate)
+    monkeypatch.setattr(reference, "SmallEngine", Engine)
+    monkeypatch.setattr(host_decode, "_pread", hooked(host_decode._pread))
+    return hooks
+
+
+def test_written_in_place_while_its_data_are_read(tmp_path, around_reads, kind):
+    array, old, new, decode_on = two_versions(tmp_path, **kind)
+    around_reads["after"] = lambda: written_again(new, old)
     with pytest.raises(ChunkError, match=r"\(1, 0\) of .*/a/c/1/0 was replaced while it was being read"):
-        reference.execute(job)
+        reference.execute(reference.make_job(array, decode_on=decode_on))
 
 
-def test_what_is_open_is_read_to_its_end_when_another_file_takes_its_name(tmp_path, monkeypatch, kind):
+def test_what_is_open_is_read_to_its_end_when_another_file_takes_its_name(tmp_path, around_reads, kind):
     array, old, new, decode_on = two_versions(tmp_path, **kind)
     begin = 32 if "shards" in kind else 8
     region = (slice(begin, begin + 8), slice(0, 16))
     expected, calls = array[region], []
-
-    def before(real):
-        def call(*arguments, **options):
-            calls.append(renamed(new, old))
-            return real(*arguments, **options)
-
-        return call
-
-    job = reference.make_job(array, region, decode_on=decode_on)
-    monkeypatch.setattr(posix_aio, "read_batch", before(posix_aio.read_batch))
-    monkeypatch.setattr(host_decode, "_pread", before(host_decode._pread))
-    assert same(reference.execute(job), expected)
+    around_reads["before"] = lambda: calls.append(renamed(new, old))
+    assert same(reference.execute(reference.make_job(array, region, decode_on=decode_on)), expected)
     assert len(calls) == 1
     assert not same(array[region], expected)
 
@@ -131,14 +146,14 @@ def test_between_two_pieces_of_a_raw_chunk(tmp_path, monkeypatch, change):
     old, new = tmp_path / "a/c/0/0", tmp_path / "b/c/0/0"
     expected, placed = array[...], []
     assert same(reference.execute(reference.make_job(array, slab_nbytes=8192)), expected)
-    place = reader._InFlight._place
+    place = loop.Loop._place
 
-    def once(self, slots):
-        placed.append(self)
+    def once(self, work):
+        placed.append(work)
         if len(placed) == 1:
             change(new, old)
-        place(self, slots)
+        place(self, work)
 
-    monkeypatch.setattr(reader._InFlight, "_place", once)
+    monkeypatch.setattr(loop.Loop, "_place", once)
     with pytest.raises(ChunkError, match=rf"chunk \(0, 0\) of .*({CHANGED})"):
         reference.execute(reference.make_job(array, slab_nbytes=8192))

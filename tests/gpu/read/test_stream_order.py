@@ -1,6 +1,6 @@
 """What runs on several streams, under every order that its events allow, against zarr-python.
 
-The production slots, reader and writer run on :mod:`fake_cupy`, whose streams run late or early by chance.
+The production reader and writer run on :mod:`fake_cupy`, whose streams run late or early by chance.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import fake_cupy
@@ -20,106 +19,49 @@ import numpy as np
 import pytest
 import reference
 import zarr
-from decoders import needs_compiler, start
+from decoders import needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference import fake_device, use_own_readers
 from stores import cases, random_values, same, write
 
-from linumpy import device as devices
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
 from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
 from linumpy.gpu.oct import surface as interface
-from linumpy.gpu.read import encoded_staging as encoded_slots
-from linumpy.gpu.read import engines, scatter
-from linumpy.gpu.read import locate as stored
-from linumpy.gpu.read import slab_loop as reader
+from linumpy.gpu.read import loop
+from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@contextmanager
-def fake_device(seed):
-    """Put a device in CuPy's place."""
-    device = fake_cupy.Device(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", device.cupy)
-        patch.setitem(sys.modules, "cupyx", device.cupyx)
-        patch.setattr(devices, "_cuda_started", False)
-        patch.setattr(scatter, "load", device.load)
-        patch.setattr(encoded_slots.decode, "start", lambda launches: [queue(device, one) for one in launches])
-        patch.setattr(kvikio_zarr, "choose_engine", lambda *, direct, **_: _engine(device, direct=direct))
-        yield device
-        device.rest()
-        assert not device.faults
-
-
-def queue(device, one):
-    device.stream.add(lambda: start([one]))
-
-
-def _engine(device, *, direct):
-    return reference.PreadEngine(lambda path: DeviceFile(path, device)) if direct else engines.PosixEngine(2)
-
-
-class DeviceFile(reference.PreadFile):
-    """What GPUDirect Storage does: bytes come into device memory at some time before the future is complete."""
-
-    def __init__(self, path, device):
-        super().__init__(path)
-        self._device = device
-
-    def pread(self, buffer, size, offset, task_size):
-        future = super().pread(buffer.host, size, offset, task_size)
-        if self._device.random.random() < 0.5:
-            future.result()
-        return future
-
-
 def read(array, region, seed, **options):
-    """Read by the production reader on a device."""
-    with fake_device(seed) as device:
-        return read_on(device, array, region, **options)
-
-
-def read_on(device, array, region, **options):
-    """Read into memory that earlier work still uses, and use it as soon as the reader returns."""
-    job = reference.make_job(array, region, **options)
-    with device.cupy.cuda.Stream(non_blocking=True):
-        out = device.empty(job.plan.shape, job.request.dtype)
-        out.fill(3)
-        before = device.empty(out.shape, out.dtype)
-        before[...] = out
-        device.empty(2 * job.scratch_bytes + 2**16, np.uint8)  # let go at once: buffers are made where it was
-        if out.size:
-            kvikio_zarr._carry_out(job, out, timed=False)
-        after = device.empty(out.shape, out.dtype)
-        after[...] = out
-        got = after.get()
-        assert (before.get() == np.full((), 3, out.dtype)).all()
-    if job.way is not None and job.way.slot is not None:
-        assert not job.counts.by_host, "the host mended what the device was given too early"
+    """Read by the production reader on a device of its own."""
+    job = reference.make_job(array, region, seed=seed, **options)
+    got = reference.execute(job)
+    if options.get("decode_on") == "device":
+        assert not job.report.chunks_decoded_by_host, "the host mended what the device was given too early"
     return got
 
 
 @settings(inside_a_test, max_examples=40)
 @given(
-    case=cases(max_elements=400), straight=st.booleans(), missing=st.sampled_from([0, 2, 3]), seed=SEEDS,
-    slab=st.sampled_from([None, 8192]), direct=st.booleans(),
+    case=cases(max_elements=400), copied=st.booleans(), missing=st.sampled_from([0, 2, 3]), seed=SEEDS,
+    slab=st.sampled_from([None, 8192]), direct=st.booleans(), small_rings=st.booleans(),
 )  # fmt: skip
-def test_raw_chunks(case, straight, missing, seed, slab, direct):
+def test_raw_chunks(case, copied, missing, seed, slab, direct, small_rings):
     case = dataclasses.replace(case, missing=missing)
-    if straight:  # chunks that are contiguous in the result
+    if copied:  # chunks that are contiguous in the result
         shape, axes = case.shape, tuple(range(len(case.shape)))
         whole = {"chunks": (max(1, shape[0] // 4), *shape[1:]), "shards": None, "order": axes, "big_endian": False}
         case = dataclasses.replace(case, **whole, region=(Ellipsis,))
+    options = {"slab_nbytes": slab, "direct": direct, "small_rings": small_rings}
     with tempfile.TemporaryDirectory() as folder:
         array = write(case, Path(folder) / "a")
         for number in range(3):
-            got = read(array, case.region, seed + number, slab_nbytes=slab, direct=direct)
-            assert same(got, array[case.region])
+            assert same(read(array, case.region, seed + number, **options), array[case.region])
 
 
 #: Shape, chunk, dtype and fill value: arrays whose last chunk is missing and whose chunks need no scatter.
@@ -144,17 +86,18 @@ def test_a_missing_last_chunk(tmp_path, case, direct):
         assert same(read(array, ..., seed, direct=direct), array[...]), seed
 
 
-@pytest.mark.parametrize("region", [..., (..., slice(1, None))], ids=["straight", "by table"])
+@pytest.mark.parametrize("region", [..., (..., slice(1, None))], ids=["whole", "part"])
 @pytest.mark.parametrize("direct", [False, True])
-def test_many_slabs_through_a_few_buffers(tmp_path, region, direct):
+def test_many_slabs_through_small_rings(tmp_path, region, direct):
     array = zarr.create_array(
-        tmp_path / "a", shape=(60, 700), chunks=(2, 700), dtype="u1", compressors=None, fill_value=3
+        tmp_path / "a", shape=(120, 7000), chunks=(2, 7000), dtype="u1", compressors=None, fill_value=3
     )
-    for row in range(0, 60, 2):
+    for row in range(0, 120, 2):
         if row % 14 != 12:
-            array[row : row + 2] = random_values("u1", (2, 700), row)
-    for seed in range(15):
-        assert same(read(array, region, seed, slab_nbytes=8192, direct=direct), array[region]), seed
+            array[row : row + 2] = random_values("u1", (2, 7000), row)
+    for seed in range(10):
+        options = {"slab_nbytes": 2**16, "direct": direct, "small_rings": True}
+        assert same(read(array, region, seed, **options), array[region]), seed
 
 
 def encoded(folder):
@@ -175,22 +118,43 @@ def test_encoded_chunks(tmp_path, decode_on, direct):
     for seed in range(15):
         for region in (..., (slice(1, 4), slice(5, None))):
             options = {"decode_on": decode_on, "direct": direct, "slab_nbytes": [None, 2**14][seed % 2]}
+            options["small_rings"] = seed % 3 == 0
             assert same(read(array, region, seed, **options), array[region]), seed
 
 
 @needs_compiler
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("kind", ["raw", "straight", "device", "host"])
-def test_fill_values_come_after_what_was_read(tmp_path, monkeypatch, kind, direct):
-    """Even where chunks are taken to be both stored and missing."""
-    array = encoded(tmp_path / "a") if kind in ("device", "host") else raw(tmp_path / "a", chunks=(2, 60))
-    region = (..., slice(1, None)) if kind == "raw" else ...
-    real = stored.locate
-    monkeypatch.setattr(reader, "locate", lambda job: ((spans, np.arange(len(job.pieces))) for spans, _ in real(job)))
-    options = {"decode_on": kind} if kind in ("device", "host") else {}
-    for seed in range(20):
-        got = read(array, region, seed, direct=direct, **options)
-        assert (got == 9).all(), seed
+def test_what_the_host_mends_comes_after_what_the_device_wrote(tmp_path, direct):
+    """Two zstd frames, one after another, are left to the host by the device, which scatters something all the same."""
+    array = zarr.create_array(tmp_path / "a", shape=(12, 400), chunks=(1, 400), dtype="u2")
+    array[...] = expected = random_values("u2", (12, 400), 1)
+    for row in (2, 7):
+        data = expected[row].tobytes()
+        (tmp_path / f"a/c/{row}/0").write_bytes(b"".join(numcodecs.Zstd().encode(one) for one in (data[:9], data[9:])))
+    for seed in range(15):
+        job = reference.make_job(array, seed=seed, decode_on="device", direct=direct)
+        assert same(reference.execute(job), expected), seed
+        assert job.report.chunks_decoded_by_host == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("kind", ["raw", "device", "host"])
+def test_each_box_is_scattered_once(tmp_path, monkeypatch, kind, direct):
+    """Stored chunks and fill values come on several streams, without an order among them."""
+    array = raw(tmp_path / "a", chunks=(2, 60)) if kind == "raw" else encoded(tmp_path / "a")
+    if kind == "raw":
+        (tmp_path / "a/c/2/0").unlink()
+    targets, real = [], loop.Loop._note_placed
+
+    def note(work, begin):
+        targets.extend(address for _, table in work.plan.tables for address in table.target.tolist())
+        real(work, begin)
+
+    monkeypatch.setattr(loop.Loop, "_note_placed", staticmethod(note))
+    options = {"decode_on": kind} if kind != "raw" else {}
+    assert same(read(array, ..., 1, direct=direct, **options), array[...])
+    assert len(targets) == len(set(targets)) == (4 if kind == "raw" else 40)
 
 
 def raw(folder, chunks):
@@ -202,9 +166,10 @@ def raw(folder, chunks):
 def read_in_vain(array, region, seed, **options):
     """Read what cannot be read, and let all of it go before the device has come to rest."""
     message = None
-    with fake_device(seed) as device:
+    job = reference.make_job(array, region, seed=seed, **options)
+    with fake_device(seed, reference.PreadFile) as device:
         try:
-            read_on(device, array, region, **options)
+            job.run_on(device)
         except (ChunkError, MemoryError) as error:
             message = str(error)
         gc.collect()  # an error that came through a future refers to itself
@@ -213,7 +178,7 @@ def read_in_vain(array, region, seed, **options):
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["raw", "straight", "direct", "device", "host"])
+@pytest.mark.parametrize("kind", ["raw", "direct", "device", "host"])
 @pytest.mark.parametrize("fault", ["file", "kernel"])
 def test_nothing_is_under_way_after_an_error(tmp_path, monkeypatch, kind, fault):
     """No copy reads pinned memory that was given back: CuPy gives it to the next who asks, at once."""
@@ -221,15 +186,12 @@ def test_nothing_is_under_way_after_an_error(tmp_path, monkeypatch, kind, fault)
     array = encoded(tmp_path / "a") if kind in ("device", "host") else raw(tmp_path / "a", chunks=(2, 60))
     if fault == "file":
         os.truncate(tmp_path / "a" / ("4.0" if "decode_on" in options else "c/3/0"), 3)
-    elif kind == "straight":
-        (tmp_path / "a/c/3/0").unlink()  # so that there is a kernel to start: that of the fill value
-    region = ... if kind == "straight" else (..., slice(1, None))
     gc.freeze()  # a collection is fast then
     try:
         for seed in range(20):
             if fault == "kernel":
                 monkeypatch.setattr(fake_cupy.Device, "load", fails_at(seed % 3 if kind == "host" else 0))
-            assert read_in_vain(array, region, seed, **options)
+            assert read_in_vain(array, (..., slice(1, None)), seed, **options)
     finally:
         gc.unfreeze()
 
@@ -244,6 +206,28 @@ def fails_at(number, real=fake_cupy.Device.load):
         return real(device, spec)
 
     return load
+
+
+def test_the_output_of_a_failed_job_is_written_no_more(tmp_path, monkeypatch):
+    """One kernel of a slab has started when the next one cannot be."""
+    arrays = []
+    for number, dtype in enumerate(("u2", "f4")):
+        array = zarr.create_array(tmp_path / str(number), shape=(40, 60), chunks=(2, 60), dtype=dtype, compressors=None)
+        array[...] = np.ones((), dtype)
+        arrays.append(array)
+    for seed in range(20):
+        monkeypatch.setattr(fake_cupy.Device, "load", fails_at(1))
+        with fake_device(seed) as device, Reader(0) as reader, device.cupy.cuda.Stream(non_blocking=True):
+            outs = [device.full((40, 60), 7, array.dtype) for array in arrays]
+            jobs = [(array, ..., out, None) for array, out in zip(arrays, outs, strict=True)]
+            with reference.together(reader):
+                tickets = reader.submit_batch(jobs)
+            for ticket, out in zip(tickets, outs, strict=True):
+                if ticket.exception() is not None:
+                    values = out.host.copy()  # no stream is waited for
+                    device.rest()
+                    assert np.array_equal(out.host, values), seed
+            assert any(ticket.exception() for ticket in tickets)
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -392,8 +376,7 @@ def test_reads_on_streams_that_are_late(tmp_path, cupy, late, monkeypatch, name)
     array = missing_last(tmp_path / "a", *case, **options)
     expected = np.asarray(array[...]).astype(dtype or case[2])
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
-    plan = functools.partial(kvikio_zarr.plan_transfer, decode_on=decode_on)
-    monkeypatch.setattr(kvikio_zarr, "plan_transfer", plan)
+    use_own_readers(monkeypatch, decode_on=decode_on)
     for number in range(20):
         with cupy.cuda.Stream(non_blocking=True) as stream:
             out = cupy.full(expected.shape, 1, expected.dtype)

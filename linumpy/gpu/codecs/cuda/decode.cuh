@@ -15,6 +15,8 @@ constexpr unsigned FULL = 0xffffffffu;
 __device__ inline int lane_id() { return threadIdx.x & (LANES - 1); }
 __device__ inline int warp_id() { return threadIdx.x / LANES; }
 __device__ inline u32 vote(bool p) { return __ballot_sync(FULL, p); }
+// The lanes that hold the same value.
+__device__ inline u32 matching(u32 v) { return __match_any_sync(FULL, v); }
 template <class T> __device__ inline T from_lane(T v, int lane) { return __shfl_sync(FULL, v, lane); }
 template <class T> __device__ inline T from_below(T v, int by) { return __shfl_up_sync(FULL, v, by); }
 __device__ inline void sync_warp() { __syncwarp(); }
@@ -23,6 +25,10 @@ __device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
 template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
 // Four bytes of eight, from bit `shift` on.
 __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
+// Of memory that the block itself has written: not by a load for what is only read, which compilers may choose else.
+template <class T> __device__ inline T load_written(const T *p) { return __ldca(p); }
+// The upper half of eight bytes shifted to the left by `shift` modulo 32.
+__device__ inline u32 funnel_left(u32 low, u32 high, u32 shift) { return __funnelshift_l(low, high, shift); }
 // By up to 32, which leaves nothing.
 __device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
 __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
@@ -47,9 +53,8 @@ __device__ inline bool any_in_team(bool p) {
 #define IN_TEAM (warp_id() >= 1)
 #define TEAM_RANK (threadIdx.x - LANES)
 #define BEHIND_READER (LANES * (1 + TEAM_WARPS))
-// Two tasks in a block of two warps, in turn: else all warps with the longer one would share half of the schedulers.
-#define FIRST_TASK ((warp_id() ^ (blockIdx.x & 1)) == 0)
-#define SECOND_TASK ((warp_id() ^ (blockIdx.x & 1)) == 1)
+// The first two warps of a block.
+__device__ inline void sync_pair() { asm volatile("barrier.cta.sync 2, %0;" ::"n"(2 * LANES) : "memory"); }
 __device__ inline u32 any_of(u32 bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_or_sync(FULL, bits);

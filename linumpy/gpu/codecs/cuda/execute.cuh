@@ -12,7 +12,7 @@
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
 constexpr int BATCH = 2 * LANES;
 constexpr u32 TEAM = TEAM_WARPS * LANES;
-constexpr int VALUE = -1;         // in place of a link: the byte is there
+constexpr int VALUE = -1;  // in place of a link: the byte is there
 
 typedef short Links[TEAM];
 
@@ -23,11 +23,11 @@ struct Sequence {
 
 // The byte of a thread in a group that is prepared.
 struct Pending {
-    int group;   // bytes of the group; 0: none is pending
-    u32 place;   // of the group in the ring
+    int group;  // bytes of the group; 0: none is pending
+    u32 place;  // of the group in the ring
     u8 value;
-    bool mine;   // whether the thread has a byte in this group
-    int link;    // the byte of the group that it is a copy of, or VALUE
+    bool mine;  // whether the thread has a byte in this group
+    int link;  // the byte of the group that it is a copy of, or VALUE
     int source;  // where in the ring it comes from; -1: `value` is it, or will be
 };
 
@@ -35,14 +35,14 @@ struct Pending {
 struct Sink {
     u8 *ring, *out;
     u64 pos, flushed, size;
-    u32 phase;      // of `out` in a 16-byte word, so that words of the ring are words of the result
+    u32 phase;  // of `out` in a 16-byte word, so that words of the ring are words of the result
     u32 ring_size;  // a power of two
-    short *links;   // in shared memory: for each byte of a group, the one it is a copy of
-    u32 rank;       // of the thread in the team
+    short *links;  // in shared memory: for each byte of a group, the one it is a copy of
+    u32 rank;  // of the thread in the team
     Pending pending;
 };
 
-__device__ inline Sink open_sink(u8 *ring, i64 ring_size, Links &links, u32 rank, u8 *out, u64 size) {
+__device__ inline Sink open_sink(u8 *ring, i64 ring_size, short *links, u32 rank, u8 *out, u64 size) {
     const u32 phase = static_cast<u32>(reinterpret_cast<u64>(out) & 15);
     return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank, {}};
 }

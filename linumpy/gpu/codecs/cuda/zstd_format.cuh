@@ -1,227 +1,133 @@
-// The parts of the Zstandard format (RFC 8878) that the decoder reads: bit streams, FSE and Huffman tables.
+// FSE tables of the Zstandard format (RFC 8878): their descriptions, and the states they consist of. By a whole warp.
 
 constexpr u32 MAX_BLOCK = 128 * 1024;
-constexpr int MAX_HUFFMAN_BITS = 11;
-
-// Bits from the first byte on, lowest first: FSE table descriptions.
-struct ForwardBits {
-    const u8 *from;
-    u32 nbits, pos;
-    __device__ u32 peek(int n) const {  // bits behind the end are 0
-        u32 value = 0;
-        const u32 first = pos >> 3;
-        for (u32 k = 0; k < 5; ++k) {
-            if ((first + k) * 8 >= nbits) break;
-            const u64 byte = from[first + k];
-            value |= static_cast<u32>(byte << (8 * k) >> (pos & 7));
-        }
-        return value & ((1u << n) - 1);
-    }
-};
-
-// Bits from the last byte back, highest first. The last byte's highest 1 marks the end.
-struct BackwardBits {
-    const u32 *word;  // below `next`
-    u64 bits;         // at the top `have` bits, and whatever follows
-    u32 next;         // the word below what `bits` holds, on its way before it is needed
-    int have;
-    int left;         // bits of the stream not yet taken; below 0 once too many are
-
-    __device__ void refill() {  // 32 bits at least are then there
-        if (have <= 32) {
-            bits |= static_cast<u64>(next) << (32 - have);
-            have += 32;
-            next = load_once(word--);
-        }
-    }
-    __device__ u32 top() const { return static_cast<u32>(bits >> 32); }
-    __device__ u32 peek(int n) const { return shifted_right(top(), 32 - n); }  // n may be 0
-    __device__ void skip(int n) {
-        bits <<= n;
-        have -= n;
-        left -= n;
-    }
-    __device__ u32 take(int n) {
-        const u32 value = peek(n);
-        skip(n);
-        return value;
-    }
-};
-
-// Words are read whole and aligned, so up to 19 bytes before `from` are looked at, though never used. The arena has
-// as many before its first stream.
-__device__ inline bool open_backward(BackwardBits &b, const u8 *from, u32 nbytes) {
-    if (nbytes == 0 || from[nbytes - 1] == 0) return false;
-    const u64 last = reinterpret_cast<u64>(from) + nbytes - 1;
-    const int whole = static_cast<int>(last & 3) + 1;  // bytes of the highest word that belong to the stream
-    const u32 *word = reinterpret_cast<const u32 *>(last & ~3ull);
-    b.bits = static_cast<u64>(*word) << (64 - 8 * whole);
-    b.next = word[-1];
-    b.word = word - 2;
-    b.have = 8 * whole;
-    b.left = static_cast<int>(8 * nbytes);
-    b.skip(leading_zeros(static_cast<u32>(from[nbytes - 1])) - 24 + 1);
-    b.refill();
-    return true;
-}
-
-// One state of an FSE table, with what its symbol means folded in.
-struct __align__(8) Cell {
-    u32 base;       // value of the symbol without its extra bits; or the symbol itself
-    u16 next;       // base of the next state
-    u8 extra, bits; // extra bits of the symbol, bits of the next state
-};
 
 __device__ inline int highest_bit(u32 v) { return 31 - leading_zeros(v); }
 
-// Read the probabilities of a table. `used` is the number of bytes they take. False where they cannot be.
-__device__ inline bool read_counts(const u8 *from, u32 nbytes, int max_log, int max_symbol, short *counts, int &symbols,
-                                   int &log, u32 &used) {
-    ForwardBits in{from, nbytes * 8, 0};
-    log = static_cast<int>(in.peek(4)) + 5;
-    in.pos = 4;
+// The next bytes of a description in shared memory, zeros behind their end.
+constexpr u32 STAGED = 256;
+struct Staged { u32 words[STAGED / 4 + 2]; };
+
+// Copy bytes of the stream. By the whole warp.
+__device__ inline void stage(Staged &to, const u8 *from, u32 nbytes) {
+    for (u32 word = lane_id(); word < STAGED / 4 + 2; word += LANES) {
+        u32 value = 0;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k)
+            if (4 * word + k < nbytes) value |= static_cast<u32>(load_once(from + 4 * word + k)) << (8 * k);
+        to.words[word] = value;
+    }
+    sync_warp();
+}
+
+// `n` < 32 bits from the lowest of the first byte on.
+__device__ inline u32 peek(const Staged &from, u32 pos, u32 n) {
+    const u32 word = pos / 32 < STAGED / 4 ? pos / 32 : STAGED / 4;
+    return funnel(from.words[word], from.words[word + 1], pos & 31) & ((1u << n) - 1);
+}
+
+// Of a table's description: how often each symbol occurs among its states; -1: once, with all bits read anew.
+struct Counts {
+    short of[64];
+    u16 begin[64];  // where the states of a symbol begin, counted over symbols
+    u16 next[64];   // number of the symbol's next state
+};
+
+// Read the counts of a table, described from bit `pos` on of the staged bytes, of which `nbytes` are the stream's. All
+// lanes read the same, the first one writes. False where they cannot be. `pos` is moved to the byte behind.
+__device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int max_log, int max_symbol, Counts &counts,
+                                   int &symbols, int &log) {
+    const u32 nbits = 8 * nbytes;
+    const bool writes = lane_id() == 0;
+    log = static_cast<int>(peek(in, pos, 4)) + 5;
+    pos += 4;
     if (log > max_log) return false;
     int left = (1 << log) + 1;  // and one, as the format counts
     symbols = 0;
     while (left > 1) {
         if (symbols > max_symbol) return false;
         const int width = highest_bit(static_cast<u32>(left)) + 1;
-        const u32 value = in.peek(width), low = value & ((1u << (width - 1)) - 1);
+        const u32 value = peek(in, pos, width), low = value & ((1u << (width - 1)) - 1);
         const u32 threshold = (1u << width) - 1 - static_cast<u32>(left);
         u32 count;
         if (low < threshold) {
-            in.pos += width - 1;
+            pos += width - 1;
             count = low;
         } else {
-            in.pos += width;
+            pos += width;
             count = value >= 1u << (width - 1) ? value - threshold : value;
         }
         const int probability = static_cast<int>(count) - 1;
-        counts[symbols++] = static_cast<short>(probability);
+        if (writes) counts.of[symbols] = static_cast<short>(probability);
+        ++symbols;
         left -= probability < 0 ? 1 : probability;
         if (left < 1) return false;
         if (probability == 0) {
             for (u32 repeat = 3; repeat == 3;) {
-                repeat = in.peek(2);
-                in.pos += 2;
+                repeat = peek(in, pos, 2);
+                pos += 2;
                 for (u32 k = 0; k < repeat; ++k) {
                     if (symbols > max_symbol) return false;
-                    counts[symbols++] = 0;
+                    if (writes) counts.of[symbols] = 0;
+                    ++symbols;
                 }
-                if (in.pos > in.nbits) return false;
+                if (pos > nbits) return false;
             }
         }
-        if (in.pos > in.nbits) return false;
+        if (pos > nbits) return false;
     }
-    used = (in.pos + 7) / 8;
-    return used <= nbytes;
+    pos = (pos + 7) / 8 * 8;
+    return pos <= nbits;
 }
 
-// Spread symbols over the states. By one lane; `next` has room for a number a symbol.
-__device__ inline bool build_cells(const short *counts, int symbols, int log, Cell *cells, u16 *next) {
-    const u32 size = 1u << log;
-    u32 high = size;
-    for (int s = 0; s < symbols; ++s) {
-        if (counts[s] == -1) {
-            cells[--high].base = s;
-            next[s] = 1;
-        } else
-            next[s] = counts[s];
-    }
-    const u32 step = (size >> 1) + (size >> 3) + 3;
-    u32 at = 0;
-    for (int s = 0; s < symbols; ++s)
-        for (int k = 0; k < counts[s]; ++k) {
-            cells[at].base = s;
-            do at = (at + step) & (size - 1);
-            while (at >= high);
-        }
-    if (at != 0) return false;
-    for (u32 state = 0; state < size; ++state) {
-        const u32 symbol = cells[state].base, number = next[symbol]++;
-        const int bits = log - highest_bit(number);
-        cells[state].bits = static_cast<u8>(bits);
-        cells[state].next = static_cast<u16>((number << bits) - size);
-        cells[state].extra = 0;
-    }
-    return true;
-}
+// A state of an FSE table in a word: extra bits of its symbol (6 bits), bits of the next state (5), symbol (6), and
+// from bit NEXT on the base of the next state. Fields of three cells may be added: the first two do not overflow.
+constexpr u32 BITS = 6, SYMBOL = 11, NEXT = 23;
+__device__ inline u32 cell_extra(u32 cell) { return cell & 63; }
+__device__ inline u32 cell_bits(u32 cell) { return cell >> BITS & 31; }
+__device__ inline u32 cell_symbol(u32 cell) { return cell >> SYMBOL & 63; }
+__device__ inline u32 cell_next(u32 cell) { return cell >> NEXT; }
 
-// Read the weights of a Huffman tree: 4 bits each, or through FSE by two states in turn.
-__device__ inline bool read_weights(const u8 *from, u32 nbytes, u8 *weights, int &symbols, u32 &used, short *counts,
-                                    Cell *cells, u16 *next) {
-    if (nbytes == 0) return false;
-    const u32 head = from[0];
-    symbols = 0;
-    if (head >= 128) {
-        symbols = static_cast<int>(head) - 127;
-        used = 1 + (symbols + 1) / 2;
-        if (used > nbytes) return false;
-        for (int s = 0; s < symbols; ++s) weights[s] = s & 1 ? from[1 + s / 2] & 15 : from[1 + s / 2] >> 4;
-        return true;
+// Spread symbols over the 2^log states, 32 of them at least. By the whole warp.
+__device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *cells) {
+    const u32 size = 1u << log, lane = lane_id(), below = (1u << lane) - 1;
+    u32 placed[2], last = 0;
+#pragma unroll
+    for (u32 k = 0; k < 2; ++k) {
+        const int s = static_cast<int>(2 * lane + k), count = s < symbols ? counts.of[s] : 0;
+        placed[k] = count > 0 ? count : 0;
+        last |= static_cast<u32>(count < 0) << k;
+        counts.next[s] = static_cast<u16>(count < 0 ? 1 : count);
     }
-    used = 1 + head;
-    if (used > nbytes) return false;
-    int log, kinds;
-    u32 table;
-    if (!read_counts(from + 1, head, 6, 12, counts, kinds, log, table)) return false;
-    if (!build_cells(counts, kinds, log, cells, next)) return false;
-    BackwardBits in;
-    if (!open_backward(in, from + 1 + table, head - table)) return false;
-    u32 state[2];
-    for (int k = 0; k < 2; ++k) {
-        state[k] = in.take(log);
-        in.refill();
-    }
-    if (in.left < 0) return false;
-    // Ends where a next state would need bits that are not there: the other state's symbol is then the last.
-    for (int k = 0; symbols < 255; k ^= 1) {
-        const Cell cell = cells[state[k]];
-        weights[symbols++] = static_cast<u8>(cell.base);
-        if (in.left < cell.bits) {
-            if (symbols >= 255) return false;
-            weights[symbols++] = static_cast<u8>(cells[state[k ^ 1]].base);
-            return true;
-        }
-        state[k] = cell.next + in.take(cell.bits);
-        in.refill();
-    }
-    return false;
-}
-
-// Turn weights into a table of 2^bits entries: symbol, and its length in the high byte. By the whole warp; `first` has
-// room for a number a weight.
-__device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits, u32 *first) {
-    u32 sum = 0, ones = 0;
-    for (int s = lane_id(); s < symbols; s += LANES) {
-        const u32 w = weights[s];
-        ones += w == 1;
-        sum += w > MAX_HUFFMAN_BITS ? 1u << 20 : w ? 1u << (w - 1) : 0;
-    }
-    sum = from_lane(running_sum(sum), LANES - 1);
-    if (sum == 0 || sum >= 1u << MAX_HUFFMAN_BITS) return false;
-    bits = highest_bit(sum) + 1;
-    // The last weight is what is missing to a power of two.
-    const u32 missing = (1u << bits) - sum;
-    if (missing & (missing - 1)) return false;
-    ones = from_lane(running_sum(ones), LANES - 1) + (missing == 1);
-    if (ones < 2 || ones & 1) return false;  // the two longest codes differ in their last bit
+    const u32 sum = running_sum(placed[0] + placed[1]);
+    counts.begin[2 * lane] = static_cast<u16>(sum - placed[0] - placed[1]);
+    counts.begin[2 * lane + 1] = static_cast<u16>(sum - placed[1]);
+    // Symbols that occur once have the last states, the first of them the very last.
+    const u32 first = vote(last & 1), second = vote(last & 2),
+              rare = bits_set(first & below) + bits_set(second & below);
+    if (last & 1) cells[size - 1 - rare] = 2 * lane << SYMBOL;
+    if (last & 2) cells[size - 1 - rare - (last & 1)] = (2 * lane + 1) << SYMBOL;
+    const u32 high = size - bits_set(first) - bits_set(second), step = (size >> 1) + (size >> 3) + 3;
     sync_warp();
-    if (lane_id() == 0) {
-        weights[symbols] = static_cast<u8>(highest_bit(missing) + 1);
-        for (int w = 0; w <= MAX_HUFFMAN_BITS + 1; ++w) first[w] = 0;
-        for (int s = 0; s <= symbols; ++s)
-            if (weights[s]) first[weights[s] + 1] += 1u << (weights[s] - 1);
-        for (int w = 1; w <= MAX_HUFFMAN_BITS + 1; ++w) first[w] += first[w - 1];  // where codes of a weight begin
-        for (int s = 0; s <= symbols; ++s) {
-            const int w = weights[s];
-            if (w == 0) continue;
-            const u16 entry = static_cast<u16>(s | (bits + 1 - w) << 8);
-            const u32 n = 1u << (w - 1), at = first[w];
-            first[w] += n;
-            for (u32 k = 0; k < n; ++k) table[at + k] = entry;
-        }
+    u32 before = 0;
+    for (u32 k = lane; k < size; k += LANES) {
+        const u32 state = k * step & (size - 1), used = vote(state < high), number = before + bits_set(used & below);
+        before += bits_set(used);
+        if (state >= high) continue;
+        u32 symbol = 0;  // the last one that begins at `number` or before
+#pragma unroll
+        for (u32 half = 32; half; half /= 2)
+            if (counts.begin[symbol + half] <= number) symbol += half;
+        cells[state] = symbol << SYMBOL;
     }
     sync_warp();
-    return true;
+    for (u32 state = lane; state < size; state += LANES) {
+        const u32 symbol = cell_symbol(cells[state]), same = matching(symbol);
+        const u32 begin = counts.next[symbol], number = begin + bits_set(same & below);
+        sync_warp();
+        if (same >> lane == 1) counts.next[symbol] = static_cast<u16>(number + 1);
+        const u32 bits = log - highest_bit(number);
+        cells[state] = bits << BITS | symbol << SYMBOL | ((number << bits) - size) << NEXT;
+        sync_warp();
+    }
 }

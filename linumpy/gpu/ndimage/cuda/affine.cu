@@ -17,7 +17,7 @@ struct Affine {
     int shape[3];  // of the block
     Image image;
     // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis, that a
-    // place of eight columns can be away from.
+    // point of eight columns can be away from.
     float inverse[3][3], per[3], slack[3];
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
@@ -27,11 +27,11 @@ struct Affine {
 #endif
 };
 
-// The place of a voxel depends on its number in the whole output and on nothing else: not on where a block starts, nor
+// The point of a voxel depends on its number in the whole output and on nothing else: not on where a block starts, nor
 // on which thread makes it.
 struct Grid {
     double x, y, z;
-    double fixed[3];  // the part of a place that does not change on the march, as a fixed-point number
+    double fixed[3];  // the part of a point that does not change on the march, as a fixed-point number
 
     __device__ __forceinline__ Grid(const Affine &how, int x0, int y0, int z0)
         : x(static_cast<double>(x0 + how.begin[2])), y(static_cast<double>(y0 + how.begin[1])),
@@ -60,14 +60,14 @@ struct Grid {
         }
     }
 };
-typedef decltype(locate(0.0, COMPUTE())) Place;
+typedef decltype(locate(0.0, COMPUTE())) Point;
 
 #if ORDER == 0
-// The number in the box of the voxel that is nearest to an inner place, `k` voxels on; the same one as by `locate_all`: half
+// The number in the box of the voxel that is nearest to an inner point, `k` voxels on; the same one as by `locate_all`: half
 // a voxel is a whole number of the steps of a fixed-point number.
-__device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Place::BIAS> &inside,
+__device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
                                                int k) {
-    Place at[3];
+    Point at[3];
 #if WIDE
     grid.locate_all(how, k, at);
     return inside.first_voxel(at) + nearest_inside(at, inside.row, inside.plane);
@@ -81,21 +81,21 @@ __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &gr
 }
 #endif
 
-// Whether a place is so far outside that it is the constant value, whatever rounding does. Places of which `locate` knows
+// Whether a point is so far outside that it is the constant value, whatever rounding does. Points of which `locate` knows
 // nothing lie outside too, where the image ends before them.
-__device__ __forceinline__ bool is_far_outside(const Affine &how, const Place *at) {
+__device__ __forceinline__ bool is_far_outside(const Affine &how, const Point *at) {
     bool outside = false;
 #pragma unroll
     for (int a = FIRST_AXIS; a < 3; ++a) {
         if (!WIDE && how.image.whole[a] >= 1 << 18) return false;
-        const int voxel = static_cast<int>(at[a].voxel - Place::BIAS);
+        const int voxel = static_cast<int>(at[a].voxel - Point::BIAS);
         outside = outside || voxel < -1 || voxel > how.image.whole[a];
     }
     return MODE == CONSTANT && outside;
 }
 
 __device__ __forceinline__ COMPUTE sample_by_rules(const SOURCE *__restrict__ data, const Affine &how, const Grid &grid,
-                                                   const Place *at, int k) {
+                                                   const Point *at, int k) {
     if (is_far_outside(how, at)) return static_cast<COMPUTE>(how.outside);
     double c[3] = {0, 0, 0};
     for (int a = FIRST_AXIS; a < 3; ++a) c[a] = grid.exactly(how, a, k);
@@ -114,7 +114,7 @@ __device__ __forceinline__ int row_in_tile() {
 }
 
 #ifndef PITCH
-// A thread makes MARCH voxels, one after another along the slowest axis. Places move one way on that march: where the
+// A thread makes MARCH voxels, one after another along the slowest axis. Points move one way on that march: where the
 // first and the last are inner ones, so are all.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
@@ -127,12 +127,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int y = (tile.y * TILE_Y + row_in_tile()) * (RANK == 3 ? 1 : MARCH), z = RANK == 3 ? tile.z * MARCH : 0;
     if (x >= how.shape[2] || y >= how.shape[1]) return;
 
-    const Inside<Place::BIAS> inside(how.image);
+    const Inside<Point::BIAS> inside(how.image);
     const Grid grid(how, x, y, z);
     const int left = RANK == 3 ? how.shape[0] - z : how.shape[1] - y;
     const INDEX step = static_cast<INDEX>(RANK == 3 ? how.shape[1] : 1) * how.shape[2];
     TARGET *to = target + ((static_cast<int64>(z) * how.shape[1] + y) * how.shape[2] + x);
-    Place ends[2][3];
+    Point ends[2][3];
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
     if (left >= MARCH && inside.is_inner(ends[0]) && inside.is_inner(ends[1])) {
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
 #pragma unroll
         for (int k = 0; k < MARCH; ++k) {
-            Place at[3];
+            Point at[3];
             grid.locate_all(how, k, at);
             const COMPUTE value = sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane);
             store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 #pragma unroll 1
     for (int k = 0; k < MARCH && k < left; ++k) {
-        Place at[3];
+        Point at[3];
         grid.locate_all(how, k, at);
         const COMPUTE value = inside.is_inner(at)
                                   ? sum_inside(data + inside.first_voxel(at), at, inside.row, inside.plane)
@@ -191,19 +191,19 @@ __device__ __forceinline__ void arrived() {
     __syncthreads();
 }
 
-// Where a tile's brick lies in the box, and how far it begins from the place of the tile's first voxel.
+// Where a tile's brick lies in the box, and how far it begins from the point of the tile's first voxel.
 struct Corner {
     int first[3];
-    float from_place[3];
+    float from_point[3];
 };
 
-// The planes of the brick in which eight columns of a row are needed by any place of the tile. Such a place is less than
+// The planes of the brick in which eight columns of a row are needed by any point of the tile. Such a point is less than
 // (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile. Eight,
 // since memory gives 32 bytes at a time: those who bring them go from plane to plane together.
 __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin,
                                               int *end) {
-    const float z = corner.from_place[0], y = corner.from_place[1] + q;
-    const float x = corner.from_place[2] + ((column & ~7) - corner.first[2] + 3.5f);
+    const float z = corner.from_point[0], y = corner.from_point[1] + q;
+    const float x = corner.from_point[2] + ((column & ~7) - corner.first[2] + 3.5f);
     constexpr int size[3] = {MARCH, TILE_Y, TILE_X};
     float low = 0, high = how.brick[0] - 1;
 #pragma unroll
@@ -253,7 +253,7 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
     }
 }
 
-// Places of a tile, as they are computed, are this near to those of exact numbers.
+// Points of a tile, as they are computed, are this near to those of exact numbers.
 constexpr double NEAR = 1e-6;
 
 // As `affine` for three axes, with all voxels that a tile of the output needs brought into shared memory first. PITCH is 8
@@ -271,14 +271,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Image &image = how.image;
     const Tile tile = TILE_OF_BLOCK(how);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
-    if (threadIdx.x < 3) {  // the least that a place of the tile needs
+    if (threadIdx.x < 3) {  // the least that a point of the tile needs
         const int a = static_cast<int>(threadIdx.x);
-        const double *m = how.matrix[a], place = Grid(how, x0, y0, z0).exactly(how, a, 0) - image.start[a];
-        const double least = place - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
+        const double *m = how.matrix[a], point = Grid(how, x0, y0, z0).exactly(how, a, 0) - image.start[a];
+        const double least = point - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
                              fmin(0.0, m[2] * (TILE_X - 1));
         const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
         corner.first[a] = a == 2 ? down & ~3 : down;
-        corner.from_place[a] = static_cast<float>(corner.first[a] - place);
+        corner.from_point[a] = static_cast<float>(corner.first[a] - point);
     }
     __syncthreads();
     bool any = true;  // of the brick's voxels in the box
@@ -289,12 +289,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int x = x0 + column_in_tile(), y = y0 + row_in_tile();
     if (x >= how.shape[2] || y >= how.shape[1]) return;
 
-    const Inside<Place::BIAS> inside(image);
+    const Inside<Point::BIAS> inside(image);
     const Grid grid(how, x, y, z0);
     const int left = how.shape[0] - z0;
     const INDEX step = static_cast<INDEX>(how.shape[1]) * how.shape[2];
     TARGET *to = target + ((static_cast<int64>(z0) * how.shape[1] + y) * how.shape[2] + x);
-    // Where the brick begins, as `inside.origin`; and its last voxels that a place may begin at.
+    // Where the brick begins, as `inside.origin`; and its last voxels that a point may begin at.
     unsigned begin[3], limits[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
@@ -302,24 +302,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         limits[a] = static_cast<unsigned>(how.brick[a] - BEFORE - AFTER);
     }
     const int plane = how.brick[1] * PITCH;
-    const auto is_held = [&](const Place *at) {
+    const auto is_held = [&](const Point *at) {
         bool held = inside.is_inner(at);
 #pragma unroll
         for (int a = 0; a < 3; ++a) held = held && at[a].voxel - begin[a] < limits[a];
         return held;
     };
-    const auto sum = [&](const Place *at) {
+    const auto sum = [&](const Point *at) {
         const int from = static_cast<int>(at[0].voxel - begin[0]) * plane +
                          static_cast<int>(at[1].voxel - begin[1]) * PITCH + static_cast<int>(at[2].voxel - begin[2]);
         return sum_inside(brick + from, at, PITCH, plane);
     };
-    Place ends[2][3];
+    Point ends[2][3];
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
     if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
 #pragma unroll(TOGETHER)
         for (int k = 0; k < MARCH; ++k) {
-            Place at[3];
+            Point at[3];
             grid.locate_all(how, k, at);
             store(to + k * step, Narrow<TARGET, COMPUTE>::of(sum(at)));
         }
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 #pragma unroll 1
     for (int k = 0; k < MARCH && k < left; ++k) {
-        Place at[3];
+        Point at[3];
         grid.locate_all(how, k, at);
         const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, at, k);
         store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));

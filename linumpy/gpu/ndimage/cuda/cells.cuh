@@ -1,4 +1,4 @@
-// The order of voxels in a copy of an image where small cells lie together, 2^CELL_Z × 2^CELL_Y × 2^CELL_X voxels each. A place
+// The order of voxels in a copy of an image where small cells lie together, 2^CELL_Z × 2^CELL_Y × 2^CELL_X voxels each. A point
 // anywhere in a large image then touches fewer lines of memory than in rows. A voxel's number is a sum of one number for
 // each axis.
 constexpr int CELL = CELL_Z + CELL_Y + CELL_X;

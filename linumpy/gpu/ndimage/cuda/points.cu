@@ -1,7 +1,7 @@
-// Sample an image at given places.
+// Sample an image at given points.
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in units, else 0), GRID (0: a list
-// of places; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (places of a thread, and of
+// of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (points of a thread, and of
 // those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of the image in cells is there, for orders 0
 // and 1 and three axes), with those of cells.cuh. Never a shape.
 #include "number.cuh"
@@ -46,7 +46,7 @@ struct Points {
     double outside;
     double sizes[3], inverse[3];  // of a voxel in units of displacement, and 1 / size
     int whole[3];  // voxels of the image
-    int grid[3];  // planes, rows and columns of places
+    int grid[3];  // planes, rows and columns of points
     int tiles[2];
 #if BATCH
     Batch batch;
@@ -54,12 +54,12 @@ struct Points {
 };
 
 #if FIELD
-typedef double PLACE;
+typedef double POSITION;
 #else
-typedef COORDINATE PLACE;
+typedef COORDINATE POSITION;
 #endif
 
-__device__ __forceinline__ PLACE place_of(COORDINATE given, const Points &how, int axis, const int *voxel) {
+__device__ __forceinline__ POSITION coordinate_of(COORDINATE given, const Points &how, int axis, const int *voxel) {
 #if FIELD == 2
     return __dadd_rn(static_cast<double>(voxel[axis]), quotient(given, how.sizes[axis], how.inverse[axis]));
 #elif FIELD
@@ -79,7 +79,7 @@ __device__ __forceinline__ Images images_of_block(const Batch &batch, int64 *fir
     *first = image_of_block(batch) * batch.together;
     return {batch.image, batch.target, static_cast<int>(min(static_cast<int64>(batch.together), batch.images - *first))};
 }
-// Sample all of them at one place by SciPy's rules.
+// Sample all of them at one point by SciPy's rules.
 __device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double c0,
                                         double c1, double c2, Image image, COMPUTE outside, Images images) {
     Edge edge;
@@ -91,7 +91,7 @@ __device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET 
 }
 #endif
 
-// coordinates: RANK × count. Threads of a block sample neighbours in space where places are those of a grid, and
+// coordinates: RANK × count. Threads of a block sample neighbours in space where points are those of a grid, and
 // neighbours in the list otherwise: what one has brought into the cache is there for the other. A thread makes MARCH
 // of them, TOGETHER at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -99,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                const SOURCE *__restrict__ cells, const Points how) {
     const Image image = {
         {how.whole[0], how.whole[1], how.whole[2]}, {0, 0, 0}, {how.whole[0], how.whole[1], how.whole[2]}};
-    typedef decltype(locate(PLACE(), COMPUTE())) Place;
-    const Inside<Place::BIAS> inside(image);
+    typedef decltype(locate(POSITION(), COMPUTE())) Point;
+    const Inside<Point::BIAS> inside(image);
     static_assert(MARCH <= 32 && MARCH % TOGETHER == 0, "a bit for each");
 #if BATCH
     int64 first_image;
@@ -117,12 +117,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const INDEX begin = (static_cast<INDEX>(z) * how.grid[1] + y) * how.grid[2] + x;
     const INDEX step = static_cast<INDEX>(RANK == 3 ? how.grid[1] : TILE_Y) * how.grid[2];
     const int left = min(RANK == 3 ? how.grid[0] - z : (how.grid[1] - y + TILE_Y - 1) / TILE_Y, MARCH);
-#define VOXEL_OF_PLACE(i) const int voxel[3] = {RANK == 3 ? z + (i) : 0, RANK == 3 ? y : y + (i) * TILE_Y, x}
+#define VOXEL_OF_POINT(i) const int voxel[3] = {RANK == 3 ? z + (i) : 0, RANK == 3 ? y : y + (i) * TILE_Y, x}
 #else
     const INDEX begin = static_cast<INDEX>(BLOCK_IN_IMAGE(how)) * (THREADS * MARCH) + threadIdx.x, step = THREADS;
     if (begin >= how.count) return;
     const int left = static_cast<int>(min((how.count - begin + THREADS - 1) / THREADS, static_cast<int64>(MARCH)));
-#define VOXEL_OF_PLACE(i) const int *const voxel = nullptr
+#define VOXEL_OF_POINT(i) const int *const voxel = nullptr
 #endif
     COORDINATE next[TOGETHER][3];
     const auto fetch = [&](int i) {
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 next[k][a] =
                     __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
     };
-    // Places go the short way at first, those that are not inner ones with any inner voxels, so that all loads are under
+    // Points go the short way at first, those that are not inner ones with any inner voxels, so that all loads are under
     // way at once. The others are made again at the end, by SciPy's rules.
     unsigned others = 0;
     if (inside.is_empty()) {
@@ -149,14 +149,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int a = FIRST_AXIS; a < 3; ++a) given[k][a] = next[k][a];
             if (i + TOGETHER < left) fetch(i + TOGETHER);
 #if BATCH
-            Place at[TOGETHER][3];
+            Point at[TOGETHER][3];
             INDEX first[TOGETHER];
             bool inner[TOGETHER];
 #pragma unroll
             for (int k = 0; k < TOGETHER; ++k) {
-                VOXEL_OF_PLACE(i + k);
+                VOXEL_OF_POINT(i + k);
 #pragma unroll
-                for (int a = FIRST_AXIS; a < 3; ++a) at[k][a] = locate(place_of(given[k][a], how, a, voxel), COMPUTE());
+                for (int a = FIRST_AXIS; a < 3; ++a) at[k][a] = locate(coordinate_of(given[k][a], how, a, voxel), COMPUTE());
                 inner[k] = inside.is_inner(at[k]);
                 first[k] = inner[k] ? inside.first_voxel(at[k]) : 0;
                 if (!inner[k]) others |= 1u << (i + k);
@@ -173,10 +173,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #else
 #pragma unroll
             for (int k = 0; k < TOGETHER; ++k) {
-                VOXEL_OF_PLACE(i + k);
-                Place at[3];
+                VOXEL_OF_POINT(i + k);
+                Point at[3];
 #pragma unroll
-                for (int a = FIRST_AXIS; a < 3; ++a) at[a] = locate(place_of(given[k][a], how, a, voxel), COMPUTE());
+                for (int a = FIRST_AXIS; a < 3; ++a)
+                    at[a] = locate(coordinate_of(given[k][a], how, a, voxel), COMPUTE());
                 const bool inner = inside.is_inner(at);
 #if CELLS
                 unsigned first[3];
@@ -197,10 +198,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int i = 0; i < left && others >> i; ++i) {
         if (!(others >> i & 1)) continue;
         const INDEX p = begin + i * step;
-        VOXEL_OF_PLACE(i);
-        PLACE c[3] = {0, 0, 0};
+        VOXEL_OF_POINT(i);
+        POSITION c[3] = {0, 0, 0};
         for (int a = FIRST_AXIS; a < 3; ++a)
-            c[a] = place_of(coordinates[(a - FIRST_AXIS) * how.count + p], how, a, voxel);
+            c[a] = coordinate_of(coordinates[(a - FIRST_AXIS) * how.count + p], how, a, voxel);
 #if BATCH
         store_edge(data, target + p, c[0], c[1], c[2], image, static_cast<COMPUTE>(how.outside), images);
 #else

@@ -1,13 +1,13 @@
-// One sample of an image of two or three axes at a place between its voxels: orders 0 to 5, SciPy's boundary modes.
+// One sample of an image of two or three axes at a point between its voxels: orders 0 to 5, SciPy's boundary modes.
 //
 // Definitions: those of boundary.cuh, which is included before, SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or
-// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same places, one after another).
+// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same points, one after another).
 //
-// A place whose voxels all lie inside takes the short way (`Inside`); all others take SciPy's rules, in double
+// A point whose voxels all lie inside takes the short way (`Inside`); all others take SciPy's rules, in double
 // precision, one voxel at a time (`sample_edge`). Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
 constexpr int FIRST_AXIS = 3 - RANK;
-// Voxels that a sample reads before and after the one at or below its place. Those before are counted from the place as
+// Voxels that a sample reads before and after the one at or below its point. Those before are counted from the point as
 // it is given, so that a pad costs nothing.
 constexpr int BEFORE = ORDER / 2 - PAD;
 constexpr int AFTER = ORDER / 2 + 1;
@@ -22,8 +22,8 @@ struct Image {
 __device__ __forceinline__ float mix(float a, float b, float f, float g) { return __fmaf_rn(f, b, __fmul_rn(g, a)); }
 __device__ __forceinline__ double mix(double a, double b, double f, double g) { return f * b + g * a; }
 
-// Where a place lies: the voxel at or below it, `BIAS` higher, and the fraction of a voxel beyond it. Only good where
-// `is_inner` says so: other places may give any voxel, but none that passes for an inner one (see `limit`).
+// Where a point lies: the voxel at or below it, `BIAS` higher, and the fraction of a voxel beyond it. Only good where
+// `is_inner` says so: other points may give any voxel, but none that passes for an inner one (see `limit`).
 template <class C, unsigned B> struct Located {
     static constexpr unsigned BIAS = B;
     unsigned voxel;
@@ -35,7 +35,7 @@ __device__ __forceinline__ Located<float, 0x4B400000> locate(float c, float) {
     const float r = __fadd_rd(c, 12582912.0f);
     return {static_cast<unsigned>(__float_as_int(r)), c - (r - 12582912.0f)};
 }
-// `raised` is a place plus 1.5 × 2^20: a fixed-point number, the integer part in the upper word, 32 bits of fraction in
+// `raised` is a point plus 1.5 × 2^20: a fixed-point number, the integer part in the upper word, 32 bits of fraction in
 // the lower one.
 constexpr double RAISE = 1572864.0;
 __device__ __forceinline__ Located<float, 0x41380000> locate_raised(double raised) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ Located<double, 0> locate(double c, double) {
 }
 __device__ __forceinline__ Located<double, 0> locate(float c, double) { return locate(static_cast<double>(c), 0.0); }
 
-// First voxels for which all neighbours lie in the box: `voxel - BEFORE - start` below this. Fixed-point places are
+// First voxels for which all neighbours lie in the box: `voxel - BEFORE - start` below this. Fixed-point points are
 // good below 2^19 voxels, floats below 2^22; what lies beyond takes the long way.
 __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
     const int last = image.box[axis] - (BEFORE + PAD) - AFTER;
@@ -80,7 +80,7 @@ template <unsigned BIAS> struct Inside {
         return inner;
     }
     __device__ __forceinline__ bool is_empty() const { return !(limits[1] && limits[2] && (RANK == 2 || limits[0])); }
-    // The first voxel that an inner place reads, in the box.
+    // The first voxel that an inner point reads, in the box.
     template <class P> __device__ __forceinline__ INDEX first_voxel(const P *at) const {
         if (sizeof(INDEX) == 8) {
             INDEX first = static_cast<INDEX>(at[1].voxel - origin[1]) * row + (at[2].voxel - origin[2]);
@@ -123,7 +123,7 @@ template <class T> struct AsItIs<T, T> {
 template <> struct AsItIs<int64, int64> : NotAsItIs {};
 template <> struct AsItIs<uint64, uint64> : NotAsItIs {};
 
-// How far the voxel nearest to an inner place is from the first one.
+// How far the voxel nearest to an inner point is from the first one.
 template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(const P *at, STEP row, STEP plane) {
     STEP step = at[2].fraction >= COMPUTE(0.5);
     if (at[1].fraction >= COMPUTE(0.5)) step += row;
@@ -132,7 +132,7 @@ template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(co
 }
 #endif
 
-// The sum over the voxels around an inner place. `first` is the first voxel it reads, in the image or in a copy of a
+// The sum over the voxels around an inner point. `first` is the first voxel it reads, in the image or in a copy of a
 // part of it: the sum is the same.
 template <class VOXEL, class STEP, class P>
 __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, STEP row, STEP plane) {
@@ -180,22 +180,22 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #undef BETWEEN
 }
 
-// A place by SciPy's rules, wherever it lies: NaN and what lies beyond all bounds give `outside` in the constant modes and
-// NaN in the others. Voxels beyond the box (there are none if the box was cut for its places) count as 0.
+// A point by SciPy's rules, wherever it lies: NaN and what lies beyond all bounds give `outside` in the constant modes and
+// NaN in the others. Voxels beyond the box (there are none if the box was cut for its points) count as 0.
 struct Edge {
     INDEX offset[3][TAPS];  // of a voxel in the box; -1 for what is `outside`
     COMPUTE weight[3][TAPS];
 
-    // False where the place is nowhere, see `nowhere`.
+    // False where the point is nowhere, see `nowhere`.
     __device__ __forceinline__ bool find(double c0, double c1, double c2, const Image &image) {
-        const double place[3] = {c0, c1, c2};
+        const double point[3] = {c0, c1, c2};
         for (auto &axis : offset)
             for (INDEX &one : axis) one = 0;
         weight[0][0] = 1;
         INDEX step = 1;
 #pragma unroll
         for (int a = 2; a >= FIRST_AXIS; --a) {
-            double c = place[a] + PAD;
+            double c = point[a] + PAD;
             if (!bring_inside(c, image.whole[a])) return false;
             const double down = floor(IS_EVEN ? c + 0.5 : c);
             weigh(c - down, weight[a]);
@@ -254,7 +254,7 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
 struct Tile { int z, y, x; };
 #if BATCH
 // Blocks of a stack's images lie one after another; those of an image are numbered along one axis. A block may sample
-// several images at the same places, one after another.
+// several images at the same points, one after another.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
     int blocks;  // of an image

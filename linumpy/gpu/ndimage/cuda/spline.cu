@@ -14,7 +14,7 @@
 //
 // A thread goes along a line. It keeps K + BLOCK values of c in registers; a step takes in BLOCK voxels and, from the
 // newest value back, gives out those BLOCK that are K voxels older. Each voxel is read once, before the thread writes to
-// its place. So lines may be filtered in place: what a line needs of voxels near its far end, to know how the backward
+// it. So lines may be filtered in place: what a line needs of voxels near its far end, to know how the backward
 // recursion goes on there, it reads before it writes any. Where lines are few they are cut into segments, each with its
 // own thread; in place, what segments need of each other is found by `spline_boundaries` before.
 #include "number.cuh"
@@ -201,7 +201,7 @@ struct Rows {
     int count;  // of rows: 32, fewer in the last warp
     COMPUTE (*tile)[BLOCK + 1];  // odd, so that lanes find different banks
 
-    // Bring BLOCK voxels of each row into the tile; `p` is the place, in [0, whole), of this lane's voxels.
+    // Bring BLOCK voxels of each row into the tile; `p` is the point, in [0, whole), of this lane's voxels.
     __device__ __forceinline__ void fetch(const Axis &axis, int p) const {
         const int lane = threadIdx.x % 32, column = lane % BLOCK, row = lane / BLOCK;
         const SOURCE *const here = from + axis.voxel(p);

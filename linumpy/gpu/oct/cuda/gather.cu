@@ -1,4 +1,4 @@
-// Shift each A-line of a mosaic along depth by what its place in its tile says: one gather, each voxel written once.
+// Shift each A-line of a mosaic along depth by what its tile says of it: one gather, each voxel written once.
 //
 // Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
 // shifts, 1: fractions, between two voxels, computed in ACC), WRAP (1: what leaves at one end comes in at the other)
@@ -8,7 +8,7 @@
 
 #include "number.cuh"
 
-constexpr int MARCH = 8;  // places of a thread; all are fetched before the first is stored
+constexpr int MARCH = 8;  // voxels of a thread; all are fetched before the first is stored
 constexpr int FAR = 1 << 30;  // shifts beyond any volume, and those that are no number, are taken as this one
 
 #if LINEAR
@@ -73,7 +73,7 @@ __device__ inline int split(Shift shift, float &part) {
 }
 
 #if DEPTH_LANE
-// The voxel of an A-line that a place asks for.
+// The voxel of an A-line that is read for one of the result.
 __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
     float part;
     int i = z + split(shift, part), next = i + (part > 0.0f);
@@ -88,9 +88,9 @@ __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int dept
 #else
 struct alignas(VEC * sizeof(SOURCE)) Pack { SOURCE at[VEC]; };
 
-// Neighbours along an A-line, or along several that shift alike: `places` of them, from place i on.
+// Neighbours along an A-line, or along several that shift alike: `count` of them, from i on.
 template <int N, class Unit>
-__device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int places, Unit fill,
+__device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int count, Unit fill,
                                   Unit (&value)[N]) {
 #if WRAP
     i = turned(i, depth);
@@ -99,7 +99,7 @@ __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int d
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         value[j] = fill;
-        if (j < places && static_cast<unsigned>(i + j) < static_cast<unsigned>(depth))
+        if (j < count && static_cast<unsigned>(i + j) < static_cast<unsigned>(depth))
             value[j] = *reinterpret_cast<const Unit *>(from + j * stride);
 #if WRAP
         if (i + j + 1 == depth) i -= depth, from -= depth * stride;
@@ -150,12 +150,12 @@ extern "C" __global__ void __launch_bounds__(256)
         empty.at[v] = fill;
     }
     float part;
-    const int places = planes - march < MARCH ? planes - march : MARCH;
+    const int count = planes - march < MARCH ? planes - march : MARCH;
 #if LINEAR
     static_assert(VEC == 1, "fractions are computed for one A-line after another");
     SOURCE one[MARCH + 1];
     const int first = march + split(shift[0], part);
-    fetch_line(line, from_z, first, depth, places + (part > 0.0f), fill, one);
+    fetch_line(line, from_z, first, depth, count + (part > 0.0f), fill, one);
 #pragma unroll
     for (int j = 0; j < MARCH; ++j) {
         const bool inside = WRAP || (first + j >= 0 && first + j + (part > 0.0f) < depth);
@@ -163,12 +163,12 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #else
     if (alike) {
-        fetch_line(line, from_z, march + split(shift[0], part), depth, places, empty, value);
+        fetch_line(line, from_z, march + split(shift[0], part), depth, count, empty, value);
     } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
             SOURCE one[MARCH];
-            fetch_line(line + v * from_b, from_z, march + split(shift[v], part), depth, places, fill, one);
+            fetch_line(line + v * from_b, from_z, march + split(shift[v], part), depth, count, fill, one);
 #pragma unroll
             for (int j = 0; j < MARCH; ++j) value[j].at[v] = one[j];
         }
@@ -177,6 +177,6 @@ extern "C" __global__ void __launch_bounds__(256)
     SOURCE *const to = out + a * to_a + b * to_b + march * to_z;
 #pragma unroll
     for (int j = 0; j < MARCH; ++j)
-        if (j < places) *reinterpret_cast<Pack *>(to + j * to_z) = value[j];
+        if (j < count) *reinterpret_cast<Pack *>(to + j * to_z) = value[j];
 #endif
 }

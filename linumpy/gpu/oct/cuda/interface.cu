@@ -1,7 +1,7 @@
 // Find the surface of tissue: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
 //
 // Compiled for SOURCE (type of a voxel), LOG (0, 1: logarithm first), CUTTING (0, 1: the rule for cutting errors) and EDGE
-// (0: the voxel of the largest derivative, 1: the place of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
+// (0: the voxel of the largest derivative, 1: the depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
 //
 // A mean of s voxels covers those from s / 2 before to s - 1 - s / 2 after. Eight neighbouring means are taken from
 // sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
@@ -9,7 +9,7 @@
 #include "number.cuh"
 #include "interface.cuh"
 
-// Sums of s values each, at GROUP neighbouring places; value(k) is the k-th of the s + GROUP - 1 values.
+// Sums of s values each, at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.
 template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
     if (s < GROUP) {
 #pragma unroll
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
 }
 
-// The profile at N neighbouring places from z on, of the smoothed line value(z). Weights are symmetric or, for a
+// The profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for a
 // derivative of odd order, antisymmetric: pairs are taken together, so that a constant line gives exactly nothing.
 template <int N, class Value>
 __device__ inline void profiles(Value value, const float *weights, int radius, bool odd, int z, float (&out)[N]) {
@@ -254,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(128)
     __syncthreads();
     const int outside = padded - depth;
     for (int item = threadIdx.x; item < outside * GROUP; item += blockDim.x) {
-        const int j = item / outside, k = item - j * outside, place = k < radius ? k : depth + k;
-        lines[j * pitch + spread(place)] = lines[j * pitch + spread(radius + reflected(place - radius, depth))];
+        const int j = item / outside, k = item - j * outside, at = k < radius ? k : depth + k;
+        lines[j * pitch + spread(at)] = lines[j * pitch + spread(radius + reflected(at - radius, depth))];
     }
     __syncthreads();
 

@@ -19,7 +19,7 @@ __device__ inline void choose(const Candidate &other, float &value, int &at) {
     if (other.value > value || (other.value == value && other.at < at)) value = other.value, at = other.at;
 }
 
-// What a kernel writes for each A-line: a voxel, or with EDGE a place between voxels, NaN where there is no edge.
+// What a kernel writes for each A-line: a voxel, or with EDGE a depth between voxels, NaN where there is no edge.
 #if EDGE
 typedef float Depth;
 #else
@@ -111,5 +111,5 @@ struct Steepest {
     }
 };
 
-// A place of each 8 is left out of use, so that lanes 8 voxels apart meet different banks.
+// A word of each 8 is left unused, so that lanes 8 voxels apart meet different banks.
 __device__ inline int spread(int i) { return i + (i >> 3); }

@@ -51,7 +51,7 @@ struct Windows {
     }
 };
 
-// GROUP values along an axis of n, from place i on; those beyond its ends mirrored.
+// GROUP values along an axis of n, from i on; those beyond its ends mirrored.
 template <class T>
 __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, int n, T (&value)[GROUP]) {
     if (i >= 0 && i + GROUP <= n) {
@@ -64,7 +64,7 @@ __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, in
     }
 }
 
-// Where depth is contiguous: the mean over S voxels along a, at all places (b, z). `segment` means a thread.
+// Where depth is contiguous: the mean over S voxels along a, at all (b, z). `segment` means a thread.
 extern "C" __global__ void __launch_bounds__(256)
     march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
                int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment) {
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// The profile at GROUP neighbouring places of a line, of which value[BEFORE] is the first. Pairs are taken together, so
+// The profile at GROUP neighbouring voxels of a line, of which value[BEFORE] is the first. Pairs are taken together, so
 // that a constant line gives exactly nothing where their weights are opposite.
 template <int BEFORE>
 __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const float *weights, float sign,
@@ -179,7 +179,7 @@ __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const 
     }
 }
 
-// The same at one place of a line in shared memory.
+// The same at one voxel of a line in shared memory.
 __device__ inline float profile_at(const float *here, const float *weights, float sign) {
     float out = weights[0] * here[0];
 #pragma unroll
@@ -261,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
     const int begin = static_cast<int>(blockIdx.x % segments) * segment;
     const int lines = size_b - begin < segment ? size_b - begin : segment;
     const bool inside = t < depth;
-    // Mirrored places of this voxel, beyond either end.
+    // Mirror images of this voxel, beyond either end.
     const bool above = t < RADIUS, below = inside && t >= depth - RADIUS;
     const float *const column = mean + a * size_b * depth + t;
     const float sign = odd ? -1.0f : 1.0f;

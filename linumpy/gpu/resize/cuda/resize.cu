@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     else column<1>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
 }
 
-// A column's place in a row of the tile: a gap every 32, so that lanes that read every second or fourth column meet in
+// A column's index in a row of the tile: a gap every 32, so that lanes that read every second or fourth column meet in
 // no bank.
 __device__ __forceinline__ int in_tile(int column) { return column + (column >> 5); }
 

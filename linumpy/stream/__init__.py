@@ -1,0 +1,62 @@
+"""Training batches streamed from Zarr: random crops of many arrays, decoded, augmented and batched on the device.
+
+Batches go to PyTorch, JAX and CuPy by DLPack. Without a GPU the same classes give NumPy batches. Importing this package
+imports no GPU package.
+"""
+
+from linumpy.stream.augment import Augment, Elastic
+from linumpy.stream.batch import Batch, BatchInfo, Tensor
+from linumpy.stream.config import Config, Dtype, Part, Sample
+from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
+from linumpy.stream.crops.stitch import CropGrid, Stitcher
+from linumpy.stream.errors import (
+    DecodeError,
+    DtypeMismatch,
+    InvalidArgument,
+    NativeCudaError,
+    NotFound,
+    OutOfMemory,
+    RankMismatch,
+    ShutdownError,
+    Status,
+    StorageError,
+    StreamError,
+    TryAgain,
+)
+from linumpy.stream.pipeline import Pipeline, set_log_level
+from linumpy.stream.stats import Metric, Stats
+from linumpy.stream.torch_dataset import torch_dataset
+
+__all__ = [
+    "Augment",
+    "Batch",
+    "BatchInfo",
+    "Config",
+    "CropGrid",
+    "CropSampler",
+    "DecodeError",
+    "Dtype",
+    "DtypeMismatch",
+    "Elastic",
+    "Histogram",
+    "InvalidArgument",
+    "Metric",
+    "NativeCudaError",
+    "NotFound",
+    "OutOfMemory",
+    "Part",
+    "Pipeline",
+    "RankMismatch",
+    "Sample",
+    "ShutdownError",
+    "Stats",
+    "Status",
+    "Stitcher",
+    "StorageError",
+    "StreamError",
+    "Tensor",
+    "TryAgain",
+    "Volume",
+    "set_log_level",
+    "torch_dataset",
+]

@@ -1,0 +1,342 @@
+"""Which augmentation a sample gets, :class:`Augment` → :class:`Warp`, and which voxels a warped crop needs. Pure.
+
+All is in physical units: offsets from the centre of a crop in µm along (Z, Y, X). What is drawn depends on the seed,
+the epoch and the number of the sample alone. A voxel of the crop at offset ``p`` shows the volume at offset
+``M p + t + d(p)``, with ``M = rotation · shear · scale · flip`` and ``d`` a cubic B-spline over a grid of random
+displacements.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Range = tuple[float, float]
+#: Of Philox's counters, what keeps the streams of random numbers apart.
+AUGMENT_STREAM, CROP_STREAM, ORDER_STREAM = 1, 2, 3
+#: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
+MAX_NODES = 128
+#: Rounding errors of coordinates, which may be computed in another order on the device.
+_SLACK = 1e-6
+
+
+def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return random numbers that depend on these four alone, by Philox's counter."""
+    key = np.array([seed, stream], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, epoch, index], np.uint64)))
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Random elastic displacement.
+
+    Attributes
+    ----------
+    spacing : float
+        Distance of control points in µm.
+    sigma : float
+        Standard deviation of their displacement along each axis in µm.
+    """
+
+    spacing: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.spacing) and self.spacing > 0):
+            raise ValueError(f"elastic spacing must be > 0 µm (got {self.spacing})")
+        if not (math.isfinite(self.sigma) and self.sigma >= 0):
+            raise ValueError(f"elastic sigma must be >= 0 µm (got {self.sigma})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """Ranges of a random augmentation; what is left out does nothing.
+
+    Attributes
+    ----------
+    rotation : float or three of (low, high)
+        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each.
+    scale : (float, float) or three of them
+        Factors, drawn uniformly in the logarithm; one pair for all axes together, or one for each. A factor of 2 shows
+        twice the field of view.
+    shear : float or three of (low, high)
+        Of Y by Z, X by Z and X by Y: µm per µm; a number s stands for (-s, s).
+    flip : str or sequence of str
+        Axes that are mirrored in half of the samples, of ``"zyx"``.
+    elastic : Elastic or (spacing, sigma), optional
+        In µm.
+    translation : float or three of float
+        Largest shift in µm along (Z, Y, X).
+    gamma, contrast : (float, float), optional
+        Exponent, applied to values scaled to 0…1 by `intensity_range` and clipped below at 0; factor about the middle
+        of `intensity_range`.
+    noise : float or (float, float)
+        Standard deviation of Gaussian noise, or the range of it, in units of the values.
+    blur : float or (float, float)
+        Standard deviation of a Gaussian in µm, or the range of it.
+    intensity_range : (float, float), optional
+        What `gamma` and `contrast` refer to.
+
+    Notes
+    -----
+    Intensities change in the order blur, gamma, contrast, noise; those of labels do not. Blur continues the crop by
+    reflection, as SciPy's mode ``"reflect"``, and rounds to the batch's dtype after each axis.
+    """
+
+    rotation: Any = 0.0
+    scale: Any = (1.0, 1.0)
+    shear: Any = 0.0
+    flip: Any = ""
+    elastic: Any = None
+    translation: Any = 0.0
+    gamma: Range | None = None
+    contrast: Range | None = None
+    noise: Any = 0.0
+    blur: Any = 0.0
+    intensity_range: Range | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "rotation", _ranges("rotation", self.rotation))
+        put(self, "shear", _ranges("shear", self.shear))
+        put(self, "scale", _scales(self.scale))
+        put(self, "flip", tuple(self.flip))
+        if not set(self.flip) <= set("zyx"):
+            raise ValueError(f"flip must name axes of 'zyx' (got {self.flip})")
+        if self.elastic is not None and not isinstance(self.elastic, Elastic):
+            put(self, "elastic", Elastic(*(float(value) for value in self.elastic)))
+        shift = (self.translation,) * 3 if isinstance(self.translation, numbers.Real) else tuple(self.translation)
+        put(self, "translation", tuple(_range("translation", (-abs(t), abs(t)))[1] for t in shift))
+        put(self, "noise", _least_and_most("noise", self.noise))
+        put(self, "blur", _least_and_most("blur", self.blur))
+        for name in ("gamma", "contrast", "intensity_range"):
+            if getattr(self, name) is not None:
+                put(self, name, _range(name, getattr(self, name)))
+        if (self.gamma or self.contrast) and self.intensity_range is None:
+            raise ValueError("gamma and contrast need intensity_range, the values that they refer to")
+        if self.gamma is not None and self.gamma[0] <= 0:
+            raise ValueError(f"gamma must be > 0 (got {self.gamma})")
+        if self.intensity_range is not None and self.intensity_range[0] == self.intensity_range[1]:
+            raise ValueError(f"intensity_range must have low < high (got {self.intensity_range})")
+
+    @property
+    def needs_spacing(self) -> bool:
+        """Whether anything is in µm, or mixes axes."""
+        mixes = any(high > low or low != 0 for low, high in (*self.rotation, *self.shear))
+        return mixes or self.elastic is not None or any(self.translation) or self.blur[1] > 0
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """Change of intensities of one sample: ``noise`` is the last.
+
+    Attributes
+    ----------
+    low, span : float
+        Intensity range: lowest value, and highest less lowest.
+    gamma, contrast, noise, blur : float
+        Exponent, factor, standard deviation in units of the values, and in µm.
+    key : int
+        64 bits that select the noise.
+    """
+
+    low: float = 0.0
+    span: float = 1.0
+    gamma: float = 1.0
+    contrast: float = 1.0
+    noise: float = 0.0
+    blur: float = 0.0
+    key: int = 0
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether values stay as they are, but for the blur."""
+        return self.gamma == 1 and self.contrast == 1 and self.noise == 0
+
+
+NEUTRAL = Intensity()
+
+
+@dataclass(frozen=True)
+class Warp:
+    """What was drawn for one sample; offsets in µm from the centre, axes (Z, Y, X).
+
+    Attributes
+    ----------
+    matrix, translation : numpy.ndarray
+        float64 (3, 3) and (3,).
+    nodes : numpy.ndarray or None
+        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The middle of the
+        grid is the centre of the crop.
+    node_spacing : float
+        Distance of control points in µm.
+    intensity : Intensity
+        Of images; labels keep theirs.
+    """
+
+    matrix: np.ndarray
+    translation: np.ndarray
+    nodes: np.ndarray | None
+    node_spacing: float
+    intensity: Intensity
+
+
+def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoch: int, index: int, flat: int) -> Warp:
+    """Draw the augmentation of a sample.
+
+    Parameters
+    ----------
+    augment : Augment
+        The ranges.
+    half_extent : sequence of float
+        Farthest that the centre of a voxel of any part lies from the centre of the crop, in µm along (Z, Y, X).
+    seed, epoch, index : int
+        What the result depends on.
+    flat : int
+        Leading axes of the three that the arrays do not have: 1 for images, which then turn about Z alone.
+    """
+    drawn = generator(AUGMENT_STREAM, seed, epoch, index)
+    angles = [drawn.uniform(low, high) for low, high in augment.rotation]
+    if len(augment.scale) == 1:
+        scales = np.full(3, _log_uniform(drawn, augment.scale[0]))
+    else:
+        scales = np.array([_log_uniform(drawn, one) for one in augment.scale])
+    shears = [drawn.uniform(low, high) for low, high in augment.shear]
+    mirrored = drawn.random(3) < 0.5
+    flips = np.array([-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")])
+    shift = drawn.uniform(-1, 1, 3) * augment.translation
+    if flat:
+        angles = [angles[0] if flat == 1 else 0.0, 0.0, 0.0]
+        shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
+        scales[:flat], flips[:flat], shift[:flat] = 1.0, 1.0, 0.0
+    intensity = _draw_intensity(augment, drawn)
+    matrix = _rotation(angles) @ _shear(shears) @ np.diag(scales * flips)
+    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, drawn, flat)
+    spacing = 1.0 if augment.elastic is None else augment.elastic.spacing
+    return Warp(matrix, shift, nodes, spacing, intensity)
+
+
+def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
+    """Control points along each axis: a cubic B-spline needs one before and two behind each cell."""
+    counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
+    if max(counts) > MAX_NODES:
+        raise ValueError(f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit")
+    return counts[0], counts[1], counts[2]
+
+
+def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], source: np.random.Generator, flat: int) -> np.ndarray:
+    nodes = source.standard_normal((3, *node_counts(half_extent, elastic.spacing))) * elastic.sigma
+    nodes[:flat] = 0.0
+    return nodes
+
+
+def _draw_intensity(augment: Augment, source: np.random.Generator) -> Intensity:
+    low, high = augment.intensity_range or (0.0, 1.0)
+    gamma = 1.0 if augment.gamma is None else _log_uniform(source, augment.gamma)
+    contrast = 1.0 if augment.contrast is None else source.uniform(*augment.contrast)
+    noise, blur = source.uniform(*augment.noise), source.uniform(*augment.blur)
+    return Intensity(low, high - low, gamma, contrast, noise, blur, int(source.integers(0, 2**64, dtype=np.uint64)))
+
+
+def _log_uniform(source: np.random.Generator, limits: Range) -> float:
+    low, high = limits
+    value = source.uniform(math.log(low), math.log(high))
+    return low if low == high else math.exp(value)
+
+
+def _rotation(degrees: Sequence[float]) -> np.ndarray:
+    """Rotate about X, then Y, then Z; the axes of the matrix are (Z, Y, X)."""
+    result = np.eye(3)
+    for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
+        if angle == 0:
+            continue
+        first, second = (one for one in range(3) if one != axis)
+        turn = np.eye(3)
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        turn[first, first] = turn[second, second] = cos
+        turn[first, second], turn[second, first] = -sin, sin
+        result = turn @ result
+    return result
+
+
+def _shear(shears: Sequence[float]) -> np.ndarray:
+    matrix = np.eye(3)
+    matrix[1, 0], matrix[2, 0], matrix[2, 1] = shears
+    return matrix
+
+
+def _range(name: str, value: Any) -> Range:
+    low, high = (float(one) for one in value)
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise ValueError(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
+    return low, high
+
+
+def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
+    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else list(value)
+    if len(pairs) != 3:
+        raise ValueError(f"{name} must be a number or three of (low, high) (got {value})")
+    first, second, third = (_range(name, pair) for pair in pairs)
+    return first, second, third
+
+
+def _scales(value: Any) -> tuple[Range, ...]:
+    pairs = [value] if isinstance(value[0], numbers.Real) else list(value)
+    if len(pairs) not in (1, 3):
+        raise ValueError(f"scale must be (low, high) or three of them (got {value})")
+    ranges = tuple(_range("scale", pair) for pair in pairs)
+    if min(low for low, _ in ranges) <= 0:
+        raise ValueError(f"scale must be > 0 (got {value})")
+    return ranges
+
+
+def _least_and_most(name: str, value: Any) -> Range:
+    low, high = _range(name, (value, value) if isinstance(value, numbers.Real) else value)
+    if low < 0:
+        raise ValueError(f"{name} must be >= 0 (got {value})")
+    return low, high
+
+
+def reach(
+    matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of the coordinates that the voxels of a crop have in the volume.
+
+    A cubic B-spline lies between the least and the greatest of its control points, so that displacements inside of the
+    crop that exceed those at its faces are within the bounds.
+    """
+    ends = matrix * (size - 1)
+    low = offset + np.minimum(ends, 0).sum(axis=1)
+    high = offset + np.maximum(ends, 0).sum(axis=1)
+    if grid is not None:
+        low = low + grid.min(axis=(1, 2, 3))
+        high = high + grid.max(axis=(1, 2, 3))
+    return low, high
+
+
+def read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[int, int]:
+    """Return (start, stop) of the voxels along an axis that coordinates from `low` to `high` are interpolated from."""
+    if order == 0:
+        first, last = math.floor(low + 0.5 - _SLACK), math.floor(high + 0.5 + _SLACK)
+    else:
+        first, last = math.floor(low - _SLACK), math.floor(high + _SLACK) + 1
+    if pad == "constant" or (first >= 0 and last < n):
+        return max(first, 0), min(last, n - 1) + 1
+    if pad == "edge":
+        return min(max(first, 0), n - 1), min(max(last, 0), n - 1) + 1
+    voxels = fold(np.arange(first, min(last, first + 2 * n) + 1), n, pad)
+    return int(voxels.min()), int(voxels.max()) + 1
+
+
+def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
+    """Take coordinates back into an axis of `n` voxels, as ``numpy.pad`` continues it in mode edge or reflect."""
+    if pad == "edge" or n == 1:
+        return np.clip(voxels, 0, n - 1)
+    period = 2 * n - 2
+    turned = np.mod(voxels, period)
+    return np.where(turned < n, turned, period - turned)

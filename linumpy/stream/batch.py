@@ -1,0 +1,223 @@
+"""A batch on the device: tensors for DLPack, and the slot of memory that they hold."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.config import Dtype, Sample
+from linumpy.stream.errors import ShutdownError
+
+# Where the type code lies in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
+_CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
+_UNSIGNED, _BFLOAT = 1, 4
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """Where a batch lies.
+
+    Attributes
+    ----------
+    device_ptr : int
+        Address of the first element; in host memory without a GPU.
+    shape : tuple of int
+        Samples first.
+    dtype : str
+        ``"float32"``, ``"bfloat16"``, …
+    ready_stream : int
+        CUDA stream behind whose work the batch is ready; 0 without a GPU, where it is ready.
+    batch_id : int
+        Number of the batch.
+    """
+
+    device_ptr: int
+    shape: tuple[int, ...]
+    dtype: str
+    ready_stream: int
+    batch_id: int
+
+
+class _Gone:
+    """Takes the place of what a tensor held before its batch was given back."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ShutdownError("the batch of this tensor was given back")
+
+
+class Tensor:
+    """One part of a batch; goes to PyTorch, JAX, CuPy, NumPy by ``from_dlpack``.
+
+    Parameters
+    ----------
+    array : cupy.ndarray or numpy.ndarray
+        The elements; bits as uint16 for bf16. It holds the slot of the batch.
+    dtype : Dtype
+        Type of the elements.
+    ready : cupy.cuda.Event or None
+        Recorded behind the last work on the elements.
+    lease : Lease
+        Remembers on which streams the elements are read.
+    """
+
+    def __init__(self, array: Any, dtype: Dtype, ready: Any, lease: Any) -> None:
+        self._array, self._ready, self._lease = array, ready, lease
+        self._is_bf16 = dtype is Dtype.BF16
+
+    def _drop(self) -> None:
+        self._array = self._lease = _Gone()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples first."""
+        return tuple(self._array.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the element type."""
+        return "bfloat16" if self._is_bf16 else str(self._array.dtype)
+
+    @property
+    def array(self) -> Any:
+        """The elements as CuPy or NumPy array, ready on CuPy's current stream; bfloat16 as its bits in uint16.
+
+        It must not be used after the batch was given back on another stream than that.
+        """
+        if self._ready is not None:
+            import cupy
+
+            stream = cupy.cuda.get_current_stream()
+            stream.wait_event(self._ready)
+            self._lease.streams.add(int(stream.ptr))
+        return self._array
+
+    def numpy(self) -> np.ndarray:
+        """Return the elements in host memory: a copy; bfloat16 as float32, which holds its values exactly."""
+        host = np.array(self._array) if self._ready is None else self.array.get()
+        return (host.astype(np.uint32) << np.uint32(16)).view(np.float32) if self._is_bf16 else host
+
+    @property
+    def device_ptr(self) -> int:
+        """Address of the first element."""
+        return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self._array.__dlpack_device__()
+        return int(kind), int(number)
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        if self._ready is None:
+            return _as_bf16(self._array.__dlpack__(**options)) if self._is_bf16 else self._array.__dlpack__(**options)
+        import cupy
+
+        with self._array.device:
+            if stream != -1:
+                # In DLPack None stands for the legacy default stream, which CUDA calls 0 or 1.
+                pointer = 1 if stream is None else int(stream)
+                cupy.cuda.ExternalStream(pointer).wait_event(self._ready)
+                self._lease.streams.add(pointer)
+            made = self._array.__dlpack__(stream=-1, **options)
+        return _as_bf16(made) if self._is_bf16 else made
+
+
+def _as_bf16(capsule: Any) -> Any:
+    """Say in a DLPack capsule of uint16 that its elements are bfloat16, a type that neither NumPy nor CuPy has."""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype = ctypes.c_char_p
+    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    name = api.PyCapsule_GetName(capsule)
+    code = ctypes.c_uint8.from_address(api.PyCapsule_GetPointer(capsule, name) + _CODE_OFFSET[name])
+    if code.value != _UNSIGNED:
+        raise RuntimeError(f"DLPack capsule {name!r} is not laid out as expected (type code {code.value})")
+    code.value = _BFLOAT
+    return capsule
+
+
+@lru_cache(maxsize=64)
+def _record_of(names: tuple[str, ...]) -> Any:
+    return namedtuple("Parts", names)
+
+
+class Batch:
+    """A batch. In a ``with`` block it is a DLPack tensor, or a named tuple of tensors where samples have parts.
+
+    At the end of the block the batch gives its memory back; what a consumer took by DLPack keeps it until that is gone.
+
+    Attributes
+    ----------
+    samples : tuple of Sample
+        In the order of the first axis.
+    batch_id : int
+        Number of the batch.
+    """
+
+    def __init__(
+        self, tensors: dict[str, Tensor], samples: tuple[Sample, ...], batch_id: int, ready_stream: int
+    ) -> None:
+        self.samples, self.batch_id = samples, batch_id
+        self._names, self._ready_stream = tuple(tensors), ready_stream
+        self._tensors: Any = _record_of(self._names)(*tensors.values())
+
+    @property
+    def tensors(self) -> Any:
+        """Named tuple of the tensors of all parts."""
+        if self._tensors is None:
+            raise ShutdownError(f"batch {self.batch_id} was given back")
+        return self._tensors
+
+    @property
+    def info(self) -> BatchInfo:
+        """Where the first part lies."""
+        first = self.tensors[0]
+        return BatchInfo(first.device_ptr, first.shape, first.dtype, self._ready_stream, self.batch_id)
+
+    @property
+    def array(self) -> Any:
+        """First part; see :attr:`Tensor.array`."""
+        return self.tensors[0].array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first part."""
+        return self.tensors[0].shape
+
+    def numpy(self) -> np.ndarray:
+        """Return the first part in host memory; see :meth:`Tensor.numpy`."""
+        return self.tensors[0].numpy()
+
+    def release(self) -> None:
+        """Give the memory back; allowed any number of times."""
+        for tensor in self._tensors or ():
+            tensor._drop()
+        self._tensors = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
+
+    def __enter__(self) -> Any:
+        return self if len(self._names) == 1 else self.tensors
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._only().__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._only().__dlpack__(**options)
+
+    def _only(self) -> Tensor:
+        if len(self._names) > 1:
+            raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one of them")
+        return self.tensors[0]

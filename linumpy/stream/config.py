@@ -1,0 +1,341 @@
+"""What a pipeline is asked for: :class:`Config`, :class:`Sample` and :class:`Part`, checked before CUDA is touched."""
+
+from __future__ import annotations
+
+import enum
+import keyword
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from linumpy.stream.augment import Augment
+
+PADS = ("constant", "edge", "reflect")
+Pad = Literal["constant", "edge", "reflect"]
+Box = tuple[tuple[int, int], ...]
+
+
+class Dtype(enum.Enum):
+    """Element type of a batch."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    STORED = "stored"
+
+    @classmethod
+    def coerce(cls, value: Any) -> Dtype:
+        """Return the type that `value` names.
+
+        Parameters
+        ----------
+        value : Dtype, str, dtype
+            ``"f32"``, ``"float32"``, ``numpy.float32``, ``torch.bfloat16``, ``"stored"``, …
+
+        Raises
+        ------
+        ValueError
+            It names none of the four.
+        """
+        if isinstance(value, cls):
+            return value
+        name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+        try:
+            return _DTYPE_NAMES[name.lower().rpartition(".")[2]]
+        except KeyError:
+            raise ValueError(f"dtype must be one of f32, f16, bf16, stored (got {value!r})") from None
+
+    def numpy(self, stored: np.dtype | None = None) -> np.dtype:
+        """Return the NumPy dtype of the elements; bfloat16 has none and gives uint16, its bits."""
+        if self is Dtype.STORED:
+            if stored is None:
+                raise ValueError("dtype=stored has no NumPy dtype before an array is known")
+            return stored
+        return np.dtype({Dtype.F32: "f4", Dtype.F16: "f2", Dtype.BF16: "u2"}[self])
+
+
+_DTYPE_NAMES = {
+    "f32": Dtype.F32, "float32": Dtype.F32, "float": Dtype.F32, "f4": Dtype.F32,
+    "f16": Dtype.F16, "float16": Dtype.F16, "half": Dtype.F16, "f2": Dtype.F16,
+    "bf16": Dtype.BF16, "bfloat16": Dtype.BF16,
+    "stored": Dtype.STORED,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """A further array of a sample, such as labels, or another level around the same centre.
+
+    Attributes
+    ----------
+    name : str
+        Name of the part in the batch.
+    uri : str or None
+        The array or OME-Zarr image; None for that of the sample.
+    kind : {"image", "labels"}
+        Labels are resampled by nearest neighbour, have no change of intensity, and keep their stored dtype.
+    level : int
+        Resolution level of an OME-Zarr image.
+    shape : tuple of int or None
+        Voxels of the crop at that level, around the centre of the sample's; None for the same field of view.
+    dtype : Dtype or None
+        Of this part; None for that of the configuration, or for labels the stored one.
+    """
+
+    name: str
+    uri: str | None = None
+    kind: Literal["image", "labels"] = "image"
+    level: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: Dtype | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.kind not in ("image", "labels"):
+            raise ValueError(f"kind must be image or labels (got {self.kind!r})")
+        _set(self, "level", _integer("level", self.level, 0))
+        if self.uri is not None:
+            _set(self, "uri", _uri(self.uri))
+        if self.shape is not None:
+            _set(self, "shape", tuple(_integer("shape", n, 1) for n in self.shape))
+        if self.dtype is not None:
+            _set(self, "dtype", Dtype.coerce(self.dtype))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A crop of an array.
+
+    Attributes
+    ----------
+    uri : str
+        Path or URL of an array or of an OME-Zarr image.
+    aabb : tuple of (int, int)
+        Half-open (start, stop) for each axis, in voxels of level 0 and in stored axis order; slices are taken, too. It
+        may reach out of the array where the configuration has a `pad`.
+    level : int
+        Resolution level of an OME-Zarr image that is read.
+    parts : tuple of Part
+        Further arrays.
+    name : str
+        Name of the first part.
+    index, epoch : int or None, int
+        Number of the sample, on which its augmentation depends; by default its number in the order of pushing.
+    """
+
+    uri: str
+    aabb: Box
+    level: int = 0
+    parts: tuple[Part, ...] = ()
+    name: str = "image"
+    index: int | None = field(default=None, compare=False)
+    epoch: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        _set(self, "uri", _uri(self.uri))
+        _set(self, "aabb", _aabb(self.aabb))
+        _set(self, "level", _integer("level", self.level, 0))
+        _set(self, "parts", tuple(self.parts))
+        _check_name(self.name)
+        names = [self.name, *(part.name for part in self.parts)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
+
+    def all_parts(self) -> tuple[Part, ...]:
+        """Return every part, the sample's own array first; where a part names no array, it is of that one."""
+        return (_own_part(self.name, self.level), *self.parts)
+
+    def __str__(self) -> str:
+        return f"{self.uri}[{', '.join(f'{a}:{b}' for a, b in self.aabb)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How batches are made.
+
+    Attributes
+    ----------
+    batch_size : int
+        Samples in a batch.
+    host_buffer_bytes : int
+        Memory of the reader: its staging ring in pinned host memory and on the device; 1 MiB at least.
+    device_buffer_bytes : int
+        Device memory of batches and of crops before they are resampled, allocated at construction. With
+        ``device="cpu"`` it is host memory.
+    dtype : Dtype
+        Of the batch: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
+    lookahead_batches : int
+        Batches that are read ahead at most; memory may allow fewer.
+    n_io_threads : int
+        Threads that open arrays ahead. Chunks are read by the reader's own engine.
+    n_compute_threads : int
+        Threads that resample where there is no GPU; 0 for one per core.
+    n_zarrs_meta_cache : int
+        Arrays whose metadata is kept.
+    n_shards_meta_cache : int
+        Shard indexes that are kept, where the reader has a number for them.
+    max_chunk_uncompressed_bytes : int
+        Largest chunk of an array that is accepted; 0 for no limit.
+    max_gpu_memory_bytes : int
+        Hard cap of all device memory of the pipeline; 0 for no cap. The chunk cache is made smaller to obey it.
+    max_bytes_per_element : int
+        Largest element of an array that is accepted; 0 for no limit.
+    device : None, int or "cpu"
+        CUDA device; None for CuPy's current one, or the CPU where there is none.
+    cache_bytes : int
+        Decoded chunks that are kept on the device.
+    pad : {"constant", "edge", "reflect"} or None
+        What lies outside of an array, as in ``numpy.pad``; None refuses crops that reach out.
+    pad_value : float
+        For ``pad="constant"``.
+    augment : Augment or None
+        Augmentation, which needs a `pad`.
+    spacing : tuple of float or None
+        Voxel spacing in µm along the axes of space of level 0, where metadata has none.
+    seed, epoch : int
+        What augmentation depends on, together with the number of the sample.
+    on_error : {"raise", "skip"}
+        Whether a batch with a faulty sample raises when it is popped, or comes without that sample.
+    rank, world_size : int
+        This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
+    """
+
+    batch_size: int
+    host_buffer_bytes: int
+    device_buffer_bytes: int
+    dtype: Any = Dtype.F32
+    lookahead_batches: int = 2
+    n_io_threads: int = 4
+    n_compute_threads: int = 0
+    n_zarrs_meta_cache: int = 64
+    n_shards_meta_cache: int = 256
+    max_chunk_uncompressed_bytes: int = 0
+    max_gpu_memory_bytes: int = 0
+    max_bytes_per_element: int = 0
+    device: int | Literal["cpu"] | None = None
+    cache_bytes: int = 0
+    pad: Pad | None = None
+    pad_value: float = 0.0
+    augment: Augment | None = None
+    spacing: tuple[float, ...] | None = None
+    seed: int = 0
+    epoch: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            _set(self, name, _integer(name, getattr(self, name), least))
+        _set(self, "dtype", Dtype.coerce(self.dtype))
+        if self.device is not None and self.device != "cpu":
+            _set(self, "device", _integer("device", self.device, 0))
+        _choice("pad", self.pad, (None, *PADS))
+        _choice("on_error", self.on_error, ("raise", "skip"))
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank must be < world_size (got {self.rank} of {self.world_size})")
+        if self.spacing is not None:
+            _set(self, "spacing", _spacing(self.spacing))
+        if self.augment is not None and not isinstance(self.augment, Augment):
+            raise TypeError(f"augment must be an Augment or None (got {type(self.augment).__name__})")
+        if self.augment is not None and self.pad is None:
+            raise ValueError(
+                "augment needs pad 'constant', 'edge' or 'reflect', since warped crops reach out of arrays"
+            )
+        committed = self.host_buffer_bytes + self.device_buffer_bytes
+        if 0 < self.max_gpu_memory_bytes < committed:
+            raise ValueError(
+                f"max_gpu_memory_bytes must be >= host_buffer_bytes + device_buffer_bytes = {committed}, "
+                f"since both have device memory (got {self.max_gpu_memory_bytes})"
+            )
+
+    @property
+    def allowed_cache_bytes(self) -> int:
+        """Bytes of the chunk cache that the cap of device memory leaves."""
+        if self.max_gpu_memory_bytes == 0:
+            return self.cache_bytes
+        left = self.max_gpu_memory_bytes - self.host_buffer_bytes - self.device_buffer_bytes
+        return min(self.cache_bytes, left)
+
+
+_LEAST = {
+    "batch_size": 1, "host_buffer_bytes": 2**20, "device_buffer_bytes": 1, "lookahead_batches": 2, "n_io_threads": 1,
+    "n_compute_threads": 0, "n_zarrs_meta_cache": 1, "n_shards_meta_cache": 1, "max_chunk_uncompressed_bytes": 0,
+    "max_gpu_memory_bytes": 0, "max_bytes_per_element": 0, "cache_bytes": 0, "seed": 0, "epoch": 0, "rank": 0,
+    "world_size": 1,
+}  # fmt: skip
+assert set(_LEAST) <= {one.name for one in fields(Config)}
+
+
+def _check_name(name: Any) -> None:
+    """Refuse what cannot be a field of a named tuple."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ValueError(f"name of a part must be an identifier without a leading underscore (got {name!r})")
+
+
+@lru_cache(maxsize=1024)
+def _own_part(name: str, level: int) -> Part:
+    return Part(name, None, "image", level)
+
+
+def _set(record: Any, name: str, value: Any) -> None:
+    object.__setattr__(record, name, value)
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int (got {type(value).__name__})")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} must be >= {least} (got {number})")
+    return number
+
+
+def _choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
+
+
+def _spacing(values: Iterable[float]) -> tuple[float, ...]:
+    spacing = tuple(float(value) for value in values)
+    if not all(np.isfinite(value) and value > 0 for value in spacing):
+        raise ValueError(f"spacing must be positive numbers of µm (got {spacing})")
+    return spacing
+
+
+def _uri(uri: Any) -> str:
+    if not isinstance(uri, (str, os.PathLike)):
+        raise TypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
+    return os.fsdecode(uri)
+
+
+def _aabb(value: Any) -> Box:
+    if isinstance(value, slice):
+        value = (value,)
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
+        raise TypeError(f"aabb must hold a slice or (start, stop) for each axis (got {value!r})")
+    return tuple(_extent(axis, one) for axis, one in enumerate(value))
+
+
+def _extent(axis: int, value: Any) -> tuple[int, int]:
+    where = f"aabb axis {axis}"
+    if isinstance(value, slice):
+        if value.start is None or value.stop is None:
+            raise ValueError(f"{where}: {value} is open; give start and stop")
+        if value.step not in (None, 1):
+            raise ValueError(f"{where}: {value} has a step; crops are contiguous")
+        value = (value.start, value.stop)
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)) or len(value) != 2:
+        raise TypeError(f"{where}: expected slice or (start, stop) tuple; got {type(value).__name__}")
+    try:
+        start, stop = (operator.index(one) for one in value)
+    except TypeError:
+        raise TypeError(f"{where}: start and stop must be ints; got {value!r}") from None
+    if stop <= start:
+        raise ValueError(f"{where}: start must be < stop; got ({start}, {stop})")
+    return start, stop

@@ -1,0 +1,1 @@
+"""Which crops: samplers, grids with the stitching of predictions, and estimates of what is read beside crops."""

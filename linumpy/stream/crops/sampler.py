@@ -1,0 +1,308 @@
+"""Which crops: :class:`CropSampler` → samples, each found from (seed, epoch, index) alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from linumpy.io.source import open_source
+from linumpy.stream.augment import CROP_STREAM, generator
+from linumpy.stream.config import Part, Sample
+from linumpy.stream.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many voxels of each class lie in each cell of an array; cells are its chunks, or of a shape of their own.
+
+    Attributes
+    ----------
+    shape, cell : tuple of int
+        Of the array, and of a cell; those at the end may be cut.
+    classes : numpy.ndarray
+        Values of the classes, ascending.
+    cells : numpy.ndarray
+        Numbers of the cells that hold any class but `background`, in C order, ascending.
+    counts : numpy.ndarray of int64
+        (cells, classes)
+    background : int
+        Class that no crop is centred on.
+    """
+
+    shape: tuple[int, ...]
+    cell: tuple[int, ...]
+    classes: np.ndarray
+    cells: np.ndarray
+    counts: np.ndarray
+    background: int = 0
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Cells along each axis."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
+
+    @classmethod
+    def of(
+        cls, source: Any, *, level: int = 0, cell: Sequence[int] | None = None, threshold: float | None = None
+    ) -> Histogram:
+        """Scan an array, cell after cell, once; :meth:`save` keeps the result.
+
+        Parameters
+        ----------
+        source : path, array, …
+            Labels, a mask, or an image with a `threshold`; see :func:`linumpy.io.source.open_source`.
+        level : int
+            Resolution level of an OME-Zarr image; a coarse one is scanned in less time.
+        cell : sequence of int, optional
+            Shape of a cell in voxels of that level; by default a chunk.
+        threshold : float, optional
+            Voxels above it are class 1, others are background.
+        """
+        array = open_source(source, level)
+        if threshold is None and array.dtype.kind not in "biu":
+            raise InvalidArgument(f"{source} holds {array.dtype}: labels are integers; pass threshold= for an image")
+        cell_ = tuple(int(n) for n in cell) if cell is not None else tuple(array.chunks)
+        if len(cell_) != array.ndim or min(cell_) < 1:
+            raise InvalidArgument(f"cell={cell_} does not fit an array of {array.ndim} axes")
+        grid = tuple(-(-n // c) for n, c in zip(array.shape, cell_, strict=True))
+        found: dict[int, dict[int, int]] = {}
+        for number, at in enumerate(np.ndindex(*grid)):
+            values = np.asarray(array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, cell_, strict=True))])
+            if threshold is not None:
+                values = values > threshold
+            kinds, counts = np.unique(values, return_counts=True)
+            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != 0}
+            if here:
+                found[number] = here
+        classes = sorted({kind for here in found.values() for kind in here})
+        table = np.array([[here.get(kind, 0) for kind in classes] for here in found.values()], np.int64)
+        return cls(
+            tuple(array.shape), cell_, np.array(classes, np.int64), np.array(list(found), np.int64),
+            table.reshape(len(found), len(classes)),
+        )  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the histogram to a file for :meth:`load`."""
+        with open(path, "wb") as file:
+            np.savez_compressed(
+                file, shape=self.shape, cell=self.cell, classes=self.classes, cells=self.cells, counts=self.counts,
+                background=self.background,
+            )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | Path) -> Histogram:
+        """Read what :meth:`save` wrote."""
+        with np.load(path) as file:
+            shape, cell = (tuple(int(n) for n in file[name]) for name in ("shape", "cell"))
+            return cls(shape, cell, file["classes"], file["cells"], file["counts"], int(file["background"]))
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An array to take crops of.
+
+    Attributes
+    ----------
+    uri : str
+        The array or OME-Zarr image.
+    shape : tuple of int or None
+        Of its level 0; by default it is opened to find out.
+    weight : float or None
+        How often crops of it are taken, relative to others; by default its number of voxels.
+    histogram : Histogram or None
+        Of its labels, a mask or a coarse level, for modes foreground and balanced.
+    parts : tuple of Part
+        Further parts of its samples, such as labels.
+    """
+
+    uri: str
+    shape: tuple[int, ...] | None = None
+    weight: float | None = None
+    histogram: Histogram | None = None
+    parts: tuple[Part, ...] = ()
+
+
+class CropSampler:
+    """A sequence of crops, infinite or of a length; element `index` depends on (seed, epoch, index) alone.
+
+    Parameters
+    ----------
+    volumes : sequence of Volume or path
+        What crops are taken of.
+    shape : sequence of int
+        Voxels of a crop at level 0.
+    mode : {"uniform", "foreground", "balanced"}
+        Any crop that lies inside; crops centred in cells of the histogram, each as often as it holds foreground; or
+        first a class, each equally often or by `class_weights`, and then a cell as often as it holds that class.
+    foreground : float
+        With mode "foreground" the part of crops that are centred on foreground; others are uniform.
+    class_weights : mapping of int to float, optional
+        With mode "balanced".
+    length : int, optional
+        Samples of an epoch. Without it the sequence is infinite and one epoch.
+    epochs : int, optional
+        How many epochs follow each other, with `length`; by default 1.
+    seed, epoch : int
+        What crops depend on; number of the first epoch.
+
+    Notes
+    -----
+    Within a cell the centre is drawn uniformly, so that a crop that is centred in a cell with foreground need not be
+    centred on a voxel of it. A crop is moved to lie inside of its array.
+    """
+
+    def __init__(
+        self,
+        volumes: Sequence[Volume | str | Path],
+        shape: Sequence[int],
+        *,
+        mode: Literal["uniform", "foreground", "balanced"] = "uniform",
+        foreground: float = 1.0,
+        class_weights: Mapping[int, float] | None = None,
+        length: int | None = None,
+        epochs: int = 1,
+        seed: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        if mode not in ("uniform", "foreground", "balanced"):
+            raise ValueError(f"mode must be uniform, foreground or balanced (got {mode!r})")
+        if not 0 <= foreground <= 1:
+            raise ValueError(f"foreground must be from 0 to 1 (got {foreground})")
+        if length is not None and length < 1:
+            raise ValueError(f"length must be >= 1 (got {length})")
+        if isinstance(volumes, (str, Path)) or not len(volumes):
+            raise ValueError(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
+        self.shape = tuple(int(n) for n in shape)
+        self.volumes = tuple(_opened(one) for one in volumes)
+        for one in self.volumes:
+            _check_fits(one, self.shape)
+        self.mode, self.foreground = mode, foreground
+        self.length, self.epochs, self.seed, self.epoch = length, epochs, seed, epoch
+        self._choice = _cumulative([_weight(one) for one in self.volumes])
+        self._classes, self._class_choice = _no_classes()
+        self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        if mode != "uniform":
+            self._prepare(class_weights)
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples in all epochs; None for infinitely many."""
+        return None if self.length is None else self.length * self.epochs
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError("an infinite CropSampler has no length; pass length=")
+        return self.count
+
+    def __iter__(self) -> Iterator[Sample]:
+        number = 0
+        while self.count is None or number < self.count:
+            yield self.sample_at(number)
+            number += 1
+
+    def sample_at(self, index: int) -> Sample:
+        """Return a sample; `index` counts through all epochs."""
+        turn, within = (0, index) if self.length is None else divmod(index, self.length)
+        epoch = self.epoch + turn
+        numbers = generator(CROP_STREAM, self.seed, epoch, within)
+        drawn = self._centred(numbers) if self._is_centred(numbers) else None
+        if drawn is None:
+            volume = self.volumes[int(np.searchsorted(self._choice, numbers.random(), side="right"))]
+            start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_known(volume), self.shape, strict=True)]
+        else:
+            volume, start = drawn
+        aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
+        return Sample(volume.uri, aabb, parts=volume.parts, index=within, epoch=epoch)
+
+    def _is_centred(self, numbers: np.random.Generator) -> bool:
+        return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
+
+    def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
+        """Lay the cells of all volumes behind each other: one table for each class, or one of all."""
+        for one in self.volumes:
+            if one.histogram is None:
+                raise InvalidArgument(f"mode {self.mode!r} needs the histogram of {one.uri}: Histogram.of(its labels)")
+        known = sorted({int(kind) for one in self.volumes for kind in _histogram(one).classes})
+        groups = {kind: [kind] for kind in known} if self.mode == "balanced" else {0: known}
+        for kind, members in groups.items():
+            volumes, cells, counts = [], [], []
+            for number, one in enumerate(self.volumes):
+                histogram = _histogram(one)
+                here = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1) * _share(one)
+                volumes.append(np.full(int((here > 0).sum()), number))
+                cells.append(histogram.cells[here > 0])
+                counts.append(here[here > 0])
+            table = np.concatenate(volumes), np.concatenate(cells), np.concatenate(counts)
+            if table[2].size:
+                self._tables[kind] = table[0], table[1], _cumulative(table[2])
+        if not self._tables:
+            raise InvalidArgument("no volume has foreground: all histograms are empty")
+        self._classes = np.array(list(self._tables))
+        weights = [1.0 if class_weights is None else float(class_weights.get(int(k), 0)) for k in self._classes]
+        self._class_choice = _cumulative(weights)
+
+    def _centred(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
+        kind = int(self._classes[np.searchsorted(self._class_choice, numbers.random(), side="right")])
+        volumes, cells, choice = self._tables[kind]
+        at = int(np.searchsorted(choice, numbers.random(), side="right"))
+        volume = self.volumes[int(volumes[at])]
+        histogram, full = _histogram(volume), _known(volume)
+        start = []
+        for axis, i in enumerate(np.unravel_index(int(cells[at]), histogram.grid)):
+            begin = int(i) * histogram.cell[axis]
+            end = min(begin + histogram.cell[axis], histogram.shape[axis])
+            scale = full[axis] / histogram.shape[axis]
+            centre = int(numbers.integers(math.floor(begin * scale), math.ceil(end * scale)))
+            first = centre - self.shape[axis] // 2
+            start.append(min(max(first, 0), full[axis] - self.shape[axis]))
+        return volume, start
+
+
+def _opened(volume: Volume | str | Path) -> Volume:
+    one = volume if isinstance(volume, Volume) else Volume(str(volume))
+    return one if one.shape is not None else replace(one, shape=tuple(open_source(one.uri).shape))
+
+
+def _known(volume: Volume) -> tuple[int, ...]:
+    assert volume.shape is not None
+    return volume.shape
+
+
+def _histogram(volume: Volume) -> Histogram:
+    assert volume.histogram is not None
+    return volume.histogram
+
+
+def _weight(volume: Volume) -> float:
+    return float(math.prod(_known(volume))) if volume.weight is None else float(volume.weight)
+
+
+def _share(volume: Volume) -> float:
+    return 1.0 if volume.weight is None else float(volume.weight)
+
+
+def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
+    full = _known(volume)
+    if len(full) != len(shape):
+        raise InvalidArgument(f"shape={shape} has {len(shape)} axes, {volume.uri} has {len(full)}")
+    if min(shape) < 1 or any(c > n for c, n in zip(shape, full, strict=True)):
+        raise InvalidArgument(f"crops of {shape} do not lie in {volume.uri} of {full}")
+
+
+def _cumulative(weights: Any) -> np.ndarray:
+    """Return cumulative probabilities; the last is above 1, so that no number from 0 to 1 lies behind it."""
+    values = np.asarray(weights, np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
+        raise ValueError("weights must be finite numbers >= 0, not all of them 0")
+    result = np.cumsum(values) / values.sum()
+    result[np.flatnonzero(values)[-1] :] = 2.0
+    return result
+
+
+def _no_classes() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(0, np.int64), np.zeros(0)

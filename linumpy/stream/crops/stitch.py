@@ -1,0 +1,243 @@
+"""Inference on a whole volume: :class:`CropGrid`, crops with overlap, and :class:`Stitcher`, which blends predictions.
+
+Crops lie on a product of positions along each axis, and their blending weights are products too. So the weights of all
+crops at a voxel are made to sum up to 1 axis by axis, before anything is predicted: predictions are multiplied and
+added up, with no second array of weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.io.source import open_source
+from linumpy.stream.config import Part, Sample
+from linumpy.stream.errors import InvalidArgument
+
+Window = Literal["linear", "gaussian", "flat"]
+
+
+def positions(n: int, size: int, overlap: int) -> list[int]:
+    """Where crops begin along an axis: `size` less `overlap` apart; the last one ends at the end of the axis."""
+    if size >= n:
+        return [0]
+    return [*range(0, n - size, size - overlap), n - size]
+
+
+class CropGrid:
+    """Crops that cover a volume, in C order; a sequence for :meth:`Pipeline.push`.
+
+    Parameters
+    ----------
+    uri : str or Path
+        The array or OME-Zarr image.
+    shape : sequence of int
+        Voxels of a crop; an axis that is shorter needs a `pad` in the configuration.
+    overlap : int or sequence of int
+        Voxels that neighbouring crops share at least.
+    volume : sequence of int, optional
+        Shape of the array; by default it is opened to find out.
+    parts : sequence of Part
+        Further parts of the samples.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path,
+        shape: Sequence[int],
+        overlap: int | Sequence[int] = 0,
+        *,
+        volume: Sequence[int] | None = None,
+        parts: Iterable[Part] = (),
+    ) -> None:
+        self.uri, self.shape, self.parts = str(uri), tuple(int(n) for n in shape), tuple(parts)
+        self.volume = tuple(int(n) for n in (open_source(uri).shape if volume is None else volume))
+        shared = (overlap,) * len(self.shape) if isinstance(overlap, int) else tuple(int(n) for n in overlap)
+        if not len(self.shape) == len(self.volume) == len(shared):
+            raise InvalidArgument(f"shape={self.shape} and overlap={shared} do not fit {uri} of {self.volume}")
+        for axis, (size, both) in enumerate(zip(self.shape, shared, strict=True)):
+            if not 0 <= both < size:
+                raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {both})")
+        self.starts = [positions(*one) for one in zip(self.volume, self.shape, shared, strict=True)]
+
+    @property
+    def count(self) -> int:
+        """Number of crops."""
+        return math.prod(map(len, self.starts))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.sample_at(index) for index in range(self.count))
+
+    def sample_at(self, index: int) -> Sample:
+        """Return a crop."""
+        at = self.position_of(index)
+        aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, at, self.shape, strict=True))
+        return Sample(self.uri, aabb, parts=self.parts, index=index)
+
+    def position_of(self, index: int) -> tuple[int, ...]:
+        """Return the number of a crop along each axis."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"crop {index}: there are {self.count}")
+        return tuple(int(i) for i in np.unravel_index(index, [len(one) for one in self.starts]))
+
+
+class Stitcher:
+    """Blends predictions of the crops of a grid into one volume, and writes it plane by plane.
+
+    Parameters
+    ----------
+    grid : CropGrid
+        The crops.
+    writer : OmeZarrWriter or array
+        Takes ``writer[region] = block``, of the shape of the volume. A writer whose chunks are cut by the regions needs
+        `buffer_bytes`; `planes` of its chunks' first axis make that unnecessary.
+    window : {"linear", "gaussian", "flat"}
+        Weights of a crop: falling linearly to its faces, a Gaussian of an eighth of its size, or all equal.
+    planes : int
+        Planes along the first axis that are written at a time, except the last ones.
+
+    Notes
+    -----
+    Predictions may come in any order; memory is least in the order of the grid: that of the planes of one crop. It lies
+    where the predictions are. Voxels that no crop reaches do not exist. Each crop is added once.
+    """
+
+    def __init__(self, grid: CropGrid, writer: Any, *, window: Window = "linear", planes: int = 1) -> None:
+        if planes < 1:
+            raise ValueError(f"planes must be >= 1 (got {planes})")
+        if window not in ("linear", "gaussian", "flat"):
+            raise ValueError(f"window must be linear, gaussian or flat (got {window!r})")
+        self.grid, self._writer, self._planes = grid, writer, planes
+        self._weights = [
+            _weights(starts, n, size, window)
+            for starts, n, size in zip(grid.starts, grid.volume, grid.shape, strict=True)
+        ]
+        first = grid.starts[0]
+        self._left = {start: grid.count // len(first) for start in first}
+        self._added: set[int] = set()
+        self._begin = 0  # first plane that is not written
+        self._sum: Any = None  # of planes from there on
+
+    def add(self, samples: Sequence[Sample], predictions: Any) -> None:
+        """Add predictions of a batch.
+
+        Parameters
+        ----------
+        samples : sequence of Sample
+            Those of the batch: ``batch.samples``.
+        predictions : numpy.ndarray or cupy.ndarray
+            (samples, *crop); what is beyond the volume is left out.
+        """
+        if tuple(predictions.shape) != (len(samples), *self.grid.shape):
+            raise InvalidArgument(
+                f"predictions have shape {tuple(predictions.shape)}, expected {(len(samples), *self.grid.shape)}"
+            )
+        for sample, prediction in zip(samples, predictions, strict=True):
+            self._add(sample, prediction)
+        self._write_done()
+
+    def _add(self, sample: Sample, prediction: Any) -> None:
+        index = sample.index
+        if index is None or sample != self.grid.sample_at(index):
+            raise InvalidArgument(f"{sample} is no crop of the grid")
+        if index in self._added:
+            raise InvalidArgument(f"{sample} was added already")
+        self._added.add(index)
+        at = self.grid.position_of(index)
+        inside = tuple(
+            slice(0, min(size, n - starts[i]))
+            for size, n, starts, i in zip(self.grid.shape, self.grid.volume, self.grid.starts, at, strict=True)
+        )
+        xp = _module(prediction)
+        block = xp.asarray(prediction[inside], np.float32)
+        for axis, (weights, i) in enumerate(zip(self._weights, at, strict=True)):
+            shape = [1] * block.ndim
+            shape[axis] = -1
+            block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
+        start = [starts[i] for starts, i in zip(self.grid.starts, at, strict=True)]
+        self._make_planes(xp, start[0] + block.shape[0])
+        where = [slice(a, a + n) for a, n in zip(start, block.shape, strict=True)]
+        where[0] = slice(start[0] - self._begin, start[0] - self._begin + block.shape[0])
+        self._sum[tuple(where)] += block
+        self._left[start[0]] -= 1
+
+    def _make_planes(self, xp: Any, end: int) -> None:
+        held = 0 if self._sum is None else self._sum.shape[0]
+        if self._begin + held >= end:
+            return
+        more = xp.zeros((end - self._begin - held, *self.grid.volume[1:]), np.float32)
+        self._sum = more if self._sum is None else xp.concatenate([self._sum, more])
+
+    def _write_done(self) -> None:
+        """Write planes that no crop is missing of."""
+        missing = [start for start, left in self._left.items() if left]
+        end = min(missing) if missing else self.grid.volume[0]
+        if missing:
+            end -= end % self._planes
+        if end <= self._begin or self._sum is None:
+            return
+        count = end - self._begin
+        region = (slice(self._begin, end), *(slice(0, n) for n in self.grid.volume[1:]))
+        self._writer[region] = _as(self._sum[:count], getattr(self._writer, "dtype", np.dtype("f4")))
+        self._sum = self._sum[count:].copy() if count < self._sum.shape[0] else None
+        self._begin = end
+
+    def close(self) -> None:
+        """Check that all is written.
+
+        Raises
+        ------
+        InvalidArgument
+            Crops are missing.
+        """
+        missing = self.grid.count - len(self._added)
+        if missing:
+            raise InvalidArgument(f"{missing} of {self.grid.count} crops were never added")
+
+    def __enter__(self) -> Stitcher:
+        return self
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        if kind is None:
+            self.close()
+
+
+def _module(array: Any) -> Any:
+    if is_device_array(array):
+        import cupy
+
+        return cupy
+    return np
+
+
+def _as(block: Any, dtype: Any) -> Any:
+    """Cast to the dtype of the writer; to integers rounded and saturated."""
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "iu":
+        return block.astype(dtype)
+    limits = np.iinfo(dtype)
+    low, high = np.float64(limits.min), np.float64(limits.max)
+    return _module(block).clip(_module(block).rint(block.astype(np.float64)), low, high).astype(dtype)
+
+
+def _weights(starts: Sequence[int], n: int, size: int, window: str) -> list[np.ndarray]:
+    """Return the weights of each crop along an axis; those of all crops sum up to 1 at each voxel."""
+    at = np.arange(size)
+    if window == "flat":
+        shape = np.ones(size)
+    elif window == "linear":
+        shape = np.minimum(at + 1, size - at).astype(float)
+    else:
+        shape = np.exp(-0.5 * ((at - (size - 1) / 2) / (size / 8)) ** 2)
+    total = np.zeros(max(n, size))
+    for start in starts:
+        total[start : start + size] += shape
+    return [shape / total[start : start + size] for start in starts]

@@ -1,0 +1,1 @@
+"""CUDA sources of the streaming pipeline, as package data."""

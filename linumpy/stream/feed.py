@@ -1,0 +1,123 @@
+"""Samples in the order in which they were pushed, numbered: iterables → (sample, index, epoch), pulled lazily."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from linumpy.stream.config import Config, Sample
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """A sequence of samples, finite or not, of which any one is found without the others."""
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples; None for infinitely many."""
+
+    def sample_at(self, index: int) -> Sample:
+        """Return a sample."""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A sample that is to be read.
+
+    Attributes
+    ----------
+    sample : Sample
+        The sample.
+    position : int
+        Its number among all samples that were pushed, in all ranks.
+    index, epoch : int
+        What its augmentation depends on.
+    """
+
+    sample: Sample
+    position: int
+    index: int
+    epoch: int
+
+
+class Feed:
+    """Iterables of samples, one after another; of them this rank's share, beginning at a position.
+
+    Parameters
+    ----------
+    config : Config
+        ``rank``, ``world_size``, ``epoch``.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._waiting: deque[Any] = deque()
+        self._current: Iterator[tuple[int, Sample]] | None = None
+        self._end: int | None = None  # position behind the current indexed sequence
+        self._position = self._resume = 0
+
+    def push(self, samples: Sample | Iterable[Sample]) -> None:
+        """Append samples."""
+        if isinstance(samples, Sample):
+            samples = [samples]
+        if not isinstance(samples, (Iterable, Indexed)):
+            raise TypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
+        self._waiting.append(samples)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether an iterable is not known to be exhausted."""
+        return self._current is not None or bool(self._waiting)
+
+    def start_at(self, position: int) -> None:
+        """Leave out the samples before a position.
+
+        Raises
+        ------
+        RuntimeError
+            Samples were pulled already.
+        """
+        if self._position or self._current is not None:
+            raise RuntimeError("a state is loaded before the first batch is asked for; make a new pipeline")
+        self._resume = position
+
+    def drop_current(self) -> None:
+        """Leave the current iterable, which raised."""
+        self._current = None
+
+    def next(self) -> Pulled | None:
+        """Return the next sample of this rank; None where all iterables are exhausted."""
+        while self._current is not None or self._waiting:
+            if self._current is None:
+                self._current = self._numbered(self._waiting.popleft())
+            for position, sample in self._current:
+                if not isinstance(sample, Sample):
+                    raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
+                index = position if sample.index is None else sample.index
+                epoch = self._config.epoch if sample.epoch is None else sample.epoch
+                return Pulled(sample, position, index, epoch)
+            self._current = None
+        return None
+
+    def _numbered(self, samples: Any) -> Iterator[tuple[int, Sample]]:
+        rank, world = self._config.rank, self._config.world_size
+        begin = self._position
+        if isinstance(samples, Indexed):
+            first = max(begin, self._resume)
+            first += (rank - first) % world
+            end = None if samples.count is None else begin + samples.count
+            numbers = itertools.count(first, world) if end is None else range(first, end, world)
+            for position in numbers:
+                self._position = position + 1
+                yield position, samples.sample_at(position - begin)
+            if end is not None:
+                self._position = end
+            return
+        for sample in samples:
+            position = self._position
+            self._position += 1
+            if position >= self._resume and position % world == rank:
+                yield position, sample

@@ -1,0 +1,228 @@
+"""Memory of a pipeline, allocated once: batches, and staged crops.
+
+:class:`Memory` is one allocation, cut into equal slots for batches and a ring for staged crops when the first batch
+says how large they are. A slot is given to a :class:`Lease`; every array of a batch holds it, and when the last one is
+gone, the slot is free again: a tensor that a framework took over by DLPack keeps its storage as long as it lives.
+"""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.errors import InvalidArgument, ShutdownError
+from linumpy.stream.plan import ALIGNED
+
+Freed = tuple[int, list[Any]]
+
+
+class Lease:
+    """A slot in use. Arrays hold it; the slot is free when none is left.
+
+    Parameters
+    ----------
+    slot : int
+        The slot.
+    offset : int
+        Where it begins in the memory.
+    memory : Memory
+        Whose queue takes the slot when this object is gone, with events behind what its readers have queued.
+    """
+
+    def __init__(self, slot: int, offset: int, memory: Memory) -> None:
+        self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
+        self.address = memory.address + offset
+        self.streams: set[int] = set()
+        self._owner = memory.base
+        weakref.finalize(self, _give_back, memory.freed, slot, self.streams, memory.device_id).atexit = False
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+
+def _give_back(freed: queue.SimpleQueue[Any], slot: int, streams: set[int], device_id: int | None) -> None:
+    """Free a slot behind what its readers have queued so far.
+
+    The queue's `put` may be called from a destructor, wherever the garbage collector runs.
+    """
+    events: list[Any] = []
+    try:
+        if streams:
+            import cupy
+
+            with cupy.cuda.Device(device_id):
+                for pointer in streams:
+                    events.append(cupy.cuda.ExternalStream(pointer).record(cupy.cuda.Event(disable_timing=True)))
+    except Exception:  # a stream that its owner has destroyed: wait for the whole device instead
+        events = [None]
+    freed.put((slot, events))
+
+
+def _device_memory(nbytes: int, device_id: int) -> Any:
+    """Allocate outside of CuPy's pool: freeing waits for the device, whichever stream still reads a tensor."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            cupy.get_default_memory_pool().free_all_blocks()
+            free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            raise MemoryError(f"device_buffer_bytes={nbytes}: the device has {free} bytes free")
+        return cupy.cuda.Memory(nbytes)
+
+
+class Memory:
+    """One allocation on the device, or on the host.
+
+    Parameters
+    ----------
+    nbytes : int
+        Its size.
+    device_id : int or None
+        CUDA device; None for host memory.
+    """
+
+    def __init__(self, nbytes: int, device_id: int | None) -> None:
+        self.nbytes, self.device_id = nbytes, device_id
+        self.base: Any
+        if device_id is None:
+            self.base = np.empty(nbytes + ALIGNED, np.uint8)
+            begin = int(self.base.ctypes.data)
+            self.address = -(-begin // ALIGNED) * ALIGNED
+        else:
+            self.base = _device_memory(nbytes, device_id)
+            self.address = int(self.base.ptr)
+        self.slot_nbytes = self.slots = 0
+        self._stage_begin = self._stage_used = 0
+        self._stages: deque[tuple[int, int]] = deque()
+        self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
+
+    def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
+        """Cut the memory, once: slots for batches, and a ring for staged crops.
+
+        Parameters
+        ----------
+        slot_nbytes : int
+            Bytes of a batch.
+        stage_nbytes : int
+            Bytes of the staged crops of the first batch; 0 where none is staged.
+        lookahead : int
+            Batches that are read ahead; as many slots, and two for the consumer, are wanted.
+
+        Raises
+        ------
+        InvalidArgument
+            Not even two batches fit.
+        """
+        least = 2 * slot_nbytes + stage_nbytes
+        if least > self.nbytes:
+            raise InvalidArgument(
+                f"device_buffer_bytes={self.nbytes} holds no two batches of {slot_nbytes} bytes"
+                + (f" and {stage_nbytes} bytes of staged crops" if stage_nbytes else "")
+                + f": pass at least {least}"
+            )
+        slots = lookahead + 2
+        while slots > 2 and slots * slot_nbytes + (slots - 1) * stage_nbytes > self.nbytes:
+            slots -= 1
+        self.slot_nbytes, self.slots = slot_nbytes, slots
+        self._stage_begin = slots * slot_nbytes
+        for slot in range(slots):
+            self.freed.put((slot, []))
+
+    @property
+    def stage_capacity(self) -> int:
+        """Bytes of the ring for staged crops."""
+        return self.nbytes - self._stage_begin
+
+    def take_slot(self, timeout: float | None) -> Lease | None:
+        """Wait for a free slot; None after `timeout` seconds.
+
+        Raises
+        ------
+        ShutdownError
+            :meth:`stop` was called.
+        """
+        try:
+            found = self.freed.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if found is None:
+            raise ShutdownError("the pipeline is closed")
+        slot, events = found
+        for event in events:
+            self._wait(event)
+        return Lease(slot, slot * self.slot_nbytes, self)
+
+    def _wait(self, event: Any) -> None:
+        """Wait on the host until a consumer's work is done: the reader's streams do not know it."""
+        import cupy
+
+        with cupy.cuda.Device(self.device_id) as device:
+            device.synchronize() if event is None else event.synchronize()
+
+    def stop(self) -> None:
+        """Wake up whoever waits for a slot."""
+        self.freed.put(None)
+
+    def take_stage(self, nbytes: int) -> int | None:
+        """Take bytes of the ring; returns where they begin, None where they do not fit now.
+
+        Raises
+        ------
+        InvalidArgument
+            They never fit.
+        """
+        if nbytes == 0:
+            return self._stage_begin
+        if nbytes > self.stage_capacity:
+            missing = nbytes - self.stage_capacity
+            raise InvalidArgument(
+                f"staged crops of a batch take {nbytes} bytes, {self.stage_capacity} are left beside {self.slots} "
+                f"batches: pass device_buffer_bytes >= {self.nbytes + missing}"
+            )
+        begin = self._next_stage(nbytes)
+        if begin is not None:
+            self._stages.append((begin, begin + nbytes))
+        return begin
+
+    def _next_stage(self, nbytes: int) -> int | None:
+        if not self._stages:
+            return self._stage_begin
+        first, last = self._stages[0][0], self._stages[-1][1]
+        if last > first:
+            if last + nbytes <= self.nbytes:
+                return last
+            return self._stage_begin if self._stage_begin + nbytes < first else None
+        return last if last + nbytes < first else None
+
+    def give_stage(self, begin: int, nbytes: int) -> None:
+        """Give bytes of the ring back; batches do so in the order in which they took them."""
+        if nbytes:
+            assert self._stages[0] == (begin, begin + nbytes)
+            self._stages.popleft()
+
+    def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
+        """Return an array at an offset that holds no lease."""
+        return self._array(self.address + offset, shape, dtype, self.base)
+
+    def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
+        """Return an array in a slot that keeps the slot from being given to another batch."""
+        return self._array(lease.address + offset, shape, dtype, lease)
+
+    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Any:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if self.device_id is None:
+            base = np.asarray(owner)
+            begin = address - int(base.ctypes.data)
+            return base[begin : begin + nbytes].view(dtype).reshape(shape)
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
+        return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))

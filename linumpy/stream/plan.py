@@ -1,0 +1,406 @@
+"""What is read for a batch and what is made of it: samples and arrays → frozen records. Pure.
+
+A crop is *direct* where the reader fills a view of the batch, and *staged* where its voxels are read into a buffer of
+their own and resampled from there into the batch: where it is augmented, where its border repeats voxels of the array,
+and for bfloat16. Of a staged crop the box is read that holds every voxel that it is made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.augment import NEUTRAL, Intensity, Warp, draw_warp, reach, read_bounds
+from linumpy.stream.config import Box, Config, Dtype, Part, Sample
+from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
+
+ALIGNED = 512
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array as crops of it are planned.
+
+    Attributes
+    ----------
+    source : object
+        What the reader takes.
+    name : str
+        For people.
+    shape, chunk_shape, object_shape : tuple of int
+        Of the array, its (inner) chunks, and its shards or chunks.
+    dtype : numpy.dtype
+        In the byte order of this machine.
+    space : int
+        Number of axes of space; they are the last ones, three at most.
+    spacing : tuple of float or None
+        Voxel spacing in µm along the axes of space, where it is known.
+    factors : tuple of float
+        Voxels of level 0 in one of this level along each axis.
+    unsupported : str or None
+        Why the reader does not take it.
+    """
+
+    source: Any
+    name: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    object_shape: tuple[int, ...]
+    dtype: np.dtype
+    space: int
+    spacing: tuple[float, ...] | None
+    factors: tuple[float, ...]
+    unsupported: str | None = None
+
+    @cached_property
+    def is_finest(self) -> bool:
+        """Whether its voxels are those of level 0."""
+        return all(factor == 1 for factor in self.factors)
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How a staged crop is made; axes (Z, Y, X), those that the array does not have in front with one voxel.
+
+    Attributes
+    ----------
+    matrix, offset : numpy.ndarray
+        Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
+    box_start, box_shape, volume : tuple of int
+        Box that is read, and shape of the whole volume.
+    grid : numpy.ndarray or None
+        Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
+    grid_scale, grid_origin : tuple of float
+        Voxel of the crop → coordinates in the grid.
+    sigma : tuple of float
+        Of the blur in voxels; zeros for none.
+    intensity : Intensity
+        Change of the values.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    """
+
+    matrix: np.ndarray
+    offset: np.ndarray
+    box_start: tuple[int, int, int]
+    box_shape: tuple[int, int, int]
+    volume: tuple[int, int, int]
+    grid: np.ndarray | None
+    grid_scale: tuple[float, float, float]
+    grid_origin: tuple[float, float, float]
+    sigma: tuple[float, float, float]
+    intensity: Intensity
+    order: int
+
+
+@dataclass(frozen=True)
+class CropRead:
+    """A part of a sample in a batch.
+
+    Attributes
+    ----------
+    row : int
+        Position in the batch.
+    info : ArrayInfo
+        The array.
+    region : Box or None
+        What is read of it; None where nothing is.
+    inside : Box
+        Where the region lies in the crop, if it is direct.
+    resampling : Resampling or None
+        None for a direct crop.
+    """
+
+    row: int
+    info: ArrayInfo
+    region: Box | None
+    inside: Box
+    resampling: Resampling | None
+
+    @property
+    def stage_shape(self) -> tuple[int, ...]:
+        """Shape of the staged box; axes as in the array."""
+        return () if self.region is None else tuple(stop - start for start, stop in self.region)
+
+    @property
+    def stage_nbytes(self) -> int:
+        """Bytes of the staging buffer that it takes; 0 for a direct crop."""
+        if self.resampling is None or self.region is None:
+            return 0
+        return aligned(math.prod(self.stage_shape) * self.info.dtype.itemsize)
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes of the region in the stored dtype."""
+        return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class PartShape:
+    """What one part of every sample of a pipeline has in common.
+
+    Attributes
+    ----------
+    name : str
+        Of the part.
+    shape : tuple of int
+        Of the crop.
+    dtype : Dtype
+        f32, f16, bf16 or stored.
+    element : numpy.dtype
+        Of the batch in memory; uint16 for bf16.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+    element: np.dtype
+
+    def nbytes(self, batch_size: int) -> int:
+        """Bytes of a batch of it."""
+        return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
+
+
+def aligned(nbytes: int) -> int:
+    """Round a number of bytes up to where the next array may begin."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def crop_box(sample: Sample, part: Part, info: ArrayInfo) -> Box:
+    """Return the crop of a part in voxels of its own level.
+
+    Raises
+    ------
+    RankMismatch
+        The crop has other numbers of axes than the array.
+    """
+    rank = len(info.shape)
+    if len(sample.aabb) != rank:
+        raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {info.name} has {rank}")
+    if part.shape is not None and len(part.shape) != rank:
+        raise RankMismatch(f"shape of part {part.name!r} has {len(part.shape)} axes, {info.name} has {rank}")
+    if part.shape is None and info.is_finest:
+        return sample.aabb
+    box = []
+    for axis, (start, stop) in enumerate(sample.aabb):
+        factor = info.factors[axis]
+        size = part.shape[axis] if part.shape else max(1, math.floor((stop - start) / factor + 0.5))
+        first = (
+            start if factor == 1 and size == stop - start else math.floor((start + stop) / 2 / factor - size / 2 + 0.5)
+        )
+        box.append((first, first + size))
+    return tuple(box)
+
+
+def part_shape(part: Part, box: Box, info: ArrayInfo, config: Config) -> PartShape:
+    """Return shape and dtype of a part in the batch."""
+    dtype = part.dtype or (Dtype.STORED if part.kind == "labels" else config.dtype)
+    if info.dtype.kind == "c" and dtype is not Dtype.STORED:
+        raise DtypeMismatch(f"{info.name} holds {info.dtype}, which is not cast to {dtype.value}: use dtype='stored'")
+    return PartShape(part.name, tuple(b - a for a, b in box), dtype, dtype.numpy(info.dtype))
+
+
+def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
+    """Refuse a sample that does not fit the batches of a pipeline.
+
+    Raises
+    ------
+    InvalidArgument, RankMismatch, DtypeMismatch
+        Other parts or shapes, numbers of axes, or dtypes than the first sample.
+    """
+    if [one.name for one in first] != [one.name for one in other]:
+        named = (", ".join(one.name for one in which) for which in (other, first))
+        raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
+    for here, there in zip(first, other, strict=True):
+        if len(here.shape) != len(there.shape):
+            raise RankMismatch(f"{here.name}: {len(there.shape)} axes, {len(here.shape)} in the first sample")
+        if here.shape != there.shape:
+            raise InvalidArgument(f"{here.name}: crop of {there.shape}, of {here.shape} in the first sample")
+        if here != there:
+            raise DtypeMismatch(f"{here.name}: dtype {there.element}, {here.element} in the first sample")
+
+
+def plan_sample(
+    sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
+) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
+    """Plan all parts of a sample: what the batch holds of each, and what is read for it.
+
+    Parameters
+    ----------
+    sample : Sample
+        The sample.
+    infos : sequence of ArrayInfo
+        The array of each part.
+    config : Config
+        dtype, pad, augmentation, seed.
+    row : int
+        Position in the batch.
+    index, epoch : int
+        What the augmentation depends on, besides the seed.
+    """
+    parts = sample.all_parts()
+    boxes = [crop_box(sample, part, info) for part, info in zip(parts, infos, strict=True)]
+    shapes = tuple(part_shape(part, box, info, config) for part, box, info in zip(parts, boxes, infos, strict=True))
+    steps = _all_steps(infos)
+    warp = _warp(boxes, infos, steps, config, index, epoch)
+    reads = tuple(
+        _plan_crop(row, box, info, part, shape, step, config, warp)
+        for part, box, info, shape, step in zip(parts, boxes, infos, shapes, steps, strict=True)
+    )
+    return shapes, reads
+
+
+def _warp(
+    boxes: Sequence[Box],
+    infos: Sequence[ArrayInfo],
+    steps: Sequence[tuple[float, ...] | None],
+    config: Config,
+    index: int,
+    epoch: int,
+) -> Warp | None:
+    if config.augment is None:
+        return None
+    if config.augment.needs_spacing:
+        for info, step in zip(infos, steps, strict=True):
+            if step is None:
+                raise InvalidArgument(
+                    f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm"
+                )
+    halves = [
+        [(stop - start - 1) / 2 * n for (start, stop), n in zip(_last(box), step or _ONES, strict=True)]
+        for box, step in zip(boxes, steps, strict=True)
+    ]
+    flat = 3 - min(info.space for info in infos)
+    half = np.max(halves, axis=0)
+    half[:flat] = 0.0
+    return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
+
+
+def _last(box: Box) -> Box:
+    """The last three axes; those that are missing have one voxel."""
+    return ((0, 1),) * (3 - len(box)) + tuple(box[-3:])
+
+
+_ONES = (1.0, 1.0, 1.0)
+
+
+def _all_steps(infos: Sequence[ArrayInfo]) -> list[tuple[float, ...] | None]:
+    """Return the spacing of each part along (Z, Y, X); None where it is not known.
+
+    An array without a spacing, such as plain labels, has the voxels of level 0 of the first part: its crop is given in
+    them.
+    """
+    first = infos[0]
+    finest = None
+    if first.spacing is not None:
+        finest = tuple(s / f for s, f in zip(first.spacing, first.factors[-first.space :], strict=True))
+    found: list[tuple[float, ...] | None] = []
+    for info in infos:
+        known = info.spacing
+        if known is None and info.is_finest and info.space == first.space:
+            known = finest
+        found.append(None if known is None else (1.0,) * (3 - info.space) + known)
+    return found
+
+
+def _plan_crop(
+    row: int,
+    box: Box,
+    info: ArrayInfo,
+    part: Part,
+    shape: PartShape,
+    step: tuple[float, ...] | None,
+    config: Config,
+    warp: Warp | None,
+) -> CropRead:
+    reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
+    if any(reaches_out) and config.pad is None:
+        axis = reaches_out.index(True)
+        raise InvalidArgument(
+            f"aabb axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
+            "pass Config(pad=…) to allow that"
+        )
+    direct = warp is None and (not any(reaches_out) or config.pad == "constant") and shape.dtype is not Dtype.BF16
+    if direct:
+        return _direct(row, box, info)
+    if info.dtype.kind == "c":
+        raise InvalidArgument(f"{info.name} holds complex numbers, which are neither augmented nor continued")
+    lead = len(box) - min(len(box), 3)
+    if any(reaches_out[:lead]):
+        axis = reaches_out.index(True)
+        raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
+    return _staged(row, box, info, part, np.array(step or _ONES), config, warp)
+
+
+def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
+    region = tuple((max(start, 0), min(stop, n)) for (start, stop), n in zip(box, info.shape, strict=True))
+    if any(start >= stop for start, stop in region):
+        return CropRead(row, info, None, ((0, 0),) * len(box), None)
+    inside = tuple((a - start, b - start) for (a, b), (start, _) in zip(region, box, strict=True))
+    return CropRead(row, info, region, inside, None)
+
+
+def _staged(
+    row: int, box: Box, info: ArrayInfo, part: Part, steps: np.ndarray, config: Config, warp: Warp | None
+) -> CropRead:
+    last = _last(box)
+    first = np.array([start for start, _ in last], float)
+    size = np.array([stop - start for start, stop in last], float)
+    volume = tuple(stop for _, stop in _last(tuple((0, n) for n in info.shape)))
+    matrix, offset, grid = np.eye(3), first, None
+    scale = origin = sigma = np.zeros(3)
+    intensity, order = NEUTRAL, 0
+    if warp is not None:
+        matrix = warp.matrix * steps[None, :] / steps[:, None]
+        middle = (size - 1) / 2
+        offset = first + middle + warp.translation / steps - matrix @ middle
+        if warp.nodes is not None:
+            grid = warp.nodes / steps[:, None, None, None]
+            scale = np.where(np.arange(3) < 3 - info.space, 0.0, steps / warp.node_spacing)
+            origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+        if part.kind == "image":
+            intensity, order = warp.intensity, 1
+            blurred = (size > 1) & (np.arange(3) >= 3 - info.space)
+            sigma = np.where(blurred, warp.intensity.blur / steps, 0.0)
+    low, high = reach(matrix, offset, size, grid)
+    pad = config.pad or "edge"
+    bounds = [read_bounds(float(a), float(b), n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
+    lead = tuple(box[: len(box) - 3]) if len(box) > 3 else ()
+    region = None
+    if all(start < stop for start, stop in bounds):
+        region = lead + tuple(bounds[-min(len(box), 3) :])
+    else:
+        bounds = [(0, 0)] * 3
+    made = Resampling(
+        matrix, offset, _three(start for start, _ in bounds), _three(stop - start for start, stop in bounds),
+        _three(volume), grid, _three(scale), _three(origin), _three(sigma), intensity, order,
+    )  # fmt: skip
+    return CropRead(row, info, region, (), made)
+
+
+def _three(values: Any) -> Any:
+    first, second, third = values.tolist() if isinstance(values, np.ndarray) else values
+    return first, second, third
+
+
+def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
+    """Cut what lies around a box into at most two slabs along each axis."""
+    found: list[tuple[slice, ...]] = []
+    rest = [slice(0, n) for n in shape]
+    for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
+        for a, b in ((0, start), (stop, n)):
+            if a < b:
+                found.append((*rest[:axis], slice(a, b), *rest[axis + 1 :]))
+        rest[axis] = slice(start, stop)
+    return found
+
+
+def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
+    """Where each staged crop begins in the staging buffer of its batch, and at the end the size of that."""
+    return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]

@@ -1,0 +1,193 @@
+"""Staged crops → rows of a batch: on a GPU by ``augment.cu``, one launch for all rows of like types; else by NumPy.
+
+In: crops that were read, as addresses or arrays, and their :class:`~linumpy.stream.plan.Resampling`. Out: the batch is
+filled. Work goes on CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.stream.augment import MAX_NODES
+from linumpy.stream.config import Dtype
+from linumpy.stream.plan import CropRead, PartShape
+from linumpy.stream.resample_host import fill_row
+
+PACKAGE = "linumpy.stream.cuda"
+#: A row of the kernels' table, as ``Row`` in augment.cu.
+ROW = np.dtype(
+    [
+        ("source", "u8"), ("row", "i8"), ("box_start", "i8", 3), ("box_shape", "i8", 3), ("volume", "i8", 3),
+        ("matrix", "f8", 9), ("offset", "f8", 3), ("grid", "u8"), ("grid_shape", "i8", 3), ("grid_scale", "f8", 3),
+        ("grid_origin", "f8", 3), ("low", "f8"), ("span", "f8"), ("gamma", "f8"), ("contrast", "f8"), ("noise", "f8"),
+        ("key", "u8"), ("sigma", "f8", 3),
+    ]
+)  # fmt: skip
+_MODES = {"constant": "CONSTANT", "edge": "NEAREST", "reflect": "MIRROR"}
+_THREADS, _SHARED = 128, 48 * 1024
+_MOST_BLOCKS = 2**20
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A staged crop.
+
+    Attributes
+    ----------
+    read : CropRead
+        What it is.
+    voxels : cupy.ndarray, numpy.ndarray or None
+        The box that was read; None where nothing was.
+    """
+
+    read: CropRead
+    voxels: Any
+
+
+def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
+    """Name a kernel of augment.cu and what it is compiled for."""
+    to = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
+    copies = dtype is not Dtype.BF16 and source == out
+    defines = (
+        ("SOURCE", CUDA_TYPES[source.str[1:]]), ("OUT", to), ("COPY", str(int(copies))),
+        ("WIDE", str(int(source == np.float64))), ("ORDER", str(order)), ("MODE", _MODES[pad]),
+    )  # fmt: skip
+    return KernelSpec("augment", name, defines, PACKAGE)
+
+
+def resample(
+    batch: Any, part: PartShape, staged: Sequence[Staged], pad: str, fill: float, pool: Executor | None
+) -> list[Any]:
+    """Fill rows of a batch.
+
+    Parameters
+    ----------
+    batch : cupy.ndarray or numpy.ndarray
+        The whole batch of one part, contiguous; for bf16 its bits as uint16.
+    part : PartShape
+        Its dtype.
+    staged : sequence of Staged
+        Rows to fill.
+    pad : str
+        What lies outside of volumes.
+    fill : float
+        For ``pad="constant"``.
+    pool : Executor or None
+        Threads for NumPy arrays.
+
+    Returns
+    -------
+    list
+        What must live until the work that was queued is done.
+    """
+    if isinstance(batch, np.ndarray):
+        work = [(batch[one.read.row], part, one, pad, fill) for one in staged]
+        list((pool.map if pool else map)(lambda arguments: fill_row(*arguments), work))
+        return []
+    return launch(batch, part, staged, pad, fill)
+
+
+def launch(batch: Any, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Any]:
+    """Fill rows on the device, by one launch for each pair of stored dtype and order."""
+
+    def kind(one: Staged) -> tuple[str, int]:
+        assert one.read.resampling is not None
+        return one.read.info.dtype.str, one.read.resampling.order
+
+    kept: list[Any] = []
+    for (stored, order), found in groupby(sorted(staged, key=kind), kind):
+        rows = list(found)
+        device_rows, arrays = _upload(rows, batch)
+        kept += arrays
+        spec = (np.dtype(stored), batch.dtype, part.dtype, order, pad)
+        _launch_augment(load(kernel_spec("augment", *spec)), batch, part.shape, device_rows, len(rows), fill)
+        sigmas = np.array([one.read.resampling.sigma for one in rows])  # type: ignore[union-attr]
+        if sigmas.any():
+            _launch_blur(load(kernel_spec("blur", *spec)), batch, part.shape, device_rows, sigmas)
+    return kept
+
+
+def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the kernels' table, with offsets in place of addresses of grids, and all grids behind each other.
+
+    An offset is that in bytes, plus 1: 0 stands for no grid.
+    """
+    records = np.zeros(len(rows), ROW)
+    grids, at = [np.zeros(0)], 0
+    for record, one in zip(records, rows, strict=True):
+        made = one.read.resampling
+        assert made is not None
+        record["row"] = one.read.row
+        for name in ("box_start", "box_shape", "volume", "offset", "grid_scale", "grid_origin", "sigma"):
+            record[name] = getattr(made, name)
+        record["matrix"] = made.matrix.ravel()
+        for name in ("low", "span", "gamma", "contrast", "noise", "key"):
+            record[name] = getattr(made.intensity, name)
+        if made.grid is not None:
+            assert max(made.grid.shape[1:]) <= MAX_NODES
+            record["grid"], record["grid_shape"] = 1 + 8 * at, made.grid.shape[1:]
+            grids.append(made.grid.ravel())
+            at += made.grid.size
+    return records, np.concatenate(grids)
+
+
+def _upload(rows: Sequence[Staged], batch: Any) -> tuple[Any, list[Any]]:
+    records, grids = table(rows)
+    records["source"] = [0 if one.voxels is None else _address(one.voxels) for one in rows]
+    device_grids = _to_device(grids, batch) if grids.size else None
+    if device_grids is not None:
+        has = records["grid"] > 0
+        records["grid"][has] += np.uint64(_address(device_grids) - 1)
+    device_rows = _to_device(records.view(np.uint8), batch)
+    return device_rows, [device_rows, device_grids]
+
+
+def _to_device(array: np.ndarray, batch: Any) -> Any:
+    if isinstance(batch, np.ndarray):  # under the emulator
+        return array
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _space(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the product of leading axes, and the last three."""
+    nz, ny, nx = (1,) * (3 - len(shape[-3:])) + tuple(shape[-3:])
+    return math.prod(shape[:-3]), nz, ny, nx
+
+
+def _launch_augment(kernel: Any, batch: Any, shape: Sequence[int], rows: Any, count: int, fill: float) -> None:
+    lead, nz, ny, nx = _space(shape)
+    lines = nz * ny
+    threads = min(_THREADS, -(-nx // 32) * 32)
+    arguments = (rows, batch, *int32(lead, ny, nx), *int64(lines), np.float64(fill))
+    kernel((min(lines, _MOST_BLOCKS), count), (threads,), arguments)
+
+
+def _launch_blur(kernel: Any, batch: Any, shape: Sequence[int], rows: Any, sigmas: np.ndarray) -> None:
+    lead, *space = _space(shape)
+    axes = [axis for axis in range(3) if sigmas[:, axis].any()]
+    for axis in axes:
+        n, stride = space[axis], math.prod(space[axis + 1 :])
+        total = lead * math.prod(space) // n
+        most = int(4.0 * sigmas[:, axis].max() + 0.5) + 1
+        columns = min(32, (_SHARED // 8 - most) // n, total)
+        if columns < 1:
+            raise ValueError(f"blur: an axis of {n} voxels with a radius of {most} does not fit into shared memory")
+        arguments = (
+            rows, batch, *int32(axis, n), *int64(stride, total), *int32(columns, most, int(axis == axes[-1])),
+        )  # fmt: skip
+        grid = (-(-total // columns), len(sigmas))
+        kernel(grid, (_THREADS,), arguments, shared_mem=8 * (n * columns + most))

@@ -1,0 +1,229 @@
+"""One staged crop → a row of a batch in host memory, by NumPy and SciPy: where there is no GPU.
+
+The definition is that of ``augment.cu``: coordinates in double precision, SciPy's order 0 or 1, values rounded to the
+batch's dtype where it is one of integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from linumpy.stream.augment import Intensity, fold
+from linumpy.stream.config import Dtype
+from linumpy.stream.plan import PartShape, Resampling
+
+
+def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: float) -> None:
+    """Fill a row of a batch.
+
+    Parameters
+    ----------
+    row : numpy.ndarray
+        Of the batch; for bf16 its bits as uint16.
+    part : PartShape
+        Its dtype.
+    staged : Staged
+        The box that was read, and the map.
+    pad : str
+        What lies outside of the volume.
+    fill : float
+        For ``pad="constant"``.
+    """
+    made = staged.read.resampling
+    shape = (1,) * (3 - min(3, row.ndim)) + row.shape[-3:]
+    target = row.reshape(-1, *shape)
+    if staged.voxels is None:
+        sampled = np.full(target.shape, fill)
+        _write(target, _changed(sampled, made, part, row), part)
+        return
+    voxels = staged.voxels.reshape(-1, *made.box_shape)
+    if made.order == 0:
+        taken, inside = _nearest(voxels, made, shape, pad)
+        _write(target, taken, part)
+        if not inside.all():
+            _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
+        return
+    places, inside = coordinates(made, shape, pad)
+    sampled = np.stack([_linear(one, made, places, inside, fill) for one in voxels])
+    _write(target, _changed(sampled, made, part, row), part)
+
+
+def _changed(values: np.ndarray, made: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
+    """Blur and change intensities; each axis of the blur rounds to the dtype of the batch."""
+    axes = [axis for axis in range(3) if made.sigma[axis] > 0]
+    if axes:
+        held = np.empty(values.shape, row.dtype)
+        _write(held, values, part)
+        for axis in axes:
+            values = ndimage.gaussian_filter1d(_read(held, part), made.sigma[axis], axis=axis + 1, mode="reflect")
+            if axis != axes[-1]:
+                _write(held, values, part)
+    return change(values, made.intensity)
+
+
+def coordinates(made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return coordinates in the volume, taken back into it, and which voxels of the crop lie inside."""
+    at = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
+    places = np.tensordot(made.matrix, at, 1) + made.offset[:, None, None, None]
+    if made.grid is not None:
+        places += displacement(made, shape)
+    inside = np.ones(shape, bool)
+    for axis, n in enumerate(made.volume):
+        if pad == "constant":
+            inside &= (places[axis] >= 0) & (places[axis] <= n - 1)
+        elif pad == "edge" or n == 1:
+            places[axis] = np.clip(places[axis], 0, n - 1)
+        else:
+            turned = np.mod(places[axis], 2 * n - 2)
+            places[axis] = np.where(turned <= n - 1, turned, 2 * n - 2 - turned)
+    return places, inside
+
+
+def displacement(made: Resampling, shape: tuple[int, ...]) -> np.ndarray:
+    """Evaluate the cubic B-spline of displacements at every voxel of the crop."""
+    assert made.grid is not None
+    field = made.grid
+    for axis, n in enumerate(shape):
+        field = np.moveaxis(np.tensordot(_spline_matrix(made, axis, n), field, ([1], [axis + 1])), 0, axis + 1)
+    return field
+
+
+def _spline_matrix(made: Resampling, axis: int, n: int) -> np.ndarray:
+    assert made.grid is not None
+    nodes = made.grid.shape[axis + 1]
+    at = np.arange(n) * made.grid_scale[axis] + made.grid_origin[axis]
+    base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
+    t = at - base
+    weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6
+    matrix = np.zeros((n, nodes))
+    for k in range(4):
+        matrix[np.arange(n), base - 1 + k] += weights[k]
+    return matrix
+
+
+def _linear(box: np.ndarray, made: Resampling, places: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
+    local = places - np.array(made.box_start, float)[:, None, None, None]
+    if box.dtype == np.float16:  # which SciPy does not take
+        box = box.astype(np.float32)
+    # Beside the box lie only neighbours of weight 0.
+    if box.dtype.kind == "f" and not np.isfinite(box).all():
+        return np.where(inside, _linear_of_finite_weights(box, local), fill)
+    values = ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
+    return np.where(inside, values, fill)
+
+
+def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Interpolate where neighbours that do not count may be NaN, which SciPy multiplies by 0."""
+    below = np.floor(local).astype(int)
+    upper = local - below
+    result = np.zeros(local.shape[1:])
+    for corner in np.ndindex(2, 2, 2):
+        weight = np.prod([u if k else 1 - u for k, u in zip(corner, upper, strict=True)], axis=0)
+        at = [np.clip(b + k, 0, n - 1) for b, k, n in zip(below, corner, box.shape, strict=True)]
+        result += np.where(weight == 0, 0.0, weight * np.where(weight == 0, 0.0, box[tuple(at)].astype(float)))
+    return result
+
+
+def _nearest(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nearest voxels, and where they count."""
+    if np.array_equal(made.matrix, np.eye(3)) and made.grid is None:
+        return _shifted(voxels, made, shape, pad)
+    places, inside = coordinates(made, shape, pad)
+    index = tuple(
+        np.clip(np.floor(place + 0.5).astype(int) - start, 0, n - 1)
+        for place, start, n in zip(places, made.box_start, made.box_shape, strict=True)
+    )
+    return voxels[(slice(None), *index)], inside
+
+
+def _shifted(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Take whole voxels along each axis."""
+    inside, index = [], []
+    for axis, size in enumerate(shape):
+        at = np.arange(size) + int(np.floor(made.offset[axis] + 0.5))
+        n = made.volume[axis]
+        inside.append((at >= 0) & (at < n) if pad == "constant" else np.ones(size, bool))
+        held = np.clip(at, 0, n - 1) if pad == "constant" else fold(at, n, pad)
+        index.append(np.clip(held - made.box_start[axis], 0, made.box_shape[axis] - 1))
+    taken = voxels[np.ix_(np.arange(len(voxels)), *index)]
+    return taken, inside[0][:, None, None] & inside[1][:, None] & inside[2]
+
+
+def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cast values; to integers rounded, halves away from zero, and saturated, NaN as 0."""
+    if dtype.kind == "b":
+        return narrow(values, np.dtype("u1")).astype(bool)
+    if dtype.kind not in "iu" or values.dtype.kind in "iub":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    limits = np.iinfo(dtype)
+    whole = np.trunc(values + np.copysign(0.5, values))
+    whole = np.where(np.abs(values) >= 2.0**52, values, whole)
+    result = np.clip(np.nan_to_num(whole, nan=0.0), float(limits.min), float(limits.max)).astype(dtype)
+    return np.where(whole >= float(limits.max), limits.max, result).astype(dtype)
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """Round to bfloat16, halves to even; returns the bits as uint16."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values, np.float32)
+    bits = single.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(single)
+    if nan.any():
+        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    return result
+
+
+def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:
+    target[where] = bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, target.dtype)
+
+
+def _read(held: np.ndarray, part: PartShape) -> np.ndarray:
+    if part.dtype is Dtype.BF16:
+        return (held.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return held.astype(np.float64)
+
+
+def change(values: np.ndarray, intensity: Intensity) -> np.ndarray:
+    """Change intensities: gamma, contrast, noise. `values` are those of a whole crop, in C order."""
+    if intensity.is_neutral:
+        return values
+    values = np.asarray(values, np.float64)
+    low, span = intensity.low, intensity.span
+    if intensity.gamma != 1:
+        values = low + span * np.maximum((values - low) / span, 0.0) ** intensity.gamma
+    if intensity.contrast != 1:
+        middle = low + 0.5 * span
+        values = middle + (values - middle) * intensity.contrast
+    if intensity.noise != 0:
+        values = values + intensity.noise * normals(intensity.key, values.size).reshape(values.shape)
+    return values
+
+
+def normals(key: int, count: int) -> np.ndarray:
+    """Return normally distributed numbers 0 to `count` of a key, by Philox4x32-10 and Box and Muller."""
+    first, second = philox(key, np.arange(count, dtype=np.uint64))
+    radius = np.sqrt(-2.0 * np.log((first + 1.0) / 4294967296.0))
+    return radius * np.cos(6.283185307179586476925 * (second / 4294967296.0))
+
+
+def philox(key: int, counters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first two of the four words of Philox4x32-10 for each counter, as float64."""
+    low, word = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1 = counters & low, counters >> word
+    c2 = c3 = np.zeros_like(counters)
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (b >> word) ^ c1 ^ np.uint64(k0), b & low, (a >> word) ^ c3 ^ np.uint64(k1), a & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0.astype(np.float64), c1.astype(np.float64)

@@ -1,0 +1,280 @@
+"""Arrays that samples name, and reads of them.
+
+A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept for the next sample. Regions of arrays → a ticket
+each, in their order: of arrays that the reader takes the reader's, of others one with the same methods, read by
+zarr-python in threads. An error is that of its job alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.errors import MetadataError
+from linumpy.io.layout import read_layout
+from linumpy.io.ome import open_image
+from linumpy.io.source import open_node, open_source
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.stream.config import Config, Sample
+from linumpy.stream.errors import InvalidArgument
+from linumpy.stream.plan import ArrayInfo, Box
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+
+
+class Sources:
+    """The arrays of a pipeline, opened by threads ahead of their use.
+
+    Parameters
+    ----------
+    config : Config
+        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` open them; limits of chunks and elements.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
+        self._kept: OrderedDict[Key, Future[ArrayInfo]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0
+
+    def request(self, sample: Sample) -> list[Future[ArrayInfo]]:
+        """Begin to open the arrays of a sample, one for each part."""
+        return [self._get((part.uri or sample.uri, part.level)) for part in sample.all_parts()]
+
+    def _get(self, key: Key) -> Future[ArrayInfo]:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None and not (found.done() and found.exception()):
+                self._kept.move_to_end(key)
+                self.hits += 1
+                return found
+            self.misses += 1
+            opened = self.pool.submit(open_info, key[0], key[1], self._config)
+            self._kept[key] = opened
+            while len(self._kept) > self._config.n_zarrs_meta_cache:
+                self._kept.popitem(last=False)
+            return opened
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()
+
+
+def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
+    """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
+
+    Raises
+    ------
+    InvalidArgument
+        Its chunks or elements exceed the limits.
+    FileNotFoundError, SourceError, ValueError
+        See :func:`linumpy.io.source.open_source`.
+    """
+    node = open_node(uri)
+    if isinstance(node, zarr.Array):
+        array = open_source(node, level)
+        space = min(array.ndim, 3)
+        spacing = None if config.spacing is None else _fitting(config.spacing, space, uri)
+        info = _info(array, uri, space, spacing, (1.0,) * array.ndim)
+    else:
+        info = _image_info(node, uri, level, config)
+    most = config.max_bytes_per_element
+    if 0 < most < info.dtype.itemsize:
+        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
+    nbytes = info.dtype.itemsize
+    for n in info.chunk_shape:
+        nbytes *= n
+    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
+        raise InvalidArgument(
+            f"{uri} has chunks of {nbytes} bytes, more than "
+            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
+        )
+    return info
+
+
+def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
+    try:
+        image = open_image(group, spacing=config.spacing)
+    except MetadataError:  # axes or units are missing: crops need neither, and augmentation says so
+        array, finest = open_source(group, level), open_source(group, 0)
+        factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
+        return _info(array, uri, min(array.ndim, 3), None, factors)
+    array = open_source(group, level)
+    axes = image.spatial_axes
+    if axes != tuple(range(array.ndim - len(axes), array.ndim)):
+        raise InvalidArgument(f"{uri}: axes of space must be the last ones (they are {axes} of {array.ndim})")
+    ratios = [there / here for there, here in zip(image.spacing[level], image.spacing[0], strict=True)]
+    factors = (1.0,) * (array.ndim - len(axes)) + tuple(round(r) if abs(r - round(r)) < 1e-6 else r for r in ratios)
+    return _info(array, uri, len(axes), image.spacing[level], factors)
+
+
+def _info(
+    array: zarr.Array, uri: str, space: int, spacing: Sequence[float] | None, factors: tuple[float, ...]
+) -> ArrayInfo:
+    if array.ndim == 0:
+        raise InvalidArgument(f"{uri} has no axes to crop")
+    layout = read_layout(array)
+    known: Any = None if spacing is None else tuple(spacing)
+    return ArrayInfo(
+        array, uri, tuple(array.shape), layout.chunk_shape, layout.object_shape, array.dtype.newbyteorder("="),
+        space, known, factors, layout.unsupported,
+    )  # fmt: skip
+
+
+def _fitting(spacing: tuple[float, ...], space: int, uri: str) -> tuple[float, ...]:
+    if len(spacing) != space:
+        raise InvalidArgument(f"spacing has {len(spacing)} numbers, {uri} has {space} axes of space")
+    return spacing
+
+
+@dataclass(frozen=True)
+class ReadJob:
+    """A region and where it goes.
+
+    Attributes
+    ----------
+    info : ArrayInfo
+        The array.
+    region : Box
+        What is read of it.
+    out : cupy.ndarray or numpy.ndarray
+        Strides may be any that are positive; elements are cast to its dtype.
+    """
+
+    info: ArrayInfo
+    region: Box
+    out: Any
+
+
+class Fallback:
+    """Reads by zarr-python what the reader does not take; says why, once for each array.
+
+    Parameters
+    ----------
+    pool : Executor
+        Its threads.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._named: set[str] = set()
+
+    def submit(self, job: ReadJob) -> FallbackTicket:
+        """Begin to read."""
+        if job.info.name not in self._named:
+            self._named.add(job.info.name)
+            log.warning("%s is read by zarr-python on the host: %s", job.info.name, job.info.unsupported)
+        return FallbackTicket(self._pool.submit(_read, job), job.out)
+
+
+class FallbackTicket:
+    """A region that zarr-python reads."""
+
+    def __init__(self, future: Future[Any], out: Any) -> None:
+        self._future, self._out = future, out
+
+    def result(self, stream: Any = None) -> Any:
+        """Wait for the region; copy it to a device on `stream`."""
+        values = self._future.result()
+        if values is not None:
+            import cupy
+
+            with cupy.cuda.get_current_stream() if stream is None else stream:
+                self._out[...] = cupy.asarray(values)
+            self._future = Future()
+            self._future.set_result(None)
+        return self._out
+
+    def exception(self) -> BaseException | None:
+        """Wait for the end; return the error, or None."""
+        try:
+            return self._future.exception()
+        except CancelledError as error:
+            return error
+
+    def done(self) -> bool:
+        """Say whether nothing has to be waited for."""
+        return self._future.done()
+
+    def cancel(self) -> bool:
+        """Give the region up, unless it is being read."""
+        return self._future.cancel()
+
+
+class FailedTicket:
+    """A region that could not be asked for."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def result(self, stream: Any = None) -> Any:
+        """Raise the error."""
+        raise self._error
+
+    def exception(self) -> BaseException | None:
+        """Return the error."""
+        return self._error
+
+    def done(self) -> bool:
+        """Say that nothing has to be waited for."""
+        return True
+
+    def cancel(self) -> bool:
+        """Say that it is too late."""
+        return False
+
+
+def _read(job: ReadJob) -> Any:
+    """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
+    values = read_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
+    with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
+        values = np.ascontiguousarray(values).astype(job.out.dtype, copy=False)
+    if isinstance(job.out, np.ndarray):
+        job.out[...] = values
+        return None
+    return values
+
+
+def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any]:
+    """Submit jobs: those of the same array and dtype together, so that they are planned together.
+
+    Parameters
+    ----------
+    reader : linumpy.gpu.Reader
+        On the device of the outputs.
+    jobs : sequence of ReadJob
+        What to read.
+    fallback : Fallback
+        Reads what the reader does not take.
+    """
+    groups: dict[tuple[int, str], list[int]] = {}
+    tickets: list[Any] = [None] * len(jobs)
+    for number, job in enumerate(jobs):
+        if job.info.unsupported is not None:
+            tickets[number] = fallback.submit(job)
+        else:
+            groups.setdefault((id(job.info), job.out.dtype.str), []).append(number)
+    for numbers in groups.values():
+        chosen = [jobs[number] for number in numbers]
+        regions = np.array([job.region for job in chosen], np.int64)
+        outs = [job.out for job in chosen]
+        made: Sequence[Any]
+        try:
+            made = reader.submit_many(chosen[0].info.source, regions, outs=outs, dtype=outs[0].dtype)
+        except Exception as error:
+            made = [FailedTicket(error)] * len(chosen)
+        for number, ticket in zip(numbers, made, strict=True):
+            tickets[number] = ticket
+    return tickets

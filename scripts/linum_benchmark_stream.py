@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Time batches of random crops, beside tensorstore and zarr-python in threads, on this machine.
+
+W1a and W1b are 64×256×256 crops in batches of 8 from one 512×1024×1024 uint16 array, zstd and raw, 64³ chunks in
+256×512×512 shards; W2 are 128³ crops in batches of 32 from 16 arrays of 512³ that zstd compresses 3 times, with and
+without augmentation; T are those with a ratio of 1.48 and batches of 128; F are 32³ crops in batches of 64. The arrays
+are made in a folder of its own below --folder and removed at the end.
+
+The first batch of each is compared with zarr-python's first; a wrong one is reported as WRONG and has no time. Rates
+count the bytes of crops in the stored dtype. The peers read a tenth of the batches, and their times are those for all.
+--scale makes arrays smaller and fewer, --batches runs shorter; then the marks are not judged.
+
+For example:
+  linum-benchmark-stream --folder /dev/shm
+  linum-benchmark-stream --only W2 --scale 0.5 --batches 50 --runs 3 --json stream.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+from linumpy.benchmark import command
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.stream import WORKLOADS, StreamRequest, stream_cases
+from linumpy.device import resolve
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser(
+        prog="linum-benchmark-stream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(WORKLOADS), metavar="CASE", help=f"Of {', '.join(WORKLOADS)}. [W1a W1b W2]"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Part of all sizes. [%(default)s]")
+    parser.add_argument("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]")
+    parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
+    parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
+    parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="Where arrays go. [where temporary files go]")
+    command.add_options(parser, "3")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
+    parser = _build_arg_parser()
+    args = parser.parse_args(argv)
+    try:
+        if not 0 < args.scale <= 1:
+            raise ValueError(f"--scale {args.scale}: a part from 0 to 1 of the sizes")
+        if args.batches is not None and args.batches < 2:
+            raise ValueError(f"--batches {args.batches}: 2 at least")
+        output = command.output_of(parser, args, argv)
+        settings = Settings(3 if args.runs is None else args.runs)
+        request = StreamRequest(
+            tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, int(args.buffers * 2**30),
+            args.lookahead,
+            resolve().is_cuda,
+        )  # fmt: skip
+        with stream_cases(request) as (folder, cases):
+            results = command.run(cases, settings, output, folder)
+    except cli.EXPECTED as error:
+        parser.error(str(error))
+    return command.exit_code(parser, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Estimate how much more than random crops is read from arrays, and which chunks would be better for them.
+
+A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
+each crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own,
+and, where it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
+
+For example:
+  linum-stream-info brain.ome.zarr --crop 128 128 128
+  linum-stream-info a.zarr b.zarr --crop 64 256 256 --crop 32 32 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from linumpy import cli
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser("linum-stream-info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images.")
+    parser.add_argument("--crop", nargs="+", type=int, action="append", required=True, metavar="N",
+                        help="Voxels of a crop along each axis; may be given several times.")  # fmt: skip
+    parser.add_argument("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the table there, too.")
+    return parser
+
+
+def _tell(arguments: argparse.Namespace) -> None:
+    from linumpy.stream.config import Config
+    from linumpy.stream.crops.survey import amplification, table
+    from linumpy.stream.sources import open_info
+
+    config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
+    opened = [open_info(str(one), arguments.level, config) for one in arguments.arrays]
+    rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
+    print(table(rows))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _tell, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What users ask for: samples however spelled, limits that are checked, names of dtypes, errors that are builtins."""
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from linumpy import stream
+from linumpy.errors import ChunkError, LinumpyError
+from linumpy.stream.errors import as_stream_error
+
+NEEDED = {"batch_size": 8, "host_buffer_bytes": 1 << 20, "device_buffer_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("batch_size", 1), ("host_buffer_bytes", 2**20), ("device_buffer_bytes", 1), ("lookahead_batches", 2),
+     ("n_io_threads", 1), ("n_compute_threads", 0), ("n_zarrs_meta_cache", 1), ("max_gpu_memory_bytes", 0)],
+)  # fmt: skip
+def test_numbers_that_are_too_small(name, least):
+    with pytest.raises(ValueError, match=rf"^{name} must be >= {least} \(got {least - 1}\)$"):
+        stream.Config(**{**NEEDED, name: least - 1})
+    for wrong in (True, 1.5, "8", None):
+        with pytest.raises(TypeError, match=f"{name} must be an int"):
+            stream.Config(**{**NEEDED, name: wrong})
+    assert getattr(stream.Config(**{**NEEDED, name: np.int64(1 << 30)}), name) == 1 << 30 or name.startswith("max")
+
+
+def test_a_configuration_is_a_frozen_record():
+    cfg = stream.Config(**NEEDED, dtype="bf16")
+    assert cfg.dtype is stream.Dtype.BF16
+    other = dataclasses.replace(cfg, batch_size=3)
+    assert (other.batch_size, other.dtype) == (3, stream.Dtype.BF16)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        cfg.batch_size = 2
+    with pytest.raises(TypeError):
+        stream.Config(8, 1, 1)
+    with pytest.raises(ValueError, match="batch_size must be >= 1"):
+        dataclasses.replace(cfg, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"pad": "mirror"}, "pad must be one of"), ({"on_error": "stop"}, "on_error must be"),
+     ({"rank": 2, "world_size": 2}, r"rank must be < world_size \(got 2 of 2\)"),
+     ({"spacing": (1, 0, 1)}, "spacing must be positive"), ({"dtype": "f8"}, "dtype must be one of f32, f16, bf16"),
+     ({"augment": stream.Augment()}, "augment needs pad"), ({"device": "gpu"}, "device must be an int"),
+     ({"max_gpu_memory_bytes": 5}, "max_gpu_memory_bytes must be >= .* = 2097152")],
+)  # fmt: skip
+def test_what_a_configuration_refuses(wrong, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        stream.Config(**NEEDED, **wrong)
+
+
+def test_the_chunk_cache_obeys_the_cap():
+    options = {**NEEDED, "cache_bytes": 10 << 20}
+    assert stream.Config(**options).allowed_cache_bytes == 10 << 20
+    assert stream.Config(**options, max_gpu_memory_bytes=5 << 20).allowed_cache_bytes == 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [(("f32", "float32", "torch.float32", np.float32, np.dtype("f4")), stream.Dtype.F32),
+     (("f16", "half", np.float16), stream.Dtype.F16),
+     (("bf16", "BFloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)), stream.Dtype.BF16),
+     (("stored", stream.Dtype.STORED), stream.Dtype.STORED)],
+)  # fmt: skip
+def test_names_of_dtypes(names, dtype):
+    assert {stream.Dtype.coerce(name) for name in names} == {dtype}
+
+
+def test_samples_are_equal_however_spelled():
+    spelled = [
+        stream.Sample("a.zarr", np.s_[0:64, 1:256, -3:256]),
+        stream.Sample(Path("a.zarr"), [(0, 64), [1, 256], (-3, 256)]),
+        stream.Sample(uri="a.zarr", aabb=np.array([[0, 64], [1, 256], [-3, 256]]), index=5),
+        stream.Sample("a.zarr", (slice(np.int32(0), 64, 1), (1, 256), (-3, 256))),
+    ]
+    assert len(set(spelled)) == 1
+    assert spelled[2].aabb == ((0, 64), (1, 256), (-3, 256))
+    assert str(spelled[0]) == "a.zarr[0:64, 1:256, -3:256]"
+
+
+@pytest.mark.parametrize(
+    ("aabb", "error", "message"),
+    [((5, (0, 2)), TypeError, r"^aabb axis 0: expected slice or \(start, stop\) tuple; got int$"),
+     (((0, 2), (1, 2, 3)), TypeError, "aabb axis 1: expected"),
+     ((slice(0, 4, 2),), ValueError, r"aabb axis 0: slice\(0, 4, 2\) has a step"),
+     (((0, 2), slice(None, 4)), ValueError, r"aabb axis 1: slice\(None, 4, None\) is open"),
+     (((0, 2), (3, 3)), ValueError, r"aabb axis 1: start must be < stop; got \(3, 3\)"),
+     (((0, 2.5),), TypeError, "aabb axis 0: start and stop must be ints"),
+     ((), TypeError, "aabb must hold"), ("ab", TypeError, "aabb must hold"), (7, TypeError, "aabb must hold")],
+)  # fmt: skip
+def test_boxes_that_are_refused(aabb, error, message):
+    with pytest.raises(error, match=message):
+        stream.Sample("a", aabb)
+
+
+def test_parts_that_are_refused():
+    box = ((0, 1),)
+    with pytest.raises(ValueError, match=r"different names \(got image, image\)"):
+        stream.Sample("a", box, parts=[stream.Part("image")])
+    for wrong in (
+        {"name": "a b"},
+        {"name": "_a"},
+        {"name": "class"},
+        {"name": "a", "kind": "mask"},
+        {"name": "a", "level": -1},
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            stream.Part(**wrong)
+    with pytest.raises(TypeError, match="uri must be a path"):
+        stream.Sample(3, box)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"gamma": (0.5, 2)}, "need intensity_range"), ({"scale": (0, 1)}, "scale must be > 0"),
+     ({"flip": "zq"}, "flip must name axes"), ({"elastic": (0, 1)}, "elastic spacing must be > 0"),
+     ({"rotation": ((0, 1),)}, "rotation must be a number or three"), ({"noise": -1}, "noise must be >= 0"),
+     ({"contrast": (2, 1), "intensity_range": (0, 1)}, "low <= high"),
+     ({"intensity_range": (1, 1)}, "low < high"), ({"scale": [(1, 2)] * 2}, "scale must be")],
+)  # fmt: skip
+def test_augmentations_that_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        stream.Augment(**wrong)
+
+
+BUILTINS = {
+    stream.TryAgain: BlockingIOError, stream.InvalidArgument: ValueError, stream.NotFound: FileNotFoundError,
+    stream.DtypeMismatch: TypeError, stream.RankMismatch: ValueError, stream.StorageError: OSError,
+    stream.DecodeError: OSError, stream.NativeCudaError: RuntimeError, stream.OutOfMemory: MemoryError,
+    stream.ShutdownError: RuntimeError,
+}  # fmt: skip
+
+
+def test_every_error_has_a_status_of_its_own_and_a_builtin():
+    assert {kind.status for kind in BUILTINS} == set(stream.Status) - {stream.Status.OK}
+    sample = stream.Sample("a", ((0, 1),))
+    for kind, builtin in BUILTINS.items():
+        error = kind("went wrong", sample)
+        assert isinstance(error, (stream.StreamError, LinumpyError))
+        assert isinstance(error, builtin)
+        assert (error.what, str(error)) == ("went wrong", "went wrong (sample a[0:1])")
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), again.what, again.sample) == (kind, "went wrong", sample)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(FileNotFoundError("x"), stream.NotFound), (ChunkError("x"), stream.DecodeError),
+     (MemoryError("x"), stream.OutOfMemory), (PermissionError("x"), stream.StorageError),
+     (ValueError("x"), stream.InvalidArgument), (KeyError("x"), stream.StorageError)],
+)  # fmt: skip
+def test_errors_of_reads_are_translated(error, kind):
+    made = as_stream_error(error)
+    assert type(made) is kind
+    assert made.__cause__ is error

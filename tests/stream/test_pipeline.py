@@ -1,0 +1,364 @@
+"""Batches against zarr-python: contents, order, errors, memory, states."""
+
+import gc
+import itertools
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+from stream_arrays import make_array
+
+from linumpy import stream
+
+
+def samples_of(path, count=None, size=(4, 5, 6), shape=(20, 30, 40)):
+    """Crops at places that their number gives."""
+    for k in itertools.count() if count is None else range(count):
+        rng = np.random.default_rng(k)
+        start = [int(rng.integers(0, n - s + 1)) for n, s in zip(shape, size, strict=True)]
+        yield stream.Sample(path, [(a, a + s) for a, s in zip(start, size, strict=True)])
+
+
+def cut(values, sample):
+    return values[tuple(slice(*one) for one in sample.aabb)]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "stored"])
+def test_batches_are_the_crops(volume, pipeline, dtype):
+    path, values = volume
+    p = pipeline(dtype=dtype, batch_size=3)
+    p.push(samples_of(path))  # infinite
+    expected = samples_of(path)
+    target = {"f32": "f4", "f16": "f2", "bf16": ml_dtypes.bfloat16, "stored": "u2"}[dtype]
+    for number, batch in enumerate(p.batches(7)):
+        crops = np.stack([cut(values, sample) for sample in itertools.islice(expected, 3)])
+        with batch as tensor, np.errstate(over="ignore"):
+            assert batch.batch_id == number
+            assert batch.info.shape == (3, 4, 5, 6)
+            assert batch.info.dtype == np.dtype(target).name
+            crops = crops.astype("f4").astype(target) if dtype == "bf16" else crops.astype(target)
+            assert np.array_equal(tensor.numpy(), crops.astype("f4") if dtype == "bf16" else crops)
+    assert number == 6
+
+
+def test_a_batch_goes_by_dlpack_and_lives_as_long_as_its_consumer(volume, pipeline):
+    path, values = volume
+    p = pipeline(dtype="stored", device_buffer_bytes=2 * 512 + 4 * 2 * 240)  # two batches of 480 B, aligned
+    p.push(samples_of(path))
+    held = []
+    for batch in p.batches(2):
+        with batch as tensor:
+            held.append(np.from_dlpack(tensor))
+    kept = [one.copy() for one in held]
+    for _ in range(2):  # those that memory still allows
+        held.append(np.from_dlpack(p.pop()))
+        kept.append(held[-1].copy())
+    with pytest.raises(stream.TryAgain, match="held by the consumer"):
+        p.pop()
+    assert all(np.array_equal(one, other) for one, other in zip(held, kept, strict=True))
+    assert np.array_equal(held[0], [cut(values, one) for one in samples_of(path, 2)])
+    count = len(held)
+    del held[0]
+    gc.collect()
+    later = p.pop()
+    assert np.array_equal(later.numpy(), [cut(values, one) for one in samples_of(path, 2 * count + 2)][-2:])
+
+
+def test_bf16_capsules_say_so(volume, pipeline):
+    p = pipeline(dtype="bf16")
+    p.push(samples_of(volume[0]))
+    import ctypes
+
+    for options, name, at in (({}, b"dltensor", 20), ({"max_version": (1, 0)}, b"dltensor_versioned", 52)):
+        capsule = p.pop().__dlpack__(**options)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer(capsule, name)
+        assert list((ctypes.c_uint8 * 2).from_address(pointer + at)) == [4, 16]
+
+
+def test_a_batch_that_was_given_back_is_refused(volume, pipeline):
+    p = pipeline()
+    p.push(samples_of(volume[0]))
+    with p.pop() as tensor:
+        part = tensor.tensors[0]
+    for use in (lambda: tensor.info, lambda: tensor.__dlpack__(), lambda: part.array.shape, lambda: part.shape):
+        with pytest.raises(stream.ShutdownError, match="given back"):
+            use()
+
+
+def test_iterables_are_pulled_lazily(volume, pipeline):
+    pulled = []
+
+    def counted():
+        for sample in samples_of(volume[0]):
+            pulled.append(sample)
+            yield sample
+
+    p = pipeline(lookahead_batches=2)
+    p.push(counted())
+    p.flush()
+    assert p.pending == 2
+    time.sleep(0.05)
+    assert len(pulled) == 4
+    p.pop()
+    p.flush()
+    assert len(pulled) == 6
+
+
+def test_flush_gives_a_partial_batch_once(volume, pipeline):
+    path, values = volume
+    p = pipeline(batch_size=4)
+    p.push(samples_of(path, 6))
+    assert len(p.pop()) == 4
+    with pytest.raises(stream.TryAgain, match="2 samples wait for a batch of 4"):
+        p.pop()
+    p.flush()
+    p.flush()
+    last = p.pop()
+    assert last.shape == (2, 4, 5, 6)
+    assert np.array_equal(last.numpy(), [cut(values, one) for one in samples_of(path, 6)][4:])
+    with pytest.raises(stream.TryAgain, match="push samples first"):
+        p.pop()
+    assert (p.stats.batches_emitted, p.stats.batches_truncated) == (2, 1)
+    p.push(samples_of(path, 5))
+    assert [len(batch) for batch in p.batches()] == [4, 1]
+
+
+def test_an_error_is_that_of_its_batch(volume, tmp_path, pipeline):
+    path, values = volume
+    good = list(samples_of(path, 6))
+    missing = stream.Sample(tmp_path / "none.zarr", good[0].aabb)
+    p = pipeline()
+    p.push([good[0], good[1], good[2], missing, good[4], good[5]])
+    found = p.batches()
+    assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[:2]])
+    with pytest.raises(FileNotFoundError) as raised:
+        next(found)
+    assert isinstance(raised.value, stream.NotFound)
+    assert raised.value.status is stream.Status.NOT_FOUND
+    assert raised.value.sample == missing
+    assert np.array_equal(next(found).numpy(), [cut(values, one) for one in good[4:]])
+    assert next(found, None) is None
+
+
+def broken_array(tmp_path, values):
+    path = make_array(tmp_path / "broken.zarr", values, (8, 8, 16))
+    (chunk,) = (tmp_path / "broken.zarr" / "c" / "0" / "0").glob("0")
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    return path
+
+
+def test_skip_leaves_faulty_samples_out(volume, tmp_path, pipeline):
+    path, values = volume
+    broken = broken_array(tmp_path, values)
+    good = list(samples_of(path, 4))
+    bad = stream.Sample(broken, ((0, 4), (0, 5), (0, 6)))
+    fine = stream.Sample(broken, ((9, 13), (9, 14), (17, 23)))
+    outside = stream.Sample(path, ((18, 22), (0, 5), (0, 6)))
+    p = pipeline(batch_size=4, on_error="skip")
+    p.push([bad, good[0], outside, fine, bad, bad, outside, bad, *good])
+    first, second = p.batches()
+    assert first.samples == (good[0], fine)
+    assert np.array_equal(first.numpy(), [cut(values, one) for one in (good[0], fine)])
+    assert np.array_equal(second.numpy(), [cut(values, one) for one in good])
+    assert (p.stats.samples_skipped, p.stats.batches_truncated) == (6, 1)
+
+
+def test_what_a_broken_chunk_raises(volume, tmp_path, pipeline):
+    p = pipeline(batch_size=1)
+    p.push([stream.Sample(broken_array(tmp_path, volume[1]), ((0, 4), (0, 5), (0, 6))), *samples_of(volume[0], 1)])
+    with pytest.raises(stream.StreamError) as raised:
+        p.pop()
+    assert raised.value.sample.aabb == ((0, 4), (0, 5), (0, 6))
+    assert np.array_equal(p.pop().numpy(), [cut(volume[1], next(samples_of(volume[0])))])
+
+
+def test_an_iterable_that_raises_does_not_end_the_pipeline(volume, pipeline):
+    def failing():
+        yield from samples_of(volume[0], 3)
+        raise KeyError("of the user")
+
+    p = pipeline()
+    p.push(failing())
+    p.push(samples_of(volume[0], 2))
+    assert len(p.pop()) == 2
+    with pytest.raises(stream.StreamError, match="of the user"):
+        p.pop()
+    assert len(p.pop()) == 2
+
+
+def test_crops_must_be_alike(volume, tmp_path, pipeline):
+    path, values = volume
+    other = make_array(tmp_path / "f.zarr", values.astype("f8"))
+    flat = make_array(tmp_path / "flat.zarr", values[0])
+    aabb = ((0, 4), (0, 5), (0, 6))
+    wrong = {
+        stream.Sample(path, ((0, 4), (0, 5), (0, 7))): (stream.InvalidArgument, r"crop of \(4, 5, 7\)"),
+        stream.Sample(other, aabb): (stream.DtypeMismatch, "dtype float64, uint16"),
+        stream.Sample(flat, aabb): (stream.RankMismatch, "aabb has 3 axes"),
+        stream.Sample(flat, aabb[:2]): (stream.RankMismatch, "2 axes, 3 in the first"),
+        stream.Sample(path, ((0, 4), (0, 5), (36, 42))): (stream.InvalidArgument, "axis 2: .* 40 voxels"),
+    }
+    p = pipeline(batch_size=1, dtype="stored")
+    p.push([stream.Sample(path, aabb), *wrong])
+    p.pop()
+    for kind, message in wrong.values():
+        with pytest.raises(kind, match=message):
+            p.pop()
+
+
+def test_mixed_dtypes_in_one_batch(tmp_path, pipeline):
+    rng = np.random.default_rng(3)
+    aabb = ((1, 5), (2, 6), (0, 6))
+    arrays = [(rng.random((6, 7, 8)) * 200).astype(dtype) for dtype in ("u1", ">i4", "f2", "f8", "bool")]
+    p = pipeline(batch_size=5)
+    p.push([stream.Sample(make_array(tmp_path / str(k), one), aabb) for k, one in enumerate(arrays)])
+    assert np.array_equal(p.pop().numpy(), np.stack([one[1:5, 2:6, 0:6].astype("f4") for one in arrays]))
+
+
+def test_memory_that_is_too_small_is_an_error_that_says_how_much(volume, pipeline):
+    p = pipeline(device_buffer_bytes=1000)
+    p.push(samples_of(volume[0], 2))
+    with pytest.raises(stream.InvalidArgument, match="pass at least 2048"):
+        p.pop()
+
+
+def test_limits_of_arrays(volume, pipeline):
+    for limit in ({"max_bytes_per_element": 1}, {"max_chunk_uncompressed_bytes": 2047}):
+        p = pipeline(batch_size=1, **limit)
+        p.push(samples_of(volume[0], 1))
+        with pytest.raises(stream.InvalidArgument, match=next(iter(limit))):
+            p.pop()
+
+
+def test_closed(volume, pipeline):
+    p = pipeline()
+    p.push(samples_of(volume[0]))
+    p.pop()
+    p.close()
+    p.close()
+    for use in (p.pop, p.flush, lambda: p.push([])):
+        with pytest.raises(stream.ShutdownError):
+            use()
+    assert not [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
+
+
+def test_close_wakes_up_who_waits(volume, pipeline):
+    gate = threading.Event()
+
+    def blocked():
+        gate.wait(10)
+        yield from samples_of(volume[0], 1)
+
+    p = pipeline()
+    p.push(blocked())
+    raised = []
+
+    def wait():
+        try:
+            p.pop()
+        except stream.ShutdownError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    closing = threading.Thread(target=p.close)
+    closing.start()
+    waiting.join(5)
+    assert raised
+    gate.set()
+    closing.join(5)
+
+
+def test_a_state_goes_on_where_it_was(volume, pipeline):
+    path = volume[0]
+    straight = [samples for _, samples in _taken(pipeline, path)]
+    p = pipeline(batch_size=3)
+    p.push(samples_of(path, 27))
+    before = [samples for _, samples in itertools.islice(_released(p), 4)]
+    state = p.state_dict()
+    q = pipeline(batch_size=3)
+    q.load_state_dict(state)
+    q.push(samples_of(path, 27))
+    after = list(_released(q))
+    assert [number for number, _ in after] == [4, 5, 6, 7, 8]
+    assert before + [samples for _, samples in after] == straight
+    with pytest.raises(ValueError, match="seed=0, this pipeline has 1"):
+        pipeline(batch_size=3, seed=1).load_state_dict(state)
+
+
+def _released(p):
+    for batch in p.batches():
+        batch.release()
+        yield batch.batch_id, batch.samples
+
+
+def _taken(pipeline, path, **options):
+    p = pipeline(batch_size=3, **options)
+    p.push(samples_of(path, 27))
+    return list(_released(p))
+
+
+def test_ranks_get_disjoint_samples_that_are_all(volume, pipeline):
+    parts = [
+        [one for _, samples in _taken(pipeline, volume[0], rank=rank, world_size=2) for one in samples]
+        for rank in range(2)
+    ]
+    assert parts[0] == list(samples_of(volume[0], 27))[0::2]
+    assert parts[1] == list(samples_of(volume[0], 27))[1::2]
+
+
+def test_parts_come_as_a_named_tuple(volume, tmp_path, pipeline):
+    path, values = volume
+    labels = make_array(tmp_path / "l.zarr", (values // 20_000).astype("i8"))
+    part = stream.Part("labels", labels, kind="labels")
+    context = stream.Part("context", shape=(8, 9, 10))
+    aabb = ((6, 10), (10, 15), (20, 26))
+    p = pipeline(batch_size=2)
+    p.push([stream.Sample(path, aabb, parts=(part, context))] * 2)
+    batch = p.pop()
+    with pytest.raises(TypeError, match="3 parts"):
+        batch.__dlpack__()
+    with batch as crops:
+        image, mask, around = crops
+        assert crops.labels is mask
+        assert np.array_equal(np.from_dlpack(image)[1], cut(values, batch.samples[0]).astype("f4"))
+        assert np.array_equal(np.from_dlpack(mask)[0], cut(values // 20_000, batch.samples[0]))
+        assert np.array_equal(np.from_dlpack(around)[0], values[4:12, 8:17, 18:28].astype("f4"))
+
+
+def test_many_batches_in_flat_memory(volume, pipeline):
+    path = volume[0]
+    p = pipeline(batch_size=1, n_zarrs_meta_cache=2)
+    p.push(itertools.cycle(list(samples_of(path, 7))))
+    for batch in p.batches(200):
+        batch.release()
+    gc.collect()
+    before = len(gc.get_objects())
+    for batch in p.batches(600):
+        batch.release()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 300  # less than one object a batch
+
+
+def test_the_table_tells_what_bounds(volume, pipeline):
+    p = pipeline()
+    p.push(samples_of(volume[0]))
+    p.pop().release()
+    time.sleep(0.1)
+    misses = p.stats.zarr_meta_misses
+    p.stats_reset()
+    for batch in p.batches(3):
+        batch.release()
+        time.sleep(0.05)
+    text = str(p.stats)
+    assert "bound by: consumer" in text
+    for name in ("plan", "io", "h2d", "decompress", "assemble", "pop_wait_io", "pop_wait_compute", "flush_wait"):
+        assert name in text
+    assert misses == 1
+    assert p.stats.zarr_meta_misses == 0
+    assert p.stats.gpu_bytes_committed == 0
+    p.stats_reset()
+    assert p.stats.batches_emitted == 0

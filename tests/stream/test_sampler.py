@@ -1,0 +1,220 @@
+"""Which crops: inside of arrays, as often as asked for, the same again; grids that cover, stitched together again."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stream_arrays import make_array
+
+from linumpy import stream
+from linumpy.io.ome import open_image
+from linumpy.stream.crops.stitch import _weights, positions
+from linumpy.write.writer import OmeZarrWriter
+
+
+def labels():
+    values = np.zeros((24, 32, 40), "u1")
+    values[2:6, 3:6, 4:8] = 1  # 48 voxels in one chunk
+    values[16:24, 24:32, 32:40] = 2  # 512 in another
+    values[9, 9, 9] = 7
+    return values
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    make_array(tmp_path / "labels", labels(), (8, 8, 8))
+    make_array(tmp_path / "a", np.zeros((24, 32, 40), "u2"), (8, 8, 8))
+    make_array(tmp_path / "b", np.zeros((12, 16, 20), "u2"), (8, 8, 8))
+    return tmp_path
+
+
+def test_uniform_crops_lie_inside_and_go_everywhere(arrays):
+    sampler = stream.CropSampler([arrays / "a", arrays / "b"], (10, 10, 10), seed=3)
+    crops = list(itertools.islice(sampler, 4000))
+    shapes = {str(arrays / "a"): (24, 32, 40), str(arrays / "b"): (12, 16, 20)}
+    count = Counter(one.uri for one in crops)
+    assert 0.08 < count[str(arrays / "b")] / 4000 < 0.145  # 1 to 8
+    for uri, shape in shapes.items():
+        for axis, n in enumerate(shape):
+            starts = [one.aabb[axis][0] for one in crops if one.uri == uri]
+            assert (min(starts), max(starts)) == (0, n - 10)
+    assert all(stop - start == 10 for one in crops for start, stop in one.aabb)
+
+
+def test_crops_depend_on_seed_epoch_and_index_alone(arrays):
+    sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epochs=3, seed=1)
+    assert len(sampler) == 150
+    straight = list(sampler)
+    assert [sampler.sample_at(k) for k in reversed(range(150))] == straight[::-1]
+    later = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epoch=2, seed=1)
+    assert list(later) == straight[100:]
+    assert [one.index for one in later] == list(range(50))
+    assert {one.epoch for one in later} == {2}
+    assert straight[:50] != straight[50:100]
+    assert list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=150, seed=2)) != straight
+
+
+def test_weights(arrays):
+    volumes = [stream.Volume(str(arrays / "a"), weight=1), stream.Volume(str(arrays / "b"), weight=3)]
+    never = stream.Volume(str(arrays / "labels"), weight=0)
+    drawn = Counter(one.uri for one in itertools.islice(stream.CropSampler([*volumes, never], (4, 4, 4)), 2000))
+    assert 0.7 < drawn[str(arrays / "b")] / 2000 < 0.8
+    assert never.uri not in drawn
+
+
+def test_histograms_count_the_voxels_of_each_class(arrays, tmp_path):
+    made = stream.Histogram.of(arrays / "labels")
+    assert made.classes.tolist() == [1, 2, 7]
+    assert dict(zip(made.cells.tolist(), made.counts.tolist(), strict=True)) == {
+        0: [48, 0, 0],
+        1 * 20 + 1 * 5 + 1: [0, 0, 1],
+        2 * 20 + 3 * 5 + 4: [0, 512, 0],
+    }
+    made.save(tmp_path / "h.npz")
+    again = stream.Histogram.load(tmp_path / "h.npz")
+    assert np.array_equal(again.counts, made.counts)
+    assert (again.shape, again.cell, again.grid) == (made.shape, made.cell, made.grid)
+    image = stream.Histogram.of(arrays / "labels", threshold=1.5, cell=(24, 32, 40))
+    assert image.counts.tolist() == [[513]]
+    with pytest.raises(stream.InvalidArgument, match="pass threshold="):
+        stream.Histogram.of(make_array(tmp_path / "f", np.zeros(3, "f4")))
+
+
+def classes_of(sampler, count):
+    values = labels()
+    found = Counter()
+    for sample in itertools.islice(sampler, count):
+        middle = [(a + b) // 2 for a, b in sample.aabb]
+        cell = values[tuple(slice(m // 8 * 8, m // 8 * 8 + 8) for m in middle)]
+        found[int(cell.max())] += 1
+    return {kind: n / count for kind, n in found.items()}
+
+
+def test_foreground_is_drawn_as_often_as_cells_hold_it(arrays):
+    volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(arrays / "labels"))
+    drawn = classes_of(stream.CropSampler([volume], (2, 2, 2), mode="foreground"), 1000)
+    assert 0.85 < drawn[2] < 0.95
+    assert 0.05 < drawn[1] < 0.13
+    half = classes_of(stream.CropSampler([volume], (2, 2, 2), mode="foreground", foreground=0.5), 1000)
+    assert half[0] > 0.4
+
+
+def test_classes_are_drawn_equally_often_or_by_weight(arrays):
+    volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(arrays / "labels"))
+    drawn = classes_of(stream.CropSampler([volume], (2, 2, 2), mode="balanced"), 1500)
+    assert all(abs(drawn[kind] - 1 / 3) < 0.06 for kind in (1, 2, 7))
+    weights = stream.CropSampler([volume], (2, 2, 2), mode="balanced", class_weights={1: 3, 7: 1})
+    drawn = classes_of(weights, 1000)
+    assert set(drawn) == {1, 7}
+    assert 0.7 < drawn[1] < 0.8
+
+
+def test_a_coarse_level_says_where_foreground_is(arrays):
+    coarse = make_array(arrays / "coarse", labels()[::4, ::4, ::4], (2, 2, 2))
+    volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(coarse))
+    assert classes_of(stream.CropSampler([volume], (2, 2, 2), mode="foreground"), 300).get(0, 0) == 0
+
+
+def test_what_a_sampler_refuses(arrays):
+    a = arrays / "a"
+    for options, message in (
+        ({"shape": (25, 4, 4)}, "do not lie in"),
+        ({"shape": (4, 4)}, "has 2 axes"),
+        ({"mode": "foreground"}, "needs the histogram"),
+        ({"mode": "any"}, "mode must be"),
+        ({"foreground": 2}, "foreground must be"),
+        ({"length": 0}, "length must be"),
+        ({"volumes": []}, "at least one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stream.CropSampler(**{"volumes": [a], "shape": (4, 4, 4), **options})
+
+
+def test_a_sampler_resumes_without_drawing_what_was_read(arrays, pipeline):
+    sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=40)
+    drawn = []
+    original, sampler.sample_at = sampler.sample_at, lambda index: (drawn.append(index), original(index))[1]
+    p = pipeline(batch_size=4, rank=1, world_size=2)
+    p.load_state_dict({**p.state_dict(), "position": 24, "batch_id": 3})
+    p.push(sampler)
+    found = [(batch.batch_id, batch.samples) for batch in released(p)]
+    assert drawn == list(range(25, 40, 2))
+    assert found == [(3, tuple(map(original, drawn[:4]))), (4, tuple(map(original, drawn[4:])))]
+
+
+def released(p):
+    for batch in p.batches():
+        batch.release()
+        yield batch
+
+
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 19), st.sampled_from(["linear", "gaussian", "flat"]))
+def test_weights_sum_to_one(n, size, overlap, window):
+    overlap = min(overlap, size - 1)
+    starts = positions(n, size, overlap)
+    total = np.zeros(max(n, size))
+    for start, weights in zip(starts, _weights(starts, n, size, window), strict=True):
+        assert (weights > 0).all()
+        total[start : start + size] += weights
+    assert np.allclose(total, 1)
+    assert all(a + size - b >= overlap for a, b in itertools.pairwise(starts))
+
+
+@pytest.mark.parametrize("window", ["linear", "gaussian", "flat"])
+@pytest.mark.parametrize("order", ["forwards", "shuffled"])
+def test_a_stitched_volume_is_the_volume(arrays, tmp_path, pipeline, window, order):
+    values = np.random.default_rng(0).random((24, 32, 40)).astype("f4")
+    path = make_array(tmp_path / "v", values, (8, 8, 8))
+    grid = stream.CropGrid(path, (10, 12, 40), (4, 3, 0))
+    crops = list(grid)
+    if order == "shuffled":
+        np.random.default_rng(1).shuffle(crops)
+    p = pipeline(batch_size=3)
+    p.push(crops if order == "shuffled" else grid)
+    options = {"chunks": (8, 8, 8)}
+    with (
+        OmeZarrWriter(tmp_path / "out.ome.zarr", values.shape, "f4", (1, 1, 1), **options) as writer,
+        stream.Stitcher(grid, writer, window=window, planes=8) as stitcher,
+    ):
+        for batch in p.batches():
+            with batch as crops_:
+                stitcher.add(batch.samples, np.from_dlpack(crops_))
+    assert np.allclose(open_image(tmp_path / "out.ome.zarr").levels[0][...], values, atol=1e-6)
+
+
+def test_predictions_are_blended_by_their_weights():
+    out = np.zeros(10, "f4")
+    grid = stream.CropGrid("unused", (6,), 2, volume=(10,))
+    assert grid.starts == [[0, 4]]
+    with stream.Stitcher(grid, out) as stitcher:
+        stitcher.add(list(grid), np.stack([np.zeros(6), np.ones(6)]))
+    assert np.allclose(out, [0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1, 1, 1])
+
+
+def test_crops_larger_than_the_volume_are_cut(tmp_path):
+    out = np.zeros((3, 9), "u1")
+    grid = stream.CropGrid("unused", (4, 5), 1, volume=(3, 9))
+    stitcher = stream.Stitcher(grid, out)
+    stitcher.add(list(grid), np.full((len(grid), 4, 5), 300.0))
+    stitcher.close()
+    assert (out == 255).all()
+
+
+def test_what_a_stitcher_refuses():
+    grid = stream.CropGrid("unused", (4,), 0, volume=(8,))
+    first, second = grid
+    stitcher = stream.Stitcher(grid, np.zeros(8))
+    stitcher.add([first], np.zeros((1, 4)))
+    with pytest.raises(stream.InvalidArgument, match="was added already"):
+        stitcher.add([first], np.zeros((1, 4)))
+    with pytest.raises(stream.InvalidArgument, match="is no crop of the grid"):
+        stitcher.add([stream.Sample("unused", ((1, 5),), index=1)], np.zeros((1, 4)))
+    with pytest.raises(stream.InvalidArgument, match="expected"):
+        stitcher.add([second], np.zeros((1, 5)))
+    with pytest.raises(stream.InvalidArgument, match="1 of 2 crops were never added"):
+        stitcher.__exit__(None)
+    with pytest.raises(stream.InvalidArgument, match="overlap along axis 0"):
+        stream.CropGrid("unused", (4,), 4, volume=(8,))

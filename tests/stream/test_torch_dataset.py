@@ -1,0 +1,123 @@
+"""The dataset for PyTorch: with a stub where PyTorch is missing, and with PyTorch where it is there."""
+
+import importlib.util
+import itertools
+import sys
+import types
+
+import numpy as np
+import pytest
+from stream_arrays import make_array
+
+from linumpy import stream
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+@pytest.fixture
+def crops(tmp_path):
+    values = np.random.default_rng(0).integers(0, 999, (12, 12, 12)).astype("u2")
+    path = make_array(tmp_path / "a.zarr", values, (4, 4, 4))
+    samples = [stream.Sample(path, [(k, k + 4)] * 3, parts=()) for k in range(8)]
+    return samples, np.stack([values[k : k + 4, k : k + 4, k : k + 4] for k in range(8)]).astype("f4")
+
+
+def config(**options):
+    return stream.Config(batch_size=2, host_buffer_bytes=1 << 20, device_buffer_bytes=1 << 20, device="cpu", **options)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """The parts of PyTorch that the dataset uses; tensors are NumPy arrays."""
+    worker = types.SimpleNamespace(info=None)
+    data = types.ModuleType("torch.utils.data")
+    data.IterableDataset = type("IterableDataset", (), {})
+    data.get_worker_info = lambda: worker.info
+    utils, torch = types.ModuleType("torch.utils"), types.ModuleType("torch")
+    utils.dlpack = types.SimpleNamespace(from_dlpack=np.from_dlpack)
+    utils.data, torch.utils = data, utils
+    for name, module in (("torch", torch), ("torch.utils", utils), ("torch.utils.data", data)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return worker
+
+
+def test_it_yields_every_batch_in_each_iteration(stub, crops):
+    samples, expected = crops
+    dataset = stream.torch_dataset(config(), samples)
+    for _ in range(2):
+        assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected)
+
+
+def test_two_ranks_share_the_samples(stub, crops):
+    samples, expected = crops
+    for rank in range(2):
+        dataset = stream.torch_dataset(config(rank=rank, world_size=2), samples)
+        assert np.array_equal(np.concatenate([one.copy() for one in dataset]), expected[rank::2])
+
+
+def test_parts_come_as_a_dict(stub, crops):
+    samples, expected = crops
+    part = stream.Part("labels", kind="labels")
+    pairs = [stream.Sample(one.uri, one.aabb, parts=(part,)) for one in samples]
+    first = next(iter(stream.torch_dataset(config(), pairs)))
+    assert list(first) == ["image", "labels"]
+    assert np.array_equal(first["labels"], expected[:2].astype("u2"))
+    assert first["labels"].dtype == np.uint16
+
+
+def test_it_goes_on_from_a_state(stub, crops):
+    samples, expected = crops
+    dataset = stream.torch_dataset(config(), samples)
+    with pytest.raises(RuntimeError, match="no iteration"):
+        dataset.state_dict()
+    running = iter(dataset)
+    next(running)
+    next(running)
+    state = dataset.state_dict()
+    running.close()
+    later = stream.torch_dataset(config(), samples)
+    later.load_state_dict(state)
+    assert np.array_equal(np.concatenate([one.copy() for one in later]), expected[4:])
+
+
+def test_workers_are_refused(stub, crops):
+    stub.info = object()
+    with pytest.raises(RuntimeError, match="num_workers=0"):
+        next(iter(stream.torch_dataset(config(), crops[0])))
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch, which the test environment does not install")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_with_pytorch(crops, dtype):
+    import torch
+    from torch.utils.data import DataLoader
+
+    samples, expected = crops
+    for rank in range(2):
+        dataset = stream.torch_dataset(config(dtype=dtype, rank=rank, world_size=2), samples)
+        loader = DataLoader(dataset, batch_size=None, num_workers=0)
+        batches = [one.clone() for one in loader]
+        assert batches[0].dtype == (torch.bfloat16 if dtype == "bf16" else torch.float32)
+        wanted = torch.from_numpy(expected[rank::2]).to(batches[0].dtype)
+        assert torch.equal(torch.cat(batches), wanted)
+
+
+@pytest.mark.gpu
+def test_with_pytorch_on_a_gpu(crops, cupy):
+    torch = pytest.importorskip("torch")
+    samples, expected = crops
+    endless = itertools.islice(itertools.cycle(samples), 400)
+    settings = stream.Config(batch_size=2, host_buffer_bytes=64 << 20, device_buffer_bytes=1 << 20, dtype="bf16")
+    side = torch.cuda.Stream()
+    with stream.Pipeline(settings) as pipeline, torch.cuda.stream(side):
+        pipeline.push(endless)
+        sums = []
+        for batch in pipeline.batches():
+            with batch as tensor:
+                crop = torch.from_dlpack(tensor)
+            torch.cuda._sleep(200_000)  # the consumer's work is still queued when the storage is given back
+            sums.append(crop.float().sum(dim=(1, 2, 3)))
+            del crop
+        found = torch.cat(sums).cpu().numpy()
+    bf16 = torch.from_numpy(expected).to(torch.bfloat16).float().sum(dim=(1, 2, 3)).numpy()
+    assert np.allclose(found.reshape(-1, 8), bf16[None], rtol=1e-6)
