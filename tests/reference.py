@@ -65,6 +65,7 @@ def fake_device(seed=0, opener=None):
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
         patch.setattr(scatter, "load", device.load)
+        patch.setattr(staging, "prepare", lambda specs: None)
         patch.setattr(staging.decode, "start", lambda launches: [queue(device, one) for one in launches])
         yield device
         device.rest()
@@ -79,7 +80,7 @@ class SmallEngine(ReadEngine):
     """An engine of few threads, since a test makes many."""
 
     def __init__(self, **options):
-        super().__init__(2, rings=1, **options)
+        super().__init__(2, **options)
 
 
 def together(reader):
