@@ -516,7 +516,7 @@ def test_very_many_jobs_on_one_chunk(tmp_path, monkeypatch):
     """Their table is longer than all that a reader with little scratch has."""
     array = make(tmp_path / "a", shape=(64, 64), chunks=(64, 64), compressors="auto")
     expected = array[...]
-    start = np.random.default_rng(1).integers(0, 60, (15_000, 2))
+    start = np.random.default_rng(1).integers(0, 60, (30_000, 2))
     for place in (on_host, on_fake):
         with place(1) as where, Reader(where.device, 2**20) as one, where.stream():
             out = where.empty((len(start), 4, 4), "u2")
@@ -660,7 +660,7 @@ def test_arrays_that_are_left_to_zarr(tmp_path, one):
 def test_a_device_that_fails_ends_all_jobs(tmp_path, monkeypatch):
     """As after an illegal access, when every call of CUDA raises: nobody may wait for ever."""
     array = make(tmp_path / "a", compressors="auto")
-    with contextlib.suppress(AssertionError), reference.fake_device() as device:
+    with reference.fake_device() as device:
         one = Reader(0)
         assert same(one.submit(array).result().get(), array[...])
 
@@ -691,8 +691,11 @@ def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, on
         return real(*arguments, **options)
 
     monkeypatch.setattr(loop, "locate", locate)
+    with reference.together(one):
+        tickets = one.submit_many(array, [slice(3, 3), slice(0, 8)])
     with pytest.raises(MemoryError, match="no memory to locate"):
-        one.submit(array).result()
+        tickets[1].result()
+    assert tickets[0].result().shape == (0, 48), "it was over before"
     assert same(good.result(), array[:8])
     assert same(one.submit(array).result(), array[...])
 
