@@ -1,13 +1,13 @@
-"""Read parts of many files into host memory: opened, checked, read and closed without Python for a single file.
+"""Read parts of many files into host memory: open, look, read in parallel, look again, close.
 
 In: :class:`FileReads`, a batch of reads with the addresses that they fill. Out: :class:`ReadResults`, with the version
 of each file before and after its reads. Errors: none are raised for a file or a read that fails; its count is minus an
 ``errno``.
 
-Batches go through io_uring (:mod:`linumpy.io.rings`), driven by the threads that start them and wait for them. The
-caller carries out small ones at once where their bytes are in the page cache: a thread of the kernel would need longer
-to wake up. Where io_uring is not there or not allowed, as in most containers, a thread opens and closes the files, and
-reads by :mod:`linumpy.io.posix_aio`.
+Threads of the C library carry out a batch (:mod:`linumpy.io.posix_aio`), without Python's lock. The caller carries out
+small ones at once where their bytes are in the page cache: another thread would need longer to wake up. io_uring was
+measured beside it, by one submission for all that is done to a file and by submission threads of the kernel; on a
+virtual machine of 16 cores it was slower in every case but one, which kept 12 cores busy.
 """
 
 from __future__ import annotations
@@ -16,34 +16,30 @@ import contextlib
 import ctypes
 import errno
 import os
-import queue
+import stat
 import threading
 import time
-import weakref
-from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from linumpy.io import posix_aio
-from linumpy.io.plain_reads import FileReads, ReadResults, read_files, stat_file
-from linumpy.io.read_jobs import Job, ReadJob, StatJob
-from linumpy.io.rings import Rings
+from linumpy.io.plain_reads import OPEN_FLAGS, FileReads, ReadResults, read_files, refusals, stat_file, version
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
 #: Batches up to this are read by the caller, if they are in the page cache.
-SMALL_FILES, SMALL_READS, SMALL_NBYTES = 8, 32, 5 * 2**17
-#: Files that are looked at sooner one by one.
-_FEW_FILES = 256
-#: Small batches that go to the ring after one that was not in the page cache, or took that many seconds.
+SMALL_FILES, SMALL_READS, SMALL_NBYTES = 8, 32, 2**20
+#: Batches that go to other threads after one that was not in the page cache, or took that many seconds.
 _COLD_BATCHES, _SLOW = 8, 0.002
+#: One task of a read. Smaller ones spread a read over more threads.
+TASK_NBYTES = 2**20
 #: Where nobody says how many files may be open.
 _DESCRIPTORS = 1024
-#: Small batches that callers read at the same time.
-_CALLERS = 16
-#: With fewer, threads of the kernel do not wait for each other at one ring.
-_CORES_FOR_TWO_RINGS = 8
+#: Of the C library: with 16 on as many cores, small chunks were read a fifth slower.
+_THREADS = 20
 _CAN_TELL_CACHED = hasattr(os, "RWF_NOWAIT") and hasattr(ctypes.CDLL(None), "preadv2")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -84,124 +80,186 @@ def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int
 
 
 class Pending:
-    """A batch under way. It goes on when a caller starts a batch, waits for one, or asks whether one has ended."""
+    """A batch under way.
 
-    def __init__(self, engine: ReadEngine, job: ReadJob | None, results: ReadResults | None = None) -> None:
-        # The engine is not closed while somebody waits here.
-        self._engine, self._job, self._results, self._process = engine, job, results, os.getpid()
+    Parameters
+    ----------
+    reads : FileReads
+        What is read; their memory is kept until the end.
+    """
+
+    def __init__(self, reads: FileReads) -> None:
+        self._reads = reads
+        self._files: list[_File] = []
+        self._batch: Future[Any] | None = None
+        self._rows = np.empty(0, np.int64)
+        self._results: ReadResults | None = None
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def begin(self, submit: Callable[..., Future[Any]], descriptors: int, threads: int) -> None:
+        """Open the files and start to read them; for the engine."""
+        reads = self._reads
+        for path in reads.paths:
+            self._files.append(_File())
+            self._files[-1].open(path)
+        refused = np.array([file.refusal for file in self._files], np.int64)[reads.file]
+        count = np.where(refused < 0, 0, -(-reads.nbytes // TASK_NBYTES))
+        self._rows = rows = np.repeat(np.arange(len(count)), count)
+        within = (np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)) * TASK_NBYTES
+        if len(rows):
+            each = max(1, min(threads, descriptors // max(1, len(self._files))))
+            numbers = self._spread(reads.file[rows], each)
+            nbytes = np.minimum(reads.nbytes[rows] - within, TASK_NBYTES)
+            address = reads.address[rows].astype(np.int64) + within
+            self._batch = submit(posix_aio.read_batch, numbers, address, nbytes, reads.offset[rows] + within)
+
+    def _spread(self, file: np.ndarray, most: int) -> np.ndarray:
+        """Give each task a descriptor: reads from one descriptor wait for each other."""
+        first = np.array([one.descriptors[0] if one.descriptors else -1 for one in self._files], np.int64)
+        numbers = first[file]
+        tasks = np.bincount(file, minlength=len(self._files))
+        for number in np.flatnonzero(tasks > 1).tolist():
+            mine = np.flatnonzero(file == number)
+            numbers[mine] = np.resize(self._files[number].duplicates(min(len(mine), most)), len(mine))
+        return numbers
 
     def done(self) -> bool:
         """Say whether all reads have ended."""
-        if self._job is None:
-            return True
-        if not self._job.ended and self._process == os.getpid():
-            self._engine._driver.poll()
-        return self._job.ended
+        return self._results is not None or self._batch is None or self._batch.done()
 
     def wait(self) -> ReadResults:
-        """Wait for all reads.
+        """Wait for all reads, and close the files.
 
-        A signal handler that raises does not end the waiting: its exception is raised when all reads have ended. Only
-        one that comes in the first instant of this call is raised at once: a caller that may be interrupted (the main
-        thread) calls :meth:`abandon` before its memory serves another purpose.
+        An interrupt does not end the waiting, since the batch writes into memory until then; it is raised at the end.
         """
         interrupt = self._wait_through()
+        with self._lock:
+            if self._results is None:
+                self._results = self._finish()
         if interrupt is not None:
             raise interrupt
-        if self._results is None:
-            assert self._job is not None
-            if self._job.error is not None:
-                raise self._job.error
-            self._results = self._job.outcome
         return self._results
 
     def abandon(self) -> None:
-        """Wait until nothing is read any more, whatever became of it. Exceptions of signal handlers are dropped."""
+        """Wait until nothing is read any more, whatever became of it, and close the files."""
         self._wait_through()
+        with self._lock:
+            for file in self._files:
+                file.close()
+
+    def settle(self, results: ReadResults) -> None:
+        """Note results that are there already; for the engine."""
+        self._results = results
 
     def _wait_through(self) -> BaseException | None:
         interrupt = None
-        while True:
+        while self._batch is not None and not self._batch.done() and os.getpid() == self._process:
             try:
-                if self._job is not None and not self._job.ended:
-                    if self._process == os.getpid():
-                        self._engine._driver.wait(self._job)
-                    else:
-                        # Nobody reads for the parent in this process, nor is the memory here that the parent fills.
-                        self._results, self._job = read_files(self._job.reads), None
-                return interrupt
+                with contextlib.suppress(Exception):
+                    self._batch.exception()
             except BaseException as error:
                 interrupt = error
+        return interrupt
+
+    def _finish(self) -> ReadResults:
+        try:
+            if os.getpid() != self._process:  # a child has none of the threads that read
+                return read_files(self._reads)
+            nbytes = self._counts()
+            for file in self._files:
+                file.look_again()
+            columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
+            columns = columns.reshape(-1, 9)
+            return ReadResults(nbytes, columns[:, 0], columns[:, 1:5], columns[:, 5:])
+        finally:
+            for file in self._files:
+                file.close()
+
+    def _counts(self) -> np.ndarray:
+        """Bytes of each read, or why it failed."""
+        reads = self._reads
+        nbytes = np.array([file.refusal for file in self._files], np.int64)[reads.file]
+        if self._batch is None:
+            return nbytes
+        tasks = self._batch.result()
+        if len(self._rows) == len(nbytes) and (self._rows == np.arange(len(nbytes))).all():
+            return np.asarray(tasks, np.int64)
+        nbytes = nbytes + np.bincount(self._rows, np.maximum(tasks, 0), len(nbytes)).astype(np.int64)
+        for task in np.flatnonzero(tasks < 0).tolist():
+            nbytes[self._rows[task]] = tasks[task]
+        return nbytes
+
+
+class _File:
+    """A file that is being read: its descriptors, and its versions before and after."""
+
+    __slots__ = ("after", "before", "descriptors", "opened", "refusal")
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+        self.opened = self.refusal = 0
+        self.before = self.after = (0, 0, 0, 0)
+
+    def open(self, path: str) -> None:
+        """Open it; what is no regular file is refused."""
+        try:
+            # One call of the interpreter, so that no interrupt comes between the descriptor and its place in the list.
+            self.descriptors.extend(map(os.open, (path,), (OPEN_FLAGS,)))
+            self.before = version(os.fstat(self.descriptors[0]))
+        except OSError as error:
+            self.opened = self.refusal = -(error.errno or errno.EIO)
+            return
+        if not stat.S_ISREG(self.before[3]):
+            self.refusal = int(refusals(np.array(self.before[3])))
+
+    def duplicates(self, count: int) -> list[int]:
+        """Return that many descriptors, or as many as there may be."""
+        with contextlib.suppress(OSError):
+            while len(self.descriptors) < count:
+                self.descriptors.extend(map(os.dup, (self.descriptors[0],)))
+        return self.descriptors
+
+    def look_again(self) -> None:
+        """Note the version behind all reads."""
+        if self.descriptors:
+            self.after = version(os.fstat(self.descriptors[0]))
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 class ReadEngine:
-    """Reads batches, for as long as it lives; any thread may start them, and wait for those of others.
-
-    A thread must not end before the batches that it started: what is left of them is then read one by one.
+    """Reads batches, for as long as it lives; any thread may start them.
 
     Parameters
     ----------
     threads : int
-        Threads that read; 0 for as many as there are cores.
+        Threads that read; 0 for a number that was measured. The C library takes it before the first batch of the
+        process alone.
     descriptors : int
-        Files that are open at the same time, at most.
-    rings : int
-        Rings of io_uring, which batches use by turns; 0 for two where there are 8 cores, one else.
+        Files that one batch has open at the same time, at most.
 
     Attributes
     ----------
     name : str
         What reads, for reports.
-    why_not_uring : str
-        Why that is not io_uring; empty if it is.
     """
 
-    def __init__(self, threads: int = 0, *, descriptors: int = _DESCRIPTORS, rings: int = 0) -> None:
-        if threads < 0 or rings < 0 or descriptors < 1:
-            raise ValueError(f"threads={threads}, rings={rings} and descriptors={descriptors} must be positive")
-        cores = len(os.sched_getaffinity(0))
-        self._threads = threads or cores
-        self._tokens = [None] * min(_CALLERS, descriptors // 8)
-        self._descriptors = descriptors - len(self._tokens)
-        self._process, self._closed, self._cold = os.getpid(), False, 0
-        self._driver: Rings | _PlainThread
-        self.why_not_uring = self._start_rings(rings or (2 if cores >= _CORES_FOR_TWO_RINGS else 1))
-        self.name = f"io_uring, {self._threads} threads"
-        if self.why_not_uring:
-            posix_aio.set_threads(self._threads)
-            self.name = "threads that pread" if posix_aio.why_unavailable() else "POSIX AIO"
-            self._driver = _PlainThread()
-        self._stop = weakref.finalize(self, _stop, self._driver, self._process)
-
-    def _start_rings(self, rings: int) -> str:
-        try:
-            self._driver = Rings(rings, self._threads, self._descriptors)
-        except OSError as error:
-            return str(error)
-        wrong = "an error"
-        try:
-            wrong = self._why_wrong()
-        except OSError as error:
-            wrong = str(error)
-        finally:
-            if wrong:
-                self._driver.close()
-        return wrong
-
-    def _why_wrong(self) -> str:
-        """Try it on a file in memory: there are kernels and sandboxes that have a part of io_uring."""
-        content = np.arange(5000, dtype=np.uint16)
-        got = np.zeros(6000, np.uint16)
-        with open(os.memfd_create("linumpy"), "wb", buffering=0) as trial:
-            trial.write(content.tobytes())
-            path = f"/proc/self/fd/{trial.fileno()}"
-            expected = read_files(FileReads([path], *np.zeros((4, 1), np.int64))).before
-            file, offset, nbytes = np.array([[0, 0], [8000, 0], [4000, 8000]])
-            address = got.ctypes.data + np.array([8000, 0])
-            results = self._begin(FileReads([path], file, offset, nbytes, address, got)).wait()
-        right = results.nbytes.tolist() == [2000, 8000] and (got[:5000] == content).all()
-        right = right and (results.before == expected).all() and (results.after == expected).all()
-        return "" if right else "io_uring gave other bytes than were asked for"
+    def __init__(self, threads: int = 0, *, descriptors: int = _DESCRIPTORS) -> None:
+        if threads < 0 or descriptors < 1:
+            raise ValueError(f"threads={threads} and descriptors={descriptors} must be positive")
+        self._threads, self._descriptors = threads or _THREADS, descriptors
+        posix_aio.set_threads(self._threads)  # before why_unavailable(), whose trial is the batch that settles it
+        plain = posix_aio.why_unavailable()
+        self.name = "threads that pread" if plain else "POSIX lio_listio into host memory"
+        self._read: Callable[..., np.ndarray] = posix_aio.read_by_threads if plain else posix_aio.read_batch
+        # The call that queues a batch also waits for it, so it needs a thread of its own. One: two batches at a time
+        # measured slower, since all reads queue at one lock of the C library.
+        self._caller = ThreadPoolExecutor(1, "linumpy-read")
+        self._process, self._cold, self._closed = os.getpid(), 0, False
 
     def start(self, reads: FileReads) -> Pending:
         """Start the reads of a batch; small batches in the page cache are read when this returns.
@@ -219,9 +277,49 @@ class ReadEngine:
         reads.check()
         if self._closed:
             raise RuntimeError("the engine is closed")
-        in_child = os.getpid() != self._process
-        results = read_files(reads) if in_child or not reads.paths else self._read_at_once(reads)
-        return self._begin(reads) if results is None else Pending(self, None, results)
+        pending = Pending(reads)
+        if os.getpid() != self._process or not reads.paths:
+            pending.settle(read_files(reads))
+        elif not self._read_at_once(reads, pending):
+            self._begin(reads, pending)
+        return pending
+
+    def _begin(self, reads: FileReads, pending: Pending) -> None:
+        if len(reads.paths) > self._descriptors:
+            pending.settle(self._by_parts(reads))
+            return
+        try:
+            pending.begin(self._submit, self._descriptors, self._threads)
+        except BaseException:
+            pending.abandon()
+            raise
+
+    def _submit(self, function: Callable[..., Any], *columns: np.ndarray) -> Future[Any]:
+        return self._caller.submit(self._read, *columns)
+
+    def _by_parts(self, reads: FileReads) -> ReadResults:
+        """Carry out a batch of more files than may be open, one part after another."""
+        parts = []
+        for first in range(0, len(reads.paths), self._descriptors):
+            begin, end = np.searchsorted(reads.file, (first, first + self._descriptors))
+            rows = slice(int(begin), int(end))
+            part = FileReads(
+                reads.paths[first : first + self._descriptors],
+                reads.file[rows] - first,
+                reads.offset[rows],
+                reads.nbytes[rows],
+                reads.address[rows],
+                reads.memory,
+            )
+            pending = Pending(part)
+            try:
+                pending.begin(self._submit, self._descriptors, self._threads)
+                parts.append(pending.wait())
+            except BaseException:
+                pending.abandon()
+                raise
+        columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS)
+        return ReadResults(*columns)
 
     def stat(self, paths: list[str]) -> np.ndarray:
         """Look at files.
@@ -231,103 +329,31 @@ class ReadEngine:
         numpy.ndarray of int64, (files, 4)
             Rows as :attr:`ReadResults.before`; minus the ``errno`` and zeros where a file cannot be looked at.
         """
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if len(paths) <= _FEW_FILES or os.getpid() != self._process:
-            return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
-        job = StatJob(paths)
-        self._driver.start(job)
-        self._driver.wait(job)
-        if job.error is not None:
-            raise job.error
-        return job.outcome
+        return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
 
     def close(self) -> None:
-        """Wait for all batches, and give back what they used."""
+        """Wait for all batches and end the threads."""
         self._closed = True
-        self._stop()
+        if os.getpid() == self._process:
+            self._caller.shutdown(wait=True)
 
-    def _begin(self, reads: FileReads) -> Pending:
-        job = ReadJob(reads, self._threads, self._descriptors)
-        pending = Pending(self, job)
-        self._driver.start(job)
-        return pending
-
-    def _read_at_once(self, reads: FileReads) -> ReadResults | None:
+    def _read_at_once(self, reads: FileReads, pending: Pending) -> bool:
         """Read a small batch in this thread, if all of it is in the page cache."""
-        if len(reads.file) > SMALL_READS or len(reads.paths) > SMALL_FILES or not _CAN_TELL_CACHED:
-            return None
-        if reads.nbytes.sum() > SMALL_NBYTES:
-            return None
+        few = len(reads.paths) <= min(SMALL_FILES, self._descriptors) and len(reads.file) <= SMALL_READS
+        if not few or reads.nbytes.sum() > SMALL_NBYTES or not _CAN_TELL_CACHED:
+            return False
         if self._cold:
             self._cold -= 1
-            return None
-        token: list[None] = []
+            return False
         begin = time.monotonic()
         try:
-            token.extend(map(self._tokens.pop, (-1,)))
-            results = read_files(reads, _read_cached)
-        except IndexError:  # as many callers as may open files do so
-            return None
+            pending.settle(read_files(reads, _read_cached))
         except _NotCachedError:
             self._cold = _COLD_BATCHES
-            return None
-        finally:
-            self._tokens.extend(token)
+            return False
         if time.monotonic() - begin > _SLOW:
             self._cold = _COLD_BATCHES
-        return results
+        return True
 
 
-class _PlainThread:
-    """The thread that carries out batches where there is no ring."""
-
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
-        self._lock, self._closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._run, name="linumpy-read", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        for job in iter(self._work.get, None):
-            job.run()
-            job.gate.release()
-            del job
-
-    def start(self, job: Job[Any]) -> None:
-        """Start a job; if this raises, nothing goes on."""
-        todo = deque([job, None])
-        job.gate.acquire()
-        try:
-            with self._lock:
-                if self._closed:
-                    raise RuntimeError("the engine is closed")
-                # One call of the interpreter: after an interrupt what is still in `todo` is what the thread has not.
-                deque(map(self._work.put, iter(todo.popleft, None)), maxlen=0)
-        except BaseException:
-            while job not in todo and not job.ended:
-                with contextlib.suppress(BaseException):
-                    self.wait(job)
-            raise
-
-    def poll(self) -> None:
-        """Do nothing: the thread goes on by itself."""
-
-    def wait(self, job: Job[Any]) -> None:
-        """Wait until a job has ended."""
-        while not job.ended:
-            # The time limit is for the thread that was interrupted between these two.
-            if job.gate.acquire(timeout=1):
-                job.gate.release()
-
-    def close(self) -> None:
-        """Wait for all jobs and end the thread."""
-        with self._lock:
-            self._closed = True
-        self._work.put(None)
-        self._thread.join()
-
-
-def _stop(driver: Rings | _PlainThread, process: int) -> None:
-    if os.getpid() == process:
-        driver.close()
+_COLUMNS = ("nbytes", "opened", "before", "after")

@@ -16,57 +16,32 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from linumpy.io import file_reads, posix_aio, read_jobs, rings, uring
+from linumpy.io import file_reads, posix_aio
 from linumpy.io.file_reads import FileReads, Pending, ReadEngine
 from linumpy.io.plain_reads import read_files
 
-KINDS = ["io_uring", "POSIX AIO", "threads that pread"]
-
-
-def refuse(monkeypatch, code):
-    """Let io_uring_setup fail."""
-
-    def syscall(number, *arguments):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(uring, "_syscall", syscall)
+KINDS = ["POSIX", "threads that pread"]
 
 
 def nothing_at_once(monkeypatch):
     """Let no batch be small enough for plain system calls of the caller."""
     monkeypatch.setattr(file_reads, "SMALL_READS", 0)
-    monkeypatch.setattr(file_reads, "_FEW_FILES", 0)
 
 
 @pytest.fixture(params=KINDS)
 def engine(request, monkeypatch):
-    if request.param != "io_uring":
-        refuse(monkeypatch, errno.ENOSYS)
     if request.param == "threads that pread":
         monkeypatch.setattr(posix_aio, "why_unavailable", lambda: "there is none")
     nothing_at_once(monkeypatch)
-    with contextlib.closing(ReadEngine(3, rings=2)) as engine:
+    with contextlib.closing(ReadEngine(3)) as engine:
         assert engine.name.startswith(request.param)
         yield engine
 
 
 @pytest.fixture
-def ring_engine(monkeypatch):
-    nothing_at_once(monkeypatch)
-    with contextlib.closing(ReadEngine(3, rings=2)) as engine:
-        assert engine.why_not_uring == ""
-        yield engine
-
-
-@pytest.fixture
 def small_units(monkeypatch):
-    """Let a few kilobytes become many pieces, units and windows."""
-    monkeypatch.setattr(read_jobs, "RUN_NBYTES", 1500)
-    monkeypatch.setattr(read_jobs, "SMALL_RUN_NBYTES", 1000)
-    monkeypatch.setattr(read_jobs, "WINDOW_UNITS", 7)
-    monkeypatch.setattr(read_jobs, "_READ_COST", 100)
-    monkeypatch.setattr(read_jobs, "_UNIT_COST", 500)
-    monkeypatch.setattr(read_jobs, "_STATS", 5)
+    """Let a few kilobytes become many tasks."""
+    monkeypatch.setattr(file_reads, "TASK_NBYTES", 1500)
 
 
 def write(folder, sizes, seed=0):
@@ -131,25 +106,9 @@ def test_units_of_the_shipped_size(engine, tmp_path):
     read(engine, paths, sorted(whole + parts))
 
 
-def test_many_small_files(ring_engine, tmp_path):
+def test_many_small_files(engine, tmp_path):
     paths = write(tmp_path, np.arange(1500))
-    read(ring_engine, paths, [(file, 0, file) for file in range(1500)])
-
-
-def test_the_completion_queue_holds_all_that_is_under_way(ring_engine, tmp_path, monkeypatch):
-    most, write_entries = [], uring.Ring.write
-
-    def watched(ring, entries, number):
-        most.append((ring.under_way() + len(entries), len(entries)))
-        return write_entries(ring, entries, number)
-
-    monkeypatch.setattr(uring.Ring, "write", watched)
-    paths = write(tmp_path, [100_000])
-    for _ in range(2):
-        read(ring_engine, paths, [(0, 3 * n, 3) for n in range(30_000)])
-    under_way, step = np.max(most, axis=0)
-    assert 1000 < step <= rings.MAX_STEP
-    assert under_way <= 2 * uring.ENTRIES - rings.MAX_STEP
+    read(engine, paths, [(file, 0, file) for file in range(1500)])
 
 
 @pytest.mark.slow
@@ -250,7 +209,7 @@ def test_what_may_not_be_read():
         os.rmdir(folder)
 
 
-def test_contradictions_are_refused(ring_engine, tmp_path):
+def test_contradictions_are_refused(engine, tmp_path):
     paths = write(tmp_path, [10, 10])
     good = {"file": [0, 1], "offset": [0, 0], "nbytes": [1, 1], "address": [4096, 4096]}
     for name, column, words in [
@@ -264,9 +223,9 @@ def test_contradictions_are_refused(ring_engine, tmp_path):
     ]:
         columns = {key: np.array(value) for key, value in {**good, name: column}.items()}
         with pytest.raises(ValueError, match=words):
-            ring_engine.start(FileReads(paths, **columns))
+            engine.start(FileReads(paths, **columns))
     with pytest.raises(ValueError, match="null"):
-        ring_engine.start(FileReads(["a\0b", paths[0]], **{key: np.array(value) for key, value in good.items()}))
+        engine.start(FileReads(["a\0b", paths[0]], **{key: np.array(value) for key, value in good.items()}))
     with pytest.raises(ValueError, match="positive"):
         ReadEngine(descriptors=0)
 
@@ -336,32 +295,12 @@ def test_a_file_that_changes_between_its_reads_is_told(small_units, tmp_path, mo
         assert 0 in results.nbytes
 
 
-def test_what_fails_for_a_passing_reason_is_tried_again(ring_engine, tmp_path, monkeypatch):
-    paths = write(tmp_path, [3000] * 40)
-    entries, note = read_jobs.ReadJob._read_entries, read_jobs.ReadJob._note
-
-    def failing_opens(job, window, found):
-        for descriptor in found[3:5].tolist():
-            os.close(descriptor)
-        found[3], found[4] = -errno.EMFILE, -errno.ECANCELED
-        return entries(job, window, found)
-
-    def failing_reads(job, window, results):
-        reads = window.notes[3]
-        results[reads[5:9]] = -errno.EAGAIN, 0, 700, -errno.EINTR
-        note(job, window, results)
-
-    monkeypatch.setattr(read_jobs.ReadJob, "_read_entries", failing_opens)
-    monkeypatch.setattr(read_jobs.ReadJob, "_note", failing_reads)
-    read(ring_engine, paths, [(file, 100, 2900) for file in range(40)])
-
-
-def test_an_address_outside_of_the_process_is_an_error_of_its_read_alone(ring_engine, tmp_path):
+def test_an_address_outside_of_the_process_is_an_error_of_its_read_alone(engine, tmp_path):
     paths = write(tmp_path, [1000] * 3)
     reads, _ = batch(paths, [(file, 0, 1000) for file in range(3)])
     reads.address[1] = -4096
     opened = open_files()
-    results = ring_engine.start(reads).wait()
+    results = engine.start(reads).wait()
     assert results.nbytes.tolist() == [1000, -errno.EFAULT, 1000]
     assert open_files() == opened
 
@@ -380,7 +319,7 @@ file_reads.SMALL_READS = 0
 bound, limit, retries, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 if not retries:
     read_jobs._PASSING.clear()
-engine = file_reads.ReadEngine(4, descriptors=bound, rings=2)
+engine = file_reads.ReadEngine(4, descriptors=bound)
 used = len(os.listdir("/proc/self/fd")) - 1
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 paths = [f"{folder}/{n}" for n in range(300)]
@@ -402,60 +341,6 @@ def test_no_more_files_are_open_than_may_be(tmp_path, bound, limit, retries):
     for number in range(300):
         (tmp_path / str(number)).write_bytes(bytes([number % 256]) * 60)
     assert "io_uring" in run(LIMITED, bound, limit, retries, tmp_path)
-
-
-def test_the_kernel_takes_a_part_of_what_is_submitted(monkeypatch, small_units, tmp_path):
-    """It does when it has no memory; the rest of a chain must then wait for its beginning."""
-    nothing_at_once(monkeypatch)
-    paths = write(tmp_path, [4000] * 30)
-    syscall, drained = uring._syscall, []
-
-    def partial(number, *arguments):
-        if number == uring._ENTER:
-            descriptor, count, wait, flags = arguments
-            arguments = descriptor, min(count, 5), wait, flags
-        return syscall(number, *arguments)
-
-    monkeypatch.setattr(uring, "_syscall", partial)
-    submit = uring.Ring.submit
-
-    def watched(ring):
-        done = submit(ring)
-        drained.append(np.count_nonzero(ring._entries[:, 0] & np.uint64(uring.DRAIN)))
-        return done
-
-    monkeypatch.setattr(uring.Ring, "submit", watched)
-    with contextlib.closing(ReadEngine(2)) as engine:
-        assert engine.why_not_uring == ""
-        read(engine, paths, [(file, 500 * part, 500) for file in range(30) for part in range(8)])
-    assert max(drained) > 3
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ENOMEM])
-def test_without_io_uring(monkeypatch, tmp_path, code):
-    refuse(monkeypatch, code)
-    threads = threading.active_count()
-    with contextlib.closing(ReadEngine(4, rings=4)) as engine:
-        assert engine.name == "POSIX AIO"
-        assert os.strerror(code) in engine.why_not_uring
-        assert threading.active_count() == threads + 1
-        read(engine, write(tmp_path, [3000] * 40), [(file, 100, 2900) for file in range(40)])
-
-
-def test_a_call_that_gives_other_bytes_is_not_used(monkeypatch, tmp_path):
-    write_entries = uring.Ring.write
-
-    def wrong(ring, entries, number):
-        entries[entries[:, 0] & np.uint64(0xFF) == uring.READ, 1] += np.uint64(2)
-        return write_entries(ring, entries, number)
-
-    monkeypatch.setattr(uring.Ring, "write", wrong)
-    with contextlib.closing(ReadEngine(2)) as engine:
-        assert "other bytes" in engine.why_not_uring
-        assert engine.name == "POSIX AIO"
-
-
-# Small batches.
 
 
 def test_small_batches_are_read_by_the_caller(tmp_path, monkeypatch):
@@ -557,75 +442,16 @@ def test_who_does_not_wait_sees_the_end(engine, tmp_path):
         one.abandon()
 
 
-def test_one_thread_waits_for_what_another_started(ring_engine, tmp_path):
+def test_one_thread_waits_for_what_another_started(engine, tmp_path):
     """The kernel ends what is under way when the thread ends that submitted it; that is then read again."""
     paths = write(tmp_path, [300_000] * 40)
     opened = open_files()
     for _ in range(10):
         reads, begins = batch(paths, [(file, 0, 300_000) for file in range(40)])
         with ThreadPoolExecutor(1) as pool:
-            pending = pool.submit(ring_engine.start, reads).result()
+            pending = pool.submit(engine.start, reads).result()
         check(reads, begins, pending.wait())
         assert open_files() == opened
-
-
-def test_who_starts_a_batch_wakes_who_sleeps(ring_engine, tmp_path, monkeypatch):
-    """It may have taken the results for which the other one sleeps."""
-    await_one, asleep = rings.Rings._what_to_await, threading.Event()
-
-    def one_more(self, job):
-        ring, count = await_one(self, job)
-        asleep.set()
-        return ring, count + 1
-
-    paths = write(tmp_path, [2000] * 20)
-    reads, begins = batch(paths, [(file, 0, 2000) for file in range(20)])
-    take = uring.Ring.take
-    with monkeypatch.context() as patch:
-        patch.setattr(rings.Rings, "_what_to_await", one_more)
-        patch.setattr(uring.Ring, "take", lambda ring: take(ring) if asleep.is_set() else (np.zeros((0, 4), int), 0))
-        pending = ring_engine.start(reads)
-        thread = threading.Thread(target=pending.wait, daemon=True)
-        thread.start()
-        assert asleep.wait(10)
-        others = []
-        while thread.is_alive() and len(others) < 200:
-            thread.join(0.02)
-            others.append(ring_engine.start(batch(paths[:1], [(0, 0, 100)])[0]))
-        assert not thread.is_alive()
-    check(reads, begins, pending.wait())
-
-
-def test_an_error_of_the_engine_reaches_the_caller(engine, tmp_path, monkeypatch):
-    paths = write(tmp_path, [2000] * 20)
-    rows = [(file, 0, 2000) for file in range(20)]
-    opened = open_files()
-    for name in (
-        "results",
-        *(("_open_entries", "_read_entries", "_note") if engine.why_not_uring == "" else ("_read",)),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(read_jobs.ReadJob, name, lambda *_: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                engine.start(batch(paths, rows)[0]).wait()
-        read(engine, paths, rows)
-    assert open_files() == opened
-
-
-def test_an_error_of_a_ring_ends_what_is_under_way(ring_engine, tmp_path, monkeypatch):
-    paths = write(tmp_path, [2000] * 20)
-    rows = [(file, 0, 2000) for file in range(20)]
-    take, failures = uring.Ring.take, [MemoryError(), MemoryError()]
-
-    def failing(ring):
-        if failures:
-            raise failures.pop()
-        return take(ring)
-
-    monkeypatch.setattr(uring.Ring, "take", failing)
-    with pytest.raises(MemoryError):
-        ring_engine.start(batch(paths, rows)[0]).wait()
-    read(ring_engine, paths, rows)
 
 
 def test_the_end(tmp_path, engine):
@@ -639,23 +465,6 @@ def test_the_end(tmp_path, engine):
     for call in (lambda: engine.start(reads), lambda: engine.stat(paths)):
         with pytest.raises(RuntimeError, match="closed"):
             call()
-
-
-def test_engines_leave_nothing_behind(tmp_path):
-    paths = write(tmp_path, [2000] * 20)
-
-    def use(close):
-        engine = ReadEngine(3, rings=2)
-        read(engine, paths, [(file, 0, 2000) for file in range(20)])
-        if close:
-            engine.close()
-
-    use(True)
-    opened, threads = open_files(), threading.active_count()
-    for close in (True, False) * 3:
-        use(close)
-    assert threading.active_count() == threads
-    assert open_files() == opened
 
 
 def thread_count():
@@ -785,7 +594,7 @@ def use(engine):
     assert (memory == content).all()
     assert (engine.stat(paths)[:, 1] == content.shape[1]).all()
 
-engine = file_reads.ReadEngine(4, rings=2)
+engine = file_reads.ReadEngine(4)
 for _ in range(5):
     use(engine)
     memory, reads = batch()
@@ -801,7 +610,7 @@ for _ in range(5):
             assert (memory == content).all()
             use(engine)
             engine.close()
-            own = file_reads.ReadEngine(4, rings=2)
+            own = file_reads.ReadEngine(4)
             assert own.why_not_uring == "" and rings() == 2
             use(own)
             own.close()
@@ -857,12 +666,12 @@ def held(monkeypatch):
 
 
 @pytest.mark.parametrize("end", [Pending.wait, Pending.abandon])
-def test_an_interrupt_does_not_end_the_waiting(ring_engine, tmp_path, held, end):
+def test_an_interrupt_does_not_end_the_waiting(engine, tmp_path, held, end):
     def interrupt(*_):
         threading.Timer(0.05, held.set).start()
         raise Interrupt
 
-    pending = ring_engine.start(batch(write(tmp_path, [3000]), [(0, 0, 3000)])[0])
+    pending = engine.start(batch(write(tmp_path, [3000]), [(0, 0, 3000)])[0])
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
@@ -874,12 +683,12 @@ def test_an_interrupt_does_not_end_the_waiting(ring_engine, tmp_path, held, end)
     assert pending.done()
 
 
-def test_memory_is_kept_while_it_is_written(ring_engine, tmp_path, held):
+def test_memory_is_kept_while_it_is_written(engine, tmp_path, held):
     reads, _ = batch(write(tmp_path, [3000]), [(0, 0, 3000)])
     alive = weakref.ref(reads.memory)
-    ring_engine.start(reads)
+    engine.start(reads)
     del reads
     assert alive() is not None
     held.set()
     while alive() is not None:
-        read(ring_engine, write(tmp_path, [10]), [(0, 0, 10)])
+        read(engine, write(tmp_path, [10]), [(0, 0, 10)])
