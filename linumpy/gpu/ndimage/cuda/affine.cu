@@ -281,7 +281,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         found.from_point[a] = static_cast<float>(found.first[a] - point);
     }
     __syncthreads();
-    const Corner corner = found;  // in registers: in shared memory it would be read again after every store to the brick
+    // In registers: in shared memory it would be read again after every store to the brick.
+    const Corner corner = found;
     bool any = true;  // of the brick's voxels in the box
 #pragma unroll
     for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;
