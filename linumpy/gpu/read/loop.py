@@ -244,7 +244,7 @@ class Loop:
         """Bring together what is queued."""
         requests: list[Request] = []
         boxes = 0
-        while boxes < WAVE_BOXES and not self._closing:
+        while boxes < min(WAVE_BOXES, self.limits.boxes) and not self._closing:
             with self._changed:
                 if not self._queue:
                     break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -37,6 +38,8 @@ from linumpy.plan.region import Region, normalize_region
 
 #: Layouts that are kept.
 _LAYOUTS = 2048
+#: Smallest slab: a few blocks of a file.
+_MIN_SLAB = 4096
 #: Boxes that one request has; a larger region becomes several, made when it is their turn.
 _REQUEST_BOXES = 2**16
 
@@ -102,7 +105,7 @@ class Reader:
     GpuUnavailableError
         No CUDA device; ``device="cpu"`` needs none.
     ValueError
-        Less than 1 MiB of scratch.
+        Less than 1 MiB of scratch, or an option that cannot be.
 
     Examples
     --------
@@ -124,28 +127,26 @@ class Reader:
     ) -> None:
         if scratch_bytes < MIN_SCRATCH_BYTES:
             raise ValueError(f"scratch_bytes={scratch_bytes}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+        _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
         self._cupy = require_cuda() if self.on_device else None
         self.device: int | None = None
         if self._cupy is not None:
             self.device = self._cupy.cuda.runtime.getDevice() if device is None else int(device)
+            if self.device >= (count := self._cupy.cuda.runtime.getDeviceCount()):
+                raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
         self._arrays, self._direct = LAYOUTS, direct
         self._process = os.getpid()
-        self._loop = Loop(self._make_staging, self.limits, self._context, self._describe, int(cache_bytes))
+        context = functools.partial(_context_of, self._cupy, self.device)
+        make_staging = functools.partial(_make_staging, self.on_device, direct, self.limits.scratch_bytes)
+        describe = functools.partial(_describe_by, weakref.ref(self))
+        # The loop's thread must not refer to the reader, which would then never be given up.
+        self._loop = Loop(make_staging, self.limits, context, describe, int(cache_bytes))
         self._loop.start()
         weakref.finalize(self, _close_loop, self._loop, self._process)
-
-    def _make_staging(self, host_nbytes: int) -> Any:
-        if not self.on_device:
-            return HostStaging(host_nbytes)
-        kind = DirectStaging if self._direct else DeviceStaging
-        return kind(self.limits.scratch_bytes, host_nbytes)
-
-    def _context(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self.device)
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
@@ -244,9 +245,9 @@ class Reader:
             raise ValueError(f"outs has {len(outs)} arrays, but there are {len(shapes)} regions")
         if not shapes:
             return []
-        given = dtype if dtype is not None else None if outs is None else outs[0].dtype
+        given = dtype if dtype is not None or outs is None else getattr(outs[0], "dtype", None)
         target = cast_dtype(layout.dtype, given)
-        with self._context():
+        with _context_of(self._cupy, self.device):
             arrays = self._outputs(shapes, target) if outs is None else [*outs]
             for array, shape in zip(arrays, shapes, strict=True):
                 _check_out(array, shape, target, on_device=self.on_device)
@@ -358,6 +359,35 @@ class Reader:
         self.close()
 
 
+def _check_options(device: Any, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
+    is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool) and device >= 0
+    if device is not None and not is_number and not (isinstance(device, str) and device == "cpu"):
+        raise ValueError(f"device={device!r}: the number of a CUDA device, or 'cpu'")
+    if decode_on not in (None, "device", "host"):
+        raise ValueError(f"decode_on={decode_on!r}: 'device', 'host' or None")
+    if slab_nbytes is not None and slab_nbytes < _MIN_SLAB:
+        raise ValueError(f"slab_nbytes={slab_nbytes}: at least {_MIN_SLAB} are needed")
+    if cache_bytes < 0:
+        raise ValueError(f"cache_bytes={cache_bytes}: 0 or more")
+
+
+def _make_staging(on_device: bool, direct: bool, scratch_bytes: int, host_nbytes: int) -> Any:
+    if not on_device:
+        return HostStaging(host_nbytes)
+    kind = DirectStaging if direct else DeviceStaging
+    return kind(scratch_bytes, host_nbytes)
+
+
+def _context_of(cupy: Any, device: int | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if cupy is None else cupy.cuda.Device(device)
+
+
+def _describe_by(reader: weakref.ref[Reader], *arguments: Any) -> ReadReport:
+    alive = reader()
+    assert alive is not None, "a ticket refers to its reader"
+    return alive._describe(*arguments)
+
+
 def _close_loop(loop: Loop, process: int) -> None:
     if os.getpid() == process:  # a child has none of its parent's threads
         loop.close()
@@ -380,11 +410,12 @@ class _Jobs:
     ) -> None:
         self._limits, self._layout, self._conversion = limits, layout, conversion
         self._strides, self._ready, self._tickets = strides, ready, tickets
+        self._most = min(_REQUEST_BOXES, limits.boxes)
         self._portions = self._cut(start, stop, addresses)
         chunk = np.array(layout.chunk_shape, np.int64)
         count = np.where(stop > start, -(-stop // chunk) - start // chunk, 0)
         self._counts = count.astype(float).prod(axis=1)
-        self.boxes = int(min(self._counts.sum(), _REQUEST_BOXES))
+        self.boxes = int(min(self._counts.sum(), self._most))
         # The first request is made by the caller's thread, the others when it is their turn.
         self._first: Request | None = next(self._portions)
 
@@ -404,13 +435,13 @@ class _Jobs:
 
     def _cut(self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Iterator[Request]:
         rows = np.arange(len(start))
-        small = self._counts <= _REQUEST_BOXES
+        small = self._counts <= self._most
         while len(rows):
             if not small[rows[0]]:
                 yield from self._cut_one(int(rows[0]), start[rows[0]], stop[rows[0]], int(addresses[rows[0]]))
                 rows = rows[1:]
                 continue
-            end = int(np.searchsorted(np.cumsum(self._counts[rows]), _REQUEST_BOXES, side="right"))
+            end = int(np.searchsorted(np.cumsum(self._counts[rows]), self._most, side="right"))
             large = np.flatnonzero(~small[rows])
             take = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
             rows = rows[len(take) :]
@@ -423,7 +454,7 @@ class _Jobs:
         plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
         chunk = np.array(layout.chunk_shape, np.int64)
         pending = None
-        for box in plan.batches(_REQUEST_BOXES):
+        for box in plan.batches(self._most):
             if pending is not None:
                 ticket.portions += 1  # the ticket is not over before the last request is
                 yield pending
@@ -545,13 +576,15 @@ def _bounds(regions: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
-    if is_device_array(out) if not on_device else not is_device_array(out):
+    if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):
         kind = "CuPy" if on_device else "NumPy"
         raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
     if out.dtype != dtype:
         raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only: pass an array that can be written to")
     if out.size and any(n > 1 and step <= 0 for n, step in zip(shape, out.strides, strict=True)):
         raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
 

@@ -19,8 +19,10 @@ from linumpy.gpu.read.wave import Part
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room
+from linumpy.plan.layout import MAX_RANK
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
+from linumpy.plan.read.scatter import table_nbytes
 from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack, run_starts
 
 #: Slabs whose memory is in use at the same time.
@@ -72,6 +74,12 @@ class Limits:
     def longest(self) -> int:
         """Longest span of a box, well below a slab so that slabs are filled."""
         return max(16, (self.slab_nbytes - _ALIGN) // 4)
+
+    @property
+    def boxes(self) -> int:
+        """Boxes of a wave or request: a table of both fits beside a slab, even if all boxes lie in one chunk."""
+        free = self.scratch_bytes // DEPTH - self.slab_nbytes
+        return max(64, free // (2 * table_nbytes(MAX_RANK, 1)))
 
     @property
     def raw(self) -> SlabLimits:
@@ -202,7 +210,10 @@ class Cutter:
         for part in self._parts:
             if (kind := kind_of(part)) is not None:
                 chunks[kind] = chunks.get(kind, 0) + len(part.wanted)
-        return {kind: way_of(kind, count + in_flight(kind), self._limits) for kind, count in chunks.items() if count}
+        tables = sum(table_nbytes(part.layout.rank, part.boxes) for part in self._parts)
+        return {
+            kind: way_of(kind, count + in_flight(kind), self._limits, tables) for kind, count in chunks.items() if count
+        }
 
     @property
     def device_nbytes(self) -> int:
@@ -327,9 +338,9 @@ def kind_of(part: Part) -> Kind | None:
     return None if part.layout.chain is None else (part.layout.chain, part.layout.chunk_nbytes)
 
 
-def way_of(kind: Kind, chunks: int, limits: Limits) -> DecodeWay:
-    """Choose where chunks are decoded, by how many of them are in flight."""
-    room = limits.scratch_bytes - DEPTH * limits.pieces * _ROW_NBYTES
+def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> DecodeWay:
+    """Choose where chunks are decoded, by how many of them are in flight; beside it lie tables of so many bytes."""
+    room = limits.scratch_bytes - max(tables_nbytes, DEPTH * limits.pieces * _ROW_NBYTES)
     return choose_way(
         kind[0],
         kind[1],
