@@ -103,7 +103,7 @@ def around_reads(monkeypatch):
     class Engine(reference.SmallEngine):
         def start(self, reads):
             pending = Pending(reads)
-            pending.settle(read_files(reads, hooked(posix_aio.read_now)), None)
+            pending.settle(read_files(reads, hooked(posix_aio.read_now)))
             return pending
 
     def locate(*arguments):
