@@ -80,7 +80,7 @@ class SmallEngine(ReadEngine):
     """An engine of few threads, since a test makes many."""
 
     def __init__(self, **options):
-        super().__init__(2, rings=1, **options)
+        super().__init__(2, **options)
 
 
 def together(reader):
