@@ -39,12 +39,16 @@ gpu-test: $(VENV)/.has-test
 	$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu
 	$(BIN)/python -m pytest -m gpu_alone --require-gpu
 
-# Both tools slow kernels down a hundredfold, so each kernel's smallest tests stand for it: SANITIZE names them.
-SANITIZE ?= tests/gpu/codecs/test_encoded_on_gpu.py tests/gpu/ndimage tests/gpu/oct tests/gpu/resize
+# Both tools slow kernels down a hundredfold, so small tests stand for each kernel: those marked `sanitize`, and for the
+# decoders, of which SANITIZE_ALL names the files, all.
+SANITIZE ?= tests
+SANITIZE_ALL ?= tests/gpu/codecs/test_encoded_on_gpu.py
 sanitize: $(VENV)/.has-test
 	for tool in memcheck racecheck; do \
 		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
-			$(BIN)/python -m pytest -q -m "gpu and not gpu_alone" --require-gpu $(SANITIZE) || exit; \
+			$(BIN)/python -m pytest -q -p no:cacheprovider -m sanitize --require-gpu $(SANITIZE) || exit; \
+		test -z "$(SANITIZE_ALL)" || compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
+			$(BIN)/python -m pytest -q -m "gpu and not gpu_alone" --require-gpu $(SANITIZE_ALL) || exit; \
 	done
 
 bench: $(VENV)/.has-test

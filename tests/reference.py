@@ -65,6 +65,7 @@ def fake_device(seed=0, opener=None):
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
         patch.setattr(scatter, "load", device.load)
+        patch.setattr(staging, "prepare", lambda specs: None)
         patch.setattr(staging.decode, "start", lambda launches: [queue(device, one) for one in launches])
         yield device
         device.rest()

@@ -20,12 +20,11 @@ from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu.read import request as output
-from linumpy.gpu.read.reader import Reader, shared_reader
+from linumpy.gpu.read.reader import LAYOUTS, Reader, shared_reader
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.works import estimate_scratch
-from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.io.source import Source
 from linumpy.plan.read.plan import plan_read
 
 
@@ -47,7 +46,7 @@ def read_zarr_via_kvikio(
         Chunks of a codec that is not decoded here, a store that is not local, or the like. The message says what it is.
     """
     begin = time.perf_counter()
-    plan = plan_read(read_layout(open_source(source, level)), region)
+    plan = plan_read(LAYOUTS.get(source, level), region)
     if plan.layout.unsupported is not None:
         raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {plan.layout.unsupported}")
     request = output.make_request(plan, dtype, out, scratch_bytes)

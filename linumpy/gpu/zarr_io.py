@@ -25,6 +25,7 @@ from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
+from linumpy.gpu.read.reader import LAYOUTS
 from linumpy.gpu.read.report import host_report
 from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
@@ -193,8 +194,7 @@ def read_zarr_to_gpu(
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
-    array = open_source(source, level)
-    plan = plan_read(read_layout(array), region)
+    plan = plan_read(LAYOUTS.get(source, level), region)
     request = _request(plan, dtype, out, scratch_bytes)
     reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
     if reason and (strict or backend == "kvikio"):
@@ -203,7 +203,7 @@ def read_zarr_to_gpu(
         if reason:
             way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
             log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
-        result, report = zarr_gpu.read_request(array, request, begin, fallback=reason)
+        result, report = zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     else:
         result, report = kvikio_zarr.read_request(request, begin, timed=return_report)
     return (result, report) if return_report else result

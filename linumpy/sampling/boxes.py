@@ -29,10 +29,13 @@ _MOST_HALVINGS = 20
 _MOST_LEVELS = 24
 #: Largest number of samples of a window: their pairs are numbered in 32 bits.
 MOST_SAMPLES = 2**33
+#: Voxels that interpolation in a box of a volume needs at most, so that they are held in shared memory.
+BOX_VOXELS = 13_000
 _THREADS = 256
-#: Levels that are split by a launch each, and those that a block splits in shared memory at most.
+#: Levels whose nodes are split by several blocks each, and those that a block splits in shared memory at most.
 _TOP, _BELOW = 8, 12
-_CALLS_OF_A_THREAD = 4
+#: Calls of the generator by a thread for a level, and blocks of a level at most.
+_CALLS_OF_A_THREAD, _MOST_BLOCKS = 4, 512
 _BATCH = 2**13
 _BOXES = np.dtype(
     [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
@@ -72,10 +75,12 @@ class Boxes:
         return at[0], at[1], at[2]
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border."""
-        sizes = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
-        z, y, x = sizes
-        return z, y, x
+        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
+
+        Rows begin and end at multiples of four voxels.
+        """
+        z, y, x = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
+        return z, y, (x + 6) // 4 * 4
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,16 +163,14 @@ class Window:
         box = np.searchsorted(self.starts, position, side="right") - 1
         # Several boxes begin where one is empty: the last of them holds the sample.
         at = self.boxes.places(box)
-        wide = position.astype(np.uint64)
-        pair = wide >> np.uint64(6) << np.uint64(5) | wide & np.uint64(31)
-        words = numbers(np.uint64(self.first), Use.BINNED, self.key, pair)
-        second = (position >> 5 & 1).astype(bool)
+        words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
+        second = (position & 1).astype(bool)
         fields = np.where(second, words[2], words[0]) << np.uint64(32) | np.where(second, words[3], words[1])
         coords = np.empty((position.size, 3), np.float32)
         for axis, halved in enumerate(self.boxes.halved):
-            field = fields >> np.uint64((2 - axis) * FIELD_BITS) & np.uint64(2**FIELD_BITS - 1)
-            bits = at[axis].astype(np.uint64) << np.uint64(COORDINATE_BITS - halved)
-            coords[:, 2 - axis] = as_coordinate(bits | field >> np.uint64(halved - _FEWEST_HALVINGS))
+            inside = COORDINATE_BITS - halved
+            field = fields >> np.uint64((2 - axis) * FIELD_BITS) & np.uint64(2**inside - 1)
+            coords[:, 2 - axis] = as_coordinate(at[axis].astype(np.uint64) << np.uint64(inside) | field)
         return coords
 
 
@@ -204,13 +207,13 @@ def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Any) -
     """Count on a device; returns where the samples of each box begin."""
     record = _record(boxes, key, first, total)
     top = int(record["top"])
-    lower, starts = xp.zeros(1 << top, np.uint64), xp.empty(boxes.count + 1, np.int64)
-    for level in range(top):
-        calls = -(-total // (128 << level))
-        blocks = min(1024, max(1, -(-calls // (_THREADS * _CALLS_OF_A_THREAD))))
-        load(_spec("split"))((blocks, 1 << level), (_THREADS,), (lower, *int32(level), record))
-    rest = len(boxes.axes) - top
-    load(_spec("split_rest"))((1 << top,), (_THREADS,), (lower, starts, record), shared_mem=8 << rest)
+    # A level is split by a power of two of blocks, so that its nodes have as many each.
+    wanted = min(_MOST_BLOCKS, total // (128 * _THREADS * _CALLS_OF_A_THREAD))
+    per_level = max(1 << max(0, top - 1), 1 << max(0, wanted.bit_length() - 1))
+    state, starts = xp.zeros((1 << top) + top, np.uint64), xp.empty(boxes.count + 1, np.int64)
+    kernel = load(_spec("split"))
+    blocks = top * per_level + (1 << top)
+    kernel((blocks,), (_THREADS,), (state, starts, *int32(per_level), record), shared_mem=8 << len(boxes.axes) - top)
     return starts
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.sampling.boxes import Boxes, plan_boxes
+from linumpy.sampling.boxes import BOX_VOXELS, Boxes, plan_boxes
 from linumpy.sampling.threads import in_threads
 
 ORDERS = (0, 1, 3)
-_BOX_VOXELS = 6000
 
 
 def check_order(spline_order: int) -> None:
@@ -116,7 +115,7 @@ class HostVolume:
     @property
     def boxes(self) -> Boxes:
         """Boxes of the volume, for samples in their order."""
-        return plan_boxes(self.dims, _BOX_VOXELS)
+        return plan_boxes(self.dims, BOX_VOXELS)
 
     def decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None = None) -> None:
         """Evaluate at points.

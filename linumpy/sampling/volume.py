@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.sampling import draws
-from linumpy.sampling.boxes import Boxes, Window, plan_boxes
+from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.host import check_order, normalisation
 
 #: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
@@ -29,15 +29,15 @@ _THREADS, _WARPS = 256, 8
 _NOTHING = np.uint64(0)
 #: Of a GPU's second cache, what copies of a small volume may take.
 _CACHED_NBYTES = 40 * 2**20
-#: Voxels of a box in shared memory, and voxels for each sample above which a box is not worth reading.
-_BOX_VOXELS, _SPARSE = 6000, 16
-#: Voxels along an axis from which on the kernel of boxes does not find a point's cell.
+#: Voxels for each sample above which a box is not worth reading into shared memory.
+_SPARSE = 16
+#: Voxels along an axis from which on a point's cell is not found by additions.
 _LONGEST = 2**22
 #: Samples of a box that a block makes at least, where a box has many.
-_BLOCK_SAMPLES = 4096
+_BLOCK_SAMPLES = 16_384
 #: Samples from which on a warp makes several tiles, one after another.
 _MANY = 2**22
-_MARCH = 4
+_MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("voxels", "i8"), ("packed", "i8"), ("key", "u4", 2), ("dims", "i4", 3)],
@@ -54,18 +54,28 @@ class Shape:
 
     Attributes
     ----------
-    groups, box_groups : int
-        Samples of a lane at the same time, at points anywhere and in boxes.
-    blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread.
+    groups : int
+        Samples of a lane at the same time, at points anywhere.
+    blocks, box_blocks : int
+        Blocks of a multiprocessor at least, which bounds the registers of a thread: of points anywhere, and in boxes.
+    ahead : int
+        Of the coordinates of the next points: 0, they are read when they are needed; 1, before these are evaluated; 2,
+        they are brought into the second cache.
     box_voxels : int
         Voxels of a box in shared memory at most.
+    box_threads : int
+        Threads of a block that makes the samples of a box.
+    box_copies : bool
+        Copy float32 voxels into shared memory without registers.
     """
 
     groups: int = 4
-    box_groups: int = 4
     blocks: int = 3
-    box_voxels: int = _BOX_VOXELS
+    ahead: int = 2
+    box_voxels: int = BOX_VOXELS
+    box_threads: int = 384
+    box_blocks: int = 3
+    box_copies: bool = True
 
 
 class DeviceVolume:
@@ -165,13 +175,7 @@ class DeviceVolume:
         if self._places is None:
             made = self._xp.asarray(_places(window.boxes))
             self._places = uploaded(made) if is_device_array(made) else Uploaded(made, None)
-        record = self._record(len(coords), coords)
-        record["aligned"] &= begin % 4 == 0
-        groups = self._cut.box_groups
-        kernel = load(_spec("sample_boxes", self._defines(0) | {"GROUPS": str(groups)}))
-        nbytes = 4 * math.prod(window.boxes.voxels(self.dims))
-        if nbytes > 32 * 1024:
-            kernel.max_dynamic_shared_size_bytes = nbytes
+        kernel, nbytes = self._in_boxes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
         args = (
@@ -183,9 +187,24 @@ class DeviceVolume:
             *int32(0),
             *int64(begin),
             window.record,
-            record,
+            self._record(len(coords), coords),
         )
-        kernel((boxes, parts), (_THREADS,), args, shared_mem=nbytes)
+        kernel((boxes, parts), (self._cut.box_threads,), args, shared_mem=nbytes)
+
+    @functools.cached_property
+    def _in_boxes(self) -> tuple[Any, int]:
+        """The kernel of samples in boxes, and its bytes of shared memory besides those of fixed size."""
+        defines = self._defines(0) | {
+            "FOURS": str(int(self.dims[2] % 4 == 0 and _address(self._linear) % (4 * self._linear.itemsize) == 0)),
+            "THREADS": str(self._cut.box_threads),
+            "BLOCKS": str(self._cut.box_blocks),
+            "ASYNC": str(int(self._cut.box_copies)),
+        }
+        nbytes = 4 * math.prod(self.boxes.voxels(self.dims))
+        kernel = load(_spec("sample_boxes", defines))
+        # The kernel is that of other volumes too, whose boxes may be larger.
+        kernel.max_dynamic_shared_size_bytes = max(kernel.max_dynamic_shared_size_bytes, nbytes)
+        return kernel, nbytes
 
     def _coefficients(self, voxels: Any) -> Any:
         from linumpy.gpu.interpolation import spline_filter
@@ -260,7 +279,9 @@ class DeviceVolume:
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)
-        record["first"], record["key"], record["march"] = first, key, _MARCH if count >= _MANY else 1
+        ahead = 0 if draw or count < _MANY else self._cut.ahead
+        record["first"], record["key"] = first, key
+        record["march"] = _MARCH_AHEAD if ahead else _MARCH if count >= _MANY else 1
         groups = self._cut.groups if self._order == 1 else 1
         defines = self._defines(LAYOUTS[self.layout]) | {
             "TARGET": "int" if self._labels else "float",
@@ -270,6 +291,8 @@ class DeviceVolume:
             "GRADIENT": str(int(gradient is not None)),
             "GROUPS": str(groups),
             "BLOCKS": str(self._cut.blocks),
+            "LONG": str(int(max(self.dims) >= _LONGEST)),
+            "AHEAD": str(int(ahead)),
         }
         blocks = -(-count // (_WARPS * 32 * groups * int(record["march"])))
         packed = _NOTHING if self._packed is None else self._packed

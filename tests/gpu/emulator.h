@@ -300,6 +300,7 @@ NOT_CHECKED void __tsan_write_range(void *p, size_t n) { if (emulated::is_shared
 #endif
 
 inline void __syncthreads() { emulated::wait(0, blockDim.x, false); }
+inline void __threadfence() {}  // blocks run one after another
 inline bool __syncthreads_or(int p) { return emulated::wait(0, blockDim.x, p); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated::meet(emulated::SYNC_WARP, mask, 0); }
 template <class T> T __shfl_sync(unsigned mask, T v, int lane) { return emulated::shuffle(mask, v, lane); }

@@ -122,6 +122,7 @@ def test_bad_input(change, message):
 
 
 @pytest.mark.gpu
+@pytest.mark.sanitize
 def test_the_same_on_a_device(cupy):
     arrays = case(5, np.random.default_rng(5).integers(0, 300, 500))
     to = np.random.default_rng(6).normal(size=(500, 4)).astype("f4")

@@ -287,7 +287,7 @@ def test_the_grid_of_the_kernel_is_that_of_python():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
-@pytest.mark.parametrize("kind", ["sparse", "blobs"])
+@pytest.mark.parametrize("kind", [pytest.param("sparse", marks=pytest.mark.sanitize), "blobs"])
 def test_the_same_on_a_device(cupy, kind, steps):
     where, scene = grid(kind), images()
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)

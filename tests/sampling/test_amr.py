@@ -150,6 +150,7 @@ def test_compiles(spec, architecture):
 
 
 @pytest.mark.gpu
+@pytest.mark.sanitize
 def test_on_gpu(tmp_path):
     rng = np.random.default_rng(9)
     bricks, total = random_mesh(rng)

@@ -54,6 +54,7 @@ def test_the_device_draws_what_the_host_draws(order, cupy):
         assert np.abs(values.get() - host_values).max() < 1e-4
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("name", ["mask", "density"])
 def test_weights(name, cupy):
     grid = np.random.default_rng(0).random((20, 30, 40))
@@ -64,7 +65,7 @@ def test_weights(name, cupy):
     assert np.array_equal(coords.get(), expected)
 
 
-@pytest.mark.parametrize("total", [0, 5, 10_000_001])
+@pytest.mark.parametrize("total", [0, pytest.param(5, marks=pytest.mark.sanitize), 10_000_001])
 def test_counts_of_boxes(total, cupy):
     boxes = plan_boxes((512, 512, 512), 6000)
     assert np.array_equal(
@@ -107,6 +108,7 @@ def test_splines_gradients_and_labels(cupy):
     assert np.array_equal(values.get(), truth(labels[None], coords.get(), 0))
 
 
+@pytest.mark.sanitize
 def test_guard_pages(cupy):
     """What lies around the arrays, and around the volume, stays as it was; coordinates are extreme."""
     voxels = voxels_of("float", dims=(33, 7, 5))

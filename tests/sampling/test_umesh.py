@@ -301,6 +301,7 @@ def test_compiles(spec, architecture):
 
 
 @pytest.mark.gpu
+@pytest.mark.sanitize
 def test_on_gpu(tmp_path):
     rng = np.random.default_rng(4)
     shape = (6, 5, 4)

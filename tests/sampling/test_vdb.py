@@ -288,6 +288,7 @@ def test_compiles(spec, architecture):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "field"), [("float_blosc_mask.vdb", "density"), ("warp_vec3f.nvdb", None)])
+@pytest.mark.sanitize
 def test_on_gpu(files, name, field):
     grid = open_vdb(files / name, field)
     coords = np.random.default_rng(8).random((100_000, 3), dtype=np.float32)

@@ -163,6 +163,7 @@ def test_samples_are_those_of_the_generator(layout, count, offset):
 @pytest.mark.parametrize("dtype", ["f4", "u2"])
 @pytest.mark.parametrize(("shape", "total", "begin", "count"), [
     ((40, 33, 70), 12_000, 0, 12_000),
+    ((20, 33, 72), 12_000, 0, 12_000),
     ((40, 33, 70), 12_000, 4096, 3000),
     ((40, 33, 70), 12_000, 37, 1001),
     ((1, 9, 5), 3000, 0, 3000),
@@ -179,6 +180,46 @@ def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
     made.draw(begin, expected)
     assert np.array_equal(coords, expected)
     assert np.array_equal(values, decoded(DeviceVolume(voxels, layout="rows"), coords))
+
+
+@pytest.mark.parametrize("shape", [
+    Shape(ahead=0), Shape(ahead=1), Shape(ahead=2), Shape(groups=2, ahead=1), Shape(groups=8, ahead=2),
+])  # fmt: skip
+@pytest.mark.parametrize("along_rows", [True, False])
+def test_several_tiles_of_a_warp(shape, along_rows, monkeypatch):
+    monkeypatch.setattr(volume, "_MANY", 1)
+    voxels = random_volume((6, 9, 70))
+    coords = np.random.default_rng(0).uniform(-0.1, 1.1, (7003, 3)).astype(np.float32)
+    if along_rows:
+        coords = coords[np.lexsort(np.floor(coords.T * [[70], [9], [6]]))]
+    coords[5, 1], coords[4000, 0], coords[7002, 2] = np.nan, np.inf, -np.inf
+    values = decoded(DeviceVolume(voxels, layout="cells", shape=shape), coords)
+    finite = np.isfinite(coords).all(1)
+    assert np.isnan(values[:, ~finite]).all()
+    assert np.abs(values[:, finite] - truth(voxels, coords[finite], 1)).max() < 1e-6 * spread(voxels)
+
+
+def test_a_long_axis():
+    n = 2**22 + 2
+    voxels = np.random.default_rng(0).random((1, 1, 1, n), np.float32)
+    x = 1 - np.arange(1, 400, dtype=np.float64) * 2.0**-24
+    coords = np.stack([np.concatenate([x, 1 - x]), *np.full((2, 2 * x.size), 0.5)], 1).astype(np.float32)
+    values = decoded(DeviceVolume(voxels, layout="rows"), coords)
+    assert np.abs(values - truth(voxels, coords, 1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("copies", [True, False])
+def test_boxes_of_voxels_anywhere_in_memory(offset, copies):
+    """Rows that begin at multiples of 16 bytes are read by vectors, others by voxels."""
+    memory = np.zeros(4 + 20 * 24 * 32 + offset, np.float32)
+    begin = -memory.ctypes.data // 4 % 4 + offset
+    voxels = memory[begin : begin + 20 * 24 * 32].reshape(1, 20, 24, 32)
+    voxels[...] = random_volume((20, 24, 32))
+    field = DeviceVolume(voxels, layout="rows", shape=Shape(box_voxels=900, box_copies=copies))
+    coords, values = np.empty((30_000, 3), np.float32), np.empty((1, 30_000), np.float32)
+    field.sample_window(window(field.boxes, KEY, 0, 30_000), 0, coords, values)
+    assert np.array_equal(values, decoded(field, coords))
 
 
 def test_samples_in_boxes_are_normalised():
@@ -232,6 +273,7 @@ def test_shared_memory_is_free_of_races(seed, monkeypatch):
 
 def specs():
     base = {"NORMALISE": "0", "INDEX": "int", "BLOCKS": "3", "LABELS": "0", "TARGET": "float", "GRADIENT": "0"}
+    base |= {"LONG": "0", "AHEAD": "2"}
     types = [volume.CUDA_TYPES[one] for one in KEPT]
     made = []
     for source, layout, draw in itertools.product(types, "0123", "01"):
@@ -250,14 +292,11 @@ def specs():
         yield volume._spec("sample", base | one)
     for source, layout in itertools.product(types, "123"):
         yield volume._spec("pack", {"SOURCE": source, "LAYOUT": layout, "INDEX": "int64", "NORMALISE": "0"})
-    for source, groups in itertools.product(types, "24"):
-        yield volume._spec(
-            "sample_boxes", {"SOURCE": source, "LAYOUT": "0", "INDEX": "int", "NORMALISE": "1", "GROUPS": groups}
-        )
+    boxes_of = {"LAYOUT": "0", "INDEX": "int", "THREADS": "384", "BLOCKS": "3", "ASYNC": "1"}
+    for source, fours, normalise in [*itertools.product(types, "01", "1"), ("float", "1", "0")]:
+        yield volume._spec("sample_boxes", boxes_of | {"SOURCE": source, "FOURS": fours, "NORMALISE": normalise})
     yield draws._KERNEL
-    yield from (
-        KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "split_rest", "draw_boxes")
-    )
+    yield from (KernelSpec("boxes", name, (), "linumpy.sampling.cuda") for name in ("split", "draw_boxes"))
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

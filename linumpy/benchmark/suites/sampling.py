@@ -35,11 +35,18 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
     "bricks": {"layout": "bricks"},
     "rows": {"layout": "rows"},
 }
+_RASTER: dict[str, dict[str, Any]] = {
+    "not ahead": {"shape": Shape(ahead=0)},
+    "ahead in registers": {"shape": Shape(ahead=1)},
+    "2 at a time": {"shape": Shape(groups=2, blocks=5)},
+    "2 at a time, ahead in registers": {"shape": Shape(groups=2, blocks=4, ahead=1)},
+    "rows": {"layout": "rows"},
+}
 _BOXES: dict[str, dict[str, Any]] = {
-    "2 at a time": {"layout": "rows", "shape": Shape(box_groups=2)},
-    "boxes of 11000": {"layout": "rows", "shape": Shape(box_voxels=11_000)},
-    "boxes of 11000, 2 at a time": {"layout": "rows", "shape": Shape(box_voxels=11_000, box_groups=2)},
-    "boxes of 3000": {"layout": "rows", "shape": Shape(box_voxels=3000)},
+    "through registers": {"layout": "rows", "shape": Shape(box_copies=False)},
+    "256 threads": {"layout": "rows", "shape": Shape(box_threads=256)},
+    "boxes of 8000": {"layout": "rows", "shape": Shape(box_voxels=8000, box_threads=256, box_blocks=4)},
+    "boxes of 25000": {"layout": "rows", "shape": Shape(box_voxels=25_000, box_threads=256, box_blocks=2)},
 }
 
 _TEXTURE = r"""
@@ -253,7 +260,7 @@ def _binned(xp: Any, scale: float) -> Case:
 
 def _decode(xp: Any, scale: float, raster: bool) -> Case:
     voxels, coords = _volume(xp, scale, "float32"), _points(xp, scale, raster)
-    variants = {name: _LAYOUTS[name] for name in (("rows",) if raster else ("quads", "bricks", "rows"))}
+    variants = _RASTER if raster else {name: _LAYOUTS[name] for name in ("quads", "bricks", "rows")}
     texture = _texture(voxels, coords, len(coords))
     entries = _entries(lambda **options: _decoding(voxels, coords, **options), variants, texture)
     return _case(

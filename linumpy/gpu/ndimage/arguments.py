@@ -6,6 +6,7 @@ Pure.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -49,6 +50,8 @@ def check_spline(order: Any, mode: Any) -> str:
 def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
     """Check how an image is to be interpolated."""
     name = check_spline(order, mode)
+    if type(cval) is float:
+        return Spline(int(order), name, cval, bool(prefilter))
     value = np.asarray(to_host(cval))
     if value.ndim or value.dtype.kind not in ("biufc" if image.dtype.kind == "c" else "biuf"):
         kind = "number" if image.dtype.kind == "c" else "real number"
@@ -212,16 +215,35 @@ def read_resizing(
 ) -> Resizing:
     """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
     check_image(image)
+    about = (image.dtype, tuple(image.shape))
+    rest = (order, mode, anti_aliasing, sigma)
+    try:
+        wanted = tuple(output_shape)
+        hash((wanted, rest))
+    except TypeError:  # a list of sigmas, or what will be refused
+        return _read_resizing(*about, output_shape, *rest)
+    return _kept_resizing(*about, wanted, *rest)
+
+
+def _read_resizing(
+    dtype: np.dtype,
+    image_shape: tuple[int, ...],
+    output_shape: Sequence[int],
+    order: Any,
+    mode: Any,
+    anti_aliasing: bool | None,
+    sigma: Any,
+) -> Resizing:
     check_spline(order, "nearest")
     if not isinstance(mode, str) or mode not in RESIZE_MODES:
         raise ValueError(f"mode={mode!r} is unknown to resize: choose one of {', '.join(RESIZE_MODES)}")
-    if image.dtype.kind not in "biuf":
-        raise TypeError(f"an image of {image.dtype} cannot be resized: integers, floats and booleans can")
-    if not image.size:
-        raise ValueError(f"an image of shape {image.shape} has nothing to resize")
-    source, shape = _resized_shapes(image.shape, output_shape)
+    kind = dtype.kind
+    if kind not in "biuf":
+        raise TypeError(f"an image of {dtype} cannot be resized: integers, floats and booleans can")
+    if not all(image_shape):
+        raise ValueError(f"an image of shape {image_shape} has nothing to resize")
+    source, shape = _resized_shapes(image_shape, output_shape)
     factors = [n / m for n, m in zip(source, shape, strict=True)]
-    kind = image.dtype.kind
     if kind == "b" and (order > 0 or anti_aliasing):
         raise ValueError("booleans are resized at order=0 without anti_aliasing: cast the image to another dtype first")
     if anti_aliasing is None:
@@ -239,6 +261,10 @@ def read_resizing(
             f"anti_aliasing_sigma={sigma!r}: one number of 0 or more is needed, or one for each of {len(shape)} axes"
         )
     return Resizing(source, shape, RESIZE_MODES[mode], tuple(np.broadcast_to(sigmas, len(shape)).tolist()))
+
+
+#: By the types of arguments, too: True is no order, though it equals 1.
+_kept_resizing = functools.lru_cache(maxsize=256, typed=True)(_read_resizing)
 
 
 def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -184,9 +184,9 @@ def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> t
     every = tuple(range(image.ndim))
     if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
         return every
-    alone = [axis for axis in every if _is_alone(axis, image, grid, shape)]
     if image.ndim == 3:
-        return every[1:] if how.order > 1 and 0 in alone else every
+        return every[1:] if how.order > 1 and _is_alone(0, image, grid, shape) else every
+    alone = [axis for axis in every if _is_alone(axis, image, grid, shape)]
     chosen = [axis for axis in every if axis not in alone]
     while len(chosen) < min(sampling.RANKS):  # contiguous ones, if there are such
         chosen.append(alone.pop())

@@ -238,6 +238,8 @@ def apply_displacement_field(
         return sample_displaced(image, field, sizes, how, target)
     shape = (*grid[:axis], image.shape[axis], *grid[axis:])
     dtype, out = read_output(output, image, shape)
+    if axis == 0:
+        return sample_displaced(image, field, sizes, how, Target(shape, dtype, out))
     xp = array_module(image)
     channels = xp.moveaxis(image, axis, 0)
     result = sample_displaced(channels, field, sizes, how, Target((len(channels), *grid), dtype))

@@ -52,11 +52,17 @@ class Line:
 
 def can_take(image: Any, lines: Sequence[Line]) -> bool:
     """Say whether the kernel takes voxels of this image: it numbers columns in 32 bits."""
+    return image.size > 0 and _is_taken(tuple(lines), image.itemsize, max(image.shape))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_taken(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
+    if itemsize not in _UNITS or longest >= 2**31:
+        return False
     rows = math.prod(line.length for line in lines[:-1])
-    tiles = -(-lines[-1].length // (_LANES * _pack(image.itemsize)))
+    tiles = -(-lines[-1].length // (_LANES * _pack(itemsize)))
     near = all(abs(line.scale) * line.length + abs(line.offset) < _FARTHEST for line in lines)
-    small = image.size > 0 and max(image.shape) < 2**31 and rows * tiles <= _MOST_BLOCKS
-    return image.itemsize in _UNITS and small and near
+    return near and rows * tiles <= _MOST_BLOCKS
 
 
 def take(image: Any, lines: Sequence[Line], mode: str, cval: Any, out: Any) -> None:
@@ -77,18 +83,25 @@ def take(image: Any, lines: Sequence[Line], mode: str, cval: Any, out: Any) -> N
     """
     if not out.size:
         return
-    make = _kept if sum(line.length for line in lines) <= _KEPT else _tables
+    make = _kept if sum(out.shape) <= _KEPT else _tables
     tables = make(tuple(lines), mode, _bytes_of(cval, image.dtype), queue_of(image))
-    planes, rows, columns, outside = tables.get()
-    height, width = (lines[-2].length if len(lines) > 1 else 1), lines[-1].length
-    pack = _pack(image.itemsize)
+    blocks, sizes, spec, aligned = _launch(tuple(out.shape), image.itemsize)
+    packed = _YES if aligned and address_of(out) % aligned == 0 else _NO
+    load(spec)((blocks,), (_LANES * _WARPS,), (image, out, *tables.get(), *sizes, packed))
+
+
+_NO, _YES = int32(0, 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _launch(shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[np.int32, ...], KernelSpec, int]:
+    """Cut a result into blocks: their number, what the kernel is told, and which; 0 for rows that begin anywhere."""
+    height, width = (shape[-2] if len(shape) > 1 else 1), shape[-1]
+    pack = _pack(itemsize)
     across, down = -(-width // (_LANES * pack)), -(-height // (_WARPS * _MARCH))
-    packed = width % pack == 0 and address_of(out) % (pack * image.itemsize) == 0
-    sizes = int32(height, width, across, down, int(packed))
-    unit = image.dtype if image.itemsize == 16 else np.dtype(f"u{image.itemsize}")
-    blocks = across * down * (out.size // (height * width))
-    args = (image.view(unit), out.view(unit), planes, rows, columns, outside, *sizes)
-    load(kernel_spec(image.itemsize))((blocks,), (_LANES * _WARPS,), args)
+    blocks = across * down * math.prod(shape[:-2])
+    aligned = pack * itemsize if width % pack == 0 else 0
+    return blocks, int32(height, width, across, down), kernel_spec(itemsize), aligned
 
 
 def _pack(itemsize: int) -> int:
@@ -103,6 +116,8 @@ def kernel_spec(itemsize: int) -> KernelSpec:
 
 def _bytes_of(cval: Any, dtype: np.dtype) -> bytes:
     """Cast a constant as SciPy does."""
+    if cval == 0 and "-" not in str(cval):
+        return bytes(dtype.itemsize)
     value = np.asarray(cval)
     if dtype.kind == "c":
         with np.errstate(over="ignore"):

@@ -26,6 +26,9 @@ from linumpy.gpu.ndimage.sampling_launch import (
     GRIDS,
     LISTS,
     SMALL_GRIDS,
+    SMALL_STACKED_GRIDS,
+    STACKED_GRIDS,
+    Shape,
     blocks_of,
     is_wide,
     kinds_of,
@@ -62,12 +65,16 @@ _AFFINE: list[Any] = [
     *[("brick", "i4", 3), ("tiles", "i4", 2), ("aligned", "i4")],
 ]
 _POINTS_DTYPE, _AFFINE_DTYPE = np.dtype(_POINTS, align=True), np.dtype(_AFFINE, align=True)
+_POINTS_FIELDS = struct.Struct("q7d8i")
 _AFFINE_FIELDS = struct.Struct("13d15i15f6i")
 #: What follows for a stack of images, Batch of sampling.cuh.
-_BATCH = ("batch", np.dtype([("image", "i8"), ("target", "i8"), ("blocks", "i4")], align=True))
+_BATCH_FIELDS = [("image", "i8"), ("target", "i8"), ("blocks", "i4"), ("images", "i4"), ("together", "i4")]
+_BATCH = ("batch", np.dtype(_BATCH_FIELDS, align=True))
 _POINTS_BATCH_DTYPE = np.dtype([*_POINTS, _BATCH], align=True)
 _AFFINE_BATCH_DTYPE = np.dtype([*_AFFINE, _BATCH], align=True)
 _MOST_BLOCKS = 2**31 - 1
+#: Images of a stack that a block samples at the same places: as many as leave a GPU so many blocks, within bounds.
+_ENOUGH_BLOCKS, _MOST_TOGETHER = 2048, 8
 
 
 @dataclass(frozen=True)
@@ -141,44 +148,70 @@ def _launch_points(
 ) -> None:
     if not out.size:
         return
-    rank, order = len(coordinates), how.order
-    is_stack = image.ndim > rank
+    is_stack = image.ndim > len(coordinates)
+    shapes = (tuple(coordinates.shape), image.itemsize, how.order, is_stack)
+    call = _points_call(*shapes, field, None if sizes is None else tuple(sizes))
+    cells = None if call.is_grid or is_stack else _in_cells(image, how, out.size)
     one, made = (image[0], out[0]) if is_stack else (image, out)
-    args = np.zeros(1, _POINTS_BATCH_DTYPE if is_stack else _POINTS_DTYPE)
-    args["count"], args["outside"], args["whole"] = made.size, how.cval, three(one.shape)
-    shape = coordinates.shape[1:]
-    cells = None
-    is_grid = field != "0" or (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS)
-    if is_grid:
-        cut = (SMALL_GRIDS if image.itemsize < 4 else GRIDS)[order]
-        # Of more axes than the image has, the first ones lie one after another.
-        first = len(shape) - rank + 1
-        args["grid"] = grid = _grid_of((math.prod(shape[:first]), *shape[first:]))
-        if sizes is not None:
-            args["sizes"], args["inverse"] = three(sizes, 1), three([1 / size for size in sizes], 1)
-        blocks, args["tiles"] = blocks_of(grid, cut.tile, rank)
-    else:
-        cut = LISTS[order]
-        blocks = (-(-made.size // (cut.threads * cut.march)),)
-        cells = None if is_stack else _in_cells(image, how, out.size)
     spec = spec_of(
         "points",
         "map_points",
-        kinds_of(one, made, order, how.mode, coordinates, *([] if cells is None else [cells])),
-        cut,
+        kinds_of(one, made, how.order, how.mode, coordinates, *([] if cells is None else [cells])),
+        call.cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
-        GRID=str(int(is_grid)),
+        GRID=str(int(call.is_grid)),
         PAD=str(how.pad),
         **({"BATCH": "1"} if is_stack else {}),
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
-    kernel = load(spec)
+    kernel, threads = load(spec), (call.cut.threads,)
+    packed = _POINTS_FIELDS.pack(call.count, how.cval, *call.sizes, *three(one.shape), *call.grid, *call.tiles)
     if not is_stack:
-        kernel(blocks, (cut.threads,), (image, coordinates, out, image if cells is None else cells, args))
+        args = np.frombuffer(packed, _POINTS_DTYPE)
+        kernel(call.blocks, threads, (image, coordinates, out, image if cells is None else cells, args))
         return
-    for images, samples, number in _parts(image, out, blocks, args):
-        kernel((number,), (cut.threads,), (images, coordinates, samples, images, args))
+    args = np.frombuffer(bytearray(packed.ljust(_POINTS_BATCH_DTYPE.itemsize, b"\0")), _POINTS_BATCH_DTYPE)
+    for images, samples, number in _parts(image, out, call.blocks, args, _MOST_TOGETHER):
+        kernel((number,), threads, (images, coordinates, samples, images, args))
+
+
+@dataclass(frozen=True)
+class _PointsCall:
+    """What a call of `map_points` depends on but the image: what its structure holds, by the names there."""
+
+    cut: Shape
+    is_grid: bool
+    blocks: tuple[int, ...]
+    count: int
+    sizes: tuple[float, ...]
+    grid: tuple[int, int, int]
+    tiles: tuple[int, int]
+
+
+@functools.lru_cache(maxsize=256)
+def _points_call(
+    coordinates: tuple[int, ...],
+    itemsize: int,
+    order: int,
+    is_stack: bool,
+    field: str,
+    sizes: tuple[float, ...] | None,
+) -> _PointsCall:
+    """Cut the places, of coordinates or displacements of a shape, into blocks."""
+    rank, *shape = coordinates
+    count = math.prod(shape)
+    if field == "0" and not (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS):
+        cut = LISTS[order]
+        return _PointsCall(cut, False, (-(-count // (cut.threads * cut.march)),), count, (0.0,) * 6, (0, 0, 0), (0, 0))
+    of_stacks = SMALL_STACKED_GRIDS if itemsize < 4 else STACKED_GRIDS
+    cut = (of_stacks if is_stack else SMALL_GRIDS if itemsize < 4 else GRIDS)[order]
+    # Of more axes than the image has, the first ones lie one after another.
+    first = len(shape) - rank + 1
+    grid = _grid_of((math.prod(shape[:first]), *shape[first:]))
+    blocks, tiles = blocks_of(grid, cut.tile, rank)
+    units = (0.0,) * 6 if sizes is None else (*three(sizes, 1), *three([1 / size for size in sizes], 1))
+    return _PointsCall(cut, True, blocks, count, units, grid, tiles)
 
 
 def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -187,17 +220,24 @@ def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
     return z, y, x
 
 
-def _parts(image: Any, out: Any, blocks: tuple[int, ...], args: np.ndarray) -> Iterator[tuple[Any, Any, int]]:
-    """Cut a stack into parts whose blocks are numbered along one axis of a launch; and tell the kernel of it."""
+def _parts(
+    image: Any, out: Any, blocks: tuple[int, ...], args: np.ndarray, most: int = 1
+) -> Iterator[tuple[Any, Any, int]]:
+    """Cut a stack into parts whose blocks are numbered along one axis of a launch; and tell the kernel of it.
+
+    A block samples up to `most` images, if enough blocks are left.
+    """
     each = math.prod(blocks)
     if len(blocks) == 3:
         args["tiles"] = blocks[1], blocks[0]
-    args["batch"]["image"], args["batch"]["target"] = image[0].size, out[0].size
-    args["batch"]["blocks"] = each
-    step = max(1, _MOST_BLOCKS // each)
+    together = max(1, min(most, each * len(image) // _ENOUGH_BLOCKS))
+    step = max(1, _MOST_BLOCKS // each) * together
     for start in range(0, len(image), step):
-        images, samples = image[start : start + step], out[start : start + step]
-        yield images, samples, each * len(images)
+        part = slice(start, start + step) if start or step < len(image) else slice(None)
+        images, samples = image[part], out[part]
+        number = len(images)
+        args["batch"] = (image.size // len(image), out.size // len(out), each, number, together)
+        yield images, samples, each * -(-number // together)
 
 
 def _cell_defines(image: Any) -> dict[str, str]:

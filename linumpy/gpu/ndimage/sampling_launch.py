@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type
@@ -58,6 +58,9 @@ LISTS = {
 }
 SMALL_GRIDS = {0: Shape(16, 8), 1: Shape(16, 8), 2: Shape(16, 5), 3: Shape(16, 5), 4: Shape(16, 3), 5: Shape(16, 3)}
 GRIDS = SMALL_GRIDS | {0: Shape(4, 5, together=4), 1: Shape(4, 5, together=4)}
+#: Of a grid of points in several images: more is held of a place, which all of them share.
+STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in GRIDS.items()}
+SMALL_STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in SMALL_GRIDS.items()}
 AFFINE = {0: Shape(16, 4), 1: Shape(16, 4), 2: Shape(2, 3), 3: Shape(2, 3), 4: Shape(1, 2), 5: Shape(1, 2)}
 BRICKS = {
     1: Shape(16, 4, tile_x=16, together=2),

@@ -159,9 +159,12 @@ def _lines(
     linear: np.ndarray, shift: np.ndarray, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> tuple[Line, ...] | None:
     """Take a diagonal map axis by axis; None for any other."""
-    if linear.shape[0] != linear.shape[1] or np.count_nonzero(linear - np.diag(np.diagonal(linear))):
+    if linear.shape[0] != linear.shape[1]:
         return None
-    scales = np.diagonal(linear).tolist()
+    rows = linear.tolist()
+    if any(any(row[:k]) or any(row[k + 1 :]) for k, row in enumerate(rows)):
+        return None
+    scales = (row[k] for k, row in enumerate(rows))
     return tuple(Line(*one) for one in zip(sizes, lengths, scales, shift.tolist(), strict=True))
 
 

@@ -27,7 +27,7 @@ from linumpy.gpu.read.engines import CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.ticket import JobCounts, Request
+from linumpy.gpu.read.ticket import JobCounts, Request, Together
 from linumpy.gpu.read.wave import Part, parts_of
 from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
@@ -105,6 +105,7 @@ class Loop:
         self.counts: dict[str, float] = dict.fromkeys(
             ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "settle"), 0
         )
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
 
     def start(self) -> None:
@@ -117,11 +118,17 @@ class Loop:
             while self._queued_boxes > QUEUED_BOXES and not self._closing:
                 self._changed.wait()
             if self._closing:
-                source.abandon(RuntimeError("the reader is closed"))
+                why = "is closed" if self._failure is None else f"has ended with an error: {self._failure!r}"
+                source.abandon(RuntimeError(f"the reader {why}"))
                 return
             self._queue.append(source)
             self._queued_boxes += boxes
             self._changed.notify_all()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no further request is taken."""
+        return self._closing
 
     def close(self) -> None:
         """Cancel what is queued, finish what is under way, and give everything back."""
@@ -144,6 +151,7 @@ class Loop:
                 finally:
                     self._shut()
         except BaseException as error:
+            self._failure = error
             _log.exception("the reader's thread ended")
             self._fail_everything(error)
 
@@ -173,6 +181,9 @@ class Loop:
             self._closing = True
             queue, self._queue = list(self._queue), deque()
             self._changed.notify_all()
+        if self.staging is not None:  # kernels of jobs whose other requests are queued
+            with contextlib.suppress(Exception):
+                self.staging.await_queued()
         for source in queue:
             source.abandon(error)
         self._end_wave(error)
@@ -265,10 +276,8 @@ class Loop:
             cutter = Cutter(parts, self.limits, self._chunks_in_flight, self.cache)
             self.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
         except Exception as error:
-            for request in requests:
-                for ticket in request.tickets:
-                    ticket.fail(error)
-                    ticket.settle([], None)
+            self._wave = [part for part in self._wave if part not in parts]
+            self._refuse(requests, error)
             return True
         for part in parts:
             self._settle(part, part.without_boxes())
@@ -279,6 +288,17 @@ class Loop:
         self.counts["plan"] += time.perf_counter() - begin
         self.counts["boxes"] += boxes
         return True
+
+    def _refuse(self, requests: list[Request], error: BaseException) -> None:
+        """End requests of which nothing has begun; jobs that have further ones are over with the last of them."""
+        with contextlib.suppress(Exception):
+            self.staging.await_queued()
+        for request in requests:
+            for ticket in request.tickets:
+                ticket.fail(error)
+                if ticket.end_request(Together()):
+                    self.counts["jobs"] += 1
+                    ticket.settle([], None)
 
     def _hold(self) -> None:
         """Take a share of what the process may use, until nothing is under way."""
@@ -403,6 +423,10 @@ class Loop:
             self._reading.remove(work)
             done = time.perf_counter()
             self.counts["io"] += done - begin
+            if lost and not any(len(spans) for _, spans in work.rows):  # a kernel of no chunks cannot be started
+                self.staging.await_copied(work.taken)
+                self._drop_slots(work)
+                return
             if lost:
                 self._plan_tables(work)
             self._place(work)
@@ -584,9 +608,10 @@ class Loop:
             wait(work.pending)
         elif work.pending is not None:
             work.pending.abandon()
-        self.staging.await_queued()  # some of its kernels may have started, and write to outputs
-        if work.taken is not None:
-            self.staging.await_copied(work.taken)
+        with contextlib.suppress(Exception):  # what a device that has failed says of this, it has said already
+            self.staging.await_queued()  # some of its kernels may have started, and write to outputs
+            if work.taken is not None:
+                self.staging.await_copied(work.taken)
         self._drop_slots(work)
         for part, spans in work.rows:
             part.fail(spans, error)
@@ -595,18 +620,18 @@ class Loop:
     def _end_wave(self, error: BaseException) -> None:
         """Fail all jobs that are under way, once nothing reads or writes for them any more."""
         self._works = None
+        for part in self._wave:
+            part.fail_all(error)
         while self._reading:
             work = self._reading.popleft()
             self._abandon(work, error)
-        while self._decoding:
-            work = self._decoding.popleft()
-            assert work.placed is not None
-            work.placed.event.synchronize()
-            for part, spans in work.rows:
-                self._settle(part, part.finish(spans, stored=True))
+        with contextlib.suppress(Exception):  # a device that has failed waits for nothing
+            self.staging.await_queued()
+        for work in (*self._decoding, *self._again):
+            self._drop_slots(work)
+        self._decoding.clear()
         self._again.clear()
         for part in self._wave:
-            part.fail_all(error)
             self._settle(part, part.all_jobs())
         self._wave = []
 
@@ -621,8 +646,9 @@ class Loop:
                 ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
             events = [event for one in done for event in one.events.values()]
             if ticket.failed or ticket.cancelled:  # its output must not be written any more
-                for event in events:
-                    event.synchronize()
+                with contextlib.suppress(Exception):
+                    for event in events:
+                        event.synchronize()
             self.counts["jobs"] += 1
             # Of a part no more than this: what a ticket refers to must not refer to its output.
             timings = part.together.timings if len(done) == 1 else [row for one in done for row in one.timings]

@@ -36,7 +36,7 @@ from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
 #: Layouts that are kept.
-_LAYOUTS = 256
+_LAYOUTS = 2048
 #: Boxes that one request has; a larger region becomes several, made when it is their turn.
 _REQUEST_BOXES = 2**16
 
@@ -132,7 +132,7 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._arrays, self._direct = _Layouts(), direct
+        self._arrays, self._direct = LAYOUTS, direct
         self._process = os.getpid()
         self._loop = Loop(self._make_staging, self.limits, self._context, self._describe, int(cache_bytes))
         self._loop.start()
@@ -342,6 +342,11 @@ class Reader:
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be submitted any more."""
+        return self._loop.is_closing
+
     def close(self) -> None:
         """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
         _close_loop(self._loop, self._process)
@@ -441,49 +446,81 @@ class _Jobs:
         return Request(layout, self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets)
 
 
-class _Layouts:
+class Layouts:
     """Layouts of the arrays that were read last; for several threads.
 
-    A path is looked at again when the files of its metadata are other ones; an open array is known while it lives.
+    A path is looked at again when the files of its metadata are other ones; an open array has the metadata that it was
+    opened with.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[object, tuple[Any, ArrayLayout]] = OrderedDict()
+        self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
         self.hits = self.misses = 0
 
     def get(self, source: Source, level: int) -> ArrayLayout:
         """Return the layout of an array."""
-        key, version = _identity(source, level)
+        key = _key(source, level)
         with self._lock:
             entry = self._known.get(key) if key is not None else None
-            if entry is not None and (entry[0] is version or entry[0] == version and not isinstance(source, zarr.Array)):
+        if entry is not None and _version(source, entry[1]) == entry[0]:
+            with self._lock:
+                self._known[key] = entry
                 self._known.move_to_end(key)
                 self.hits += 1
-                return entry[1]
-            self.misses += 1
-        array = open_source(source, level)
-        layout = read_layout(array)
+            return entry[2]
+        self.misses += 1
+        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
+        before = _version(source, files)
+        layout = read_layout(open_source(source, level))
+        if files and layout.root is not None and f"{layout.root}/zarr.json" not in files:  # an image's resolution
+            own = _metadata_files(layout.root)
+            before, files = [*before, *_version(source, own)], files + own
         if key is not None:
-            # What is known by its identity must not be given back while it is known.
             with self._lock:
-                self._known[key] = (version, layout)
+                self._known[key] = (before, files, layout)
                 while len(self._known) > _LAYOUTS:
                     self._known.popitem(last=False)
         return layout
 
 
-def _identity(source: Source, level: int) -> tuple[object, Any]:
-    """Name a source, and say what must be the same for its layout to be."""
+#: Layouts that all readers of this process know.
+LAYOUTS = Layouts()
+
+
+def _key(source: Source, level: int) -> object:
+    """Name a source that may be known; None for others."""
     if isinstance(source, zarr.Array):
-        return ("array", id(source.metadata), level), source.metadata
+        return "array", id(source.metadata), str(source.store_path), level
     if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
-        folder = os.path.abspath(source)
-        files = [_stamp(f"{folder}/{name}") for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")]
-        if files[0] is not None or files[1] is not None:
-            inside = [_stamp(f"{folder}/{number}/{name}") for number in (level,) for name in ("zarr.json", ".zarray")]
-            return ("path", folder, level), (*files, *inside)
-    return None, None
+        return "path", _folder(source), level
+    return None
+
+
+def _folder(source: Any) -> str:
+    """Path of a source, its dots left to the file system: behind a link they are not those of the text."""
+    return os.path.join(os.getcwd(), source)
+
+
+def _metadata_files(folder: str) -> list[str]:
+    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
+
+
+def _version(source: Source, files: list[str]) -> Any:
+    """What must be the same for a layout to hold."""
+    return _Same(source.metadata) if isinstance(source, zarr.Array) else [_stamp(path) for path in files]
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that equals itself alone; held, so that no other one gets its identity."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.held is other.held
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -549,7 +586,7 @@ def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
     """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
     with _readers_lock:
         reader = _readers.get((device, direct))
-        if reader is None:
+        if reader is None or reader.is_closed:
             reader = _readers[device, direct] = Reader(device, direct=direct)
         return reader
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from linumpy.gpu.codecs import decode
+from linumpy.gpu.kernels import prepare
 from linumpy.gpu.read.scatter import Conversion, ScatterLaunch, plan_scatter
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
@@ -248,8 +249,10 @@ class DeviceStaging:
             stream.wait_event(self._event(self._scatters))
         status = self._cupyx.empty_pinned((chunks,), dtype=np.int32)
         with stream:
+            launches = plan_launches(way.chain, space, base, base + status_at, chunks, chunk_nbytes, self._limits)
+            prepare([*map(decode.kernel_spec, launches), *(launch.spec for launch in plan.launches)])
             begin = self._timed(stream, timed)
-            decode.start(plan_launches(way.chain, space, base, base + status_at, chunks, chunk_nbytes, self._limits))
+            decode.start(launches)
             middle = self._timed(stream, timed)
             self._scatter(plan, base + space.decoded, base + device_words)
             runtime = self._cupy.cuda.runtime

@@ -20,6 +20,7 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, Uploaded, address_of, int32, int64, load
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
+from linumpy.gpu.ndimage.sampling import contiguous
 from linumpy.gpu.resize.plan import Step, Tuning, plan_steps
 from linumpy.gpu.resize.tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import rounded
@@ -31,6 +32,16 @@ _ALIGNED = 16  # bytes: of the loads of resize.cu
 #: Tables of more bytes are made and sent up again at every call.
 _KEPT_BYTES = 4 * 2**20
 _HOST_VOXELS = 2**19  # that are float64 at a time
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_axes(
+    shape: tuple[int, ...], output_shape: tuple[int, ...], order: int, mode: str, sigmas: tuple[float, ...]
+) -> tuple[tuple[AxisPlan, ...], tuple[Line, ...] | None]:
+    """Plan every axis; and lay the lines out along which voxels are taken, where all that is done is to take some."""
+    axes = plan_axes(shape, output_shape, order, mode, sigmas)
+    taken = all(plan.order == 0 and plan.sigma == 0 for plan in axes)
+    return axes, tuple(map(_line_of, axes)) if taken else None
 
 
 def plan_axes(
@@ -81,10 +92,10 @@ def resample_axes(
     """
     between = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
     target = between if dtype is None else np.dtype(dtype)
-    axes = plan_axes(image.shape, output_shape, order, mode, sigmas)
-    if all(plan.order == 0 and plan.sigma == 0 for plan in axes):
-        taken = _nearest(image, axes)
-        return taken.astype(target, copy=taken is image)
+    axes, lines = _plan_axes(tuple(image.shape), tuple(output_shape), order, mode, tuple(sigmas))
+    if lines is not None:
+        taken = _nearest(image, axes, lines)
+        return taken if taken.dtype == target and taken is not image else taken.astype(target)
     return apply_tables(image, axes, between, target, clamp=clamp)
 
 
@@ -116,14 +127,12 @@ def _line_of(plan: AxisPlan) -> Line:
     return Line(plan.size, plan.length, plan.size / plan.length, -0.5, 0.5)
 
 
-def _nearest(image: Any, axes: Sequence[AxisPlan]) -> Any:
+def _nearest(image: Any, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> Any:
     """Take voxels as they are: by the array module, or on a device in one pass, where its kernel can."""
-    if is_device_array(image):
-        lines = [_line_of(plan) for plan in axes]
-        if nearest.can_take(image, lines) and all(plan.tile is None for plan in axes):
-            out = array_module(image).empty([plan.length for plan in axes], image.dtype)
-            nearest.take(array_module(image).ascontiguousarray(image), lines, "nearest", 0, out)
-            return out
+    if is_device_array(image) and nearest.can_take(image, lines):
+        out = array_module(image).empty([line.length for line in lines], image.dtype)
+        nearest.take(contiguous(image), lines, "nearest", 0, out)
+        return out
     xp = array_module(image)
     result = image  # what shrinks most goes first
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):

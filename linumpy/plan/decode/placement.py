@@ -17,6 +17,8 @@ from linumpy.plan.read.slabs import MAX_PIECES
 
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
+#: Chunks that are one slab, where they fit: to part them gains less than the launches of three slabs take.
+_ONE_SLAB = 128
 #: MiB a second of decoded bytes, of one stream on the device once it is under way, and of one core; seconds until a
 #: stream is under way. docs/performance.md tells how measured.
 _DEVICE_STREAM = {"zstd": 900, "lz4": 48, "inflate": 14, "stored": 4000}
@@ -105,12 +107,13 @@ def choose_way(
     if chunk_nbytes >= MOST_NBYTES:
         return _by_host(host, f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
     wanted = max(1, min(chunks, MAX_PIECES))
-    for depth in range(min(_DEPTH, wanted), 0, -1):
+    few = wanted <= _ONE_SLAB and wanted * _most_nbytes(chunk_nbytes) <= room // _DEPTH
+    for depth in range(1 if few else min(_DEPTH, wanted), 0, -1):
         slot = fit_slot(
             chain,
             chunk_nbytes,
             chunks=-(-wanted // depth),
-            room=room // depth,
+            room=room // (_DEPTH if few else depth),
             table_nbytes=table_nbytes,
             margin=margin,
         )
@@ -129,6 +132,11 @@ def choose_way(
     if on_device >= on_host:
         return replace(device, host_part=_host_part(chunk_nbytes, chunks, on_device, on_host))
     return _by_host(host, f"{streams} streams at a time are too few for the device")
+
+
+def _most_nbytes(chunk_nbytes: int) -> int:
+    """Device memory that a chunk takes at most: stored, decoded and in between."""
+    return 4 * chunk_nbytes + 2**14
 
 
 def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:

@@ -7,6 +7,7 @@ is theirs. In: codec chain, sizes, room. Out: :class:`Slot`. Pure.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,8 +76,7 @@ class Slot:
 
     def lay_out(self, chunks: int, stored_nbytes: int) -> Workspace:
         """Lay out a slab; what is left over is room between the two steps of zstd."""
-        pool = self._plain(chunks, stored_nbytes).pool
-        return self._plain(chunks, stored_nbytes, (self.nbytes - pool) // ALIGN * ALIGN)
+        return _lay_out(self, chunks, stored_nbytes)
 
     def _plain(self, chunks: int, stored_nbytes: int = 0, pool_nbytes: int = 0) -> Workspace:
         return plan_workspace(
@@ -87,6 +87,12 @@ class Slot:
             words_nbytes=ALIGN + chunks * self.table_nbytes,
             pool_nbytes=pool_nbytes,
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _lay_out(slot: Slot, chunks: int, stored_nbytes: int) -> Workspace:
+    pool = slot._plain(chunks, stored_nbytes).pool
+    return slot._plain(chunks, stored_nbytes, (slot.nbytes - pool) // ALIGN * ALIGN)
 
 
 def longest_stored(chunk_nbytes: int) -> int:

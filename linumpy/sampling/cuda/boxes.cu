@@ -23,19 +23,24 @@ __device__ int64 ones(const Boxes &how, unsigned node, int64 n, int64 worker, in
     return sum;
 }
 
-// Samples of a node of the tree `lower`, whose entries are samples in lower halves; and how many lie before it.
+// Samples of a node of a tree whose entries are the samples in lower halves, and how many lie before it.
 struct Node { int64 count, start; };
-template <class T> __device__ Node node_of(const T *lower, int64 total, int level, unsigned number) {
+template <class Lower> __device__ Node walk(Lower lower, int64 total, int level, unsigned number) {
     Node node = {total, 0};
-    unsigned at = 1;
-    for (int k = level - 1; k >= 0; --k) {
-        const int64 first = static_cast<int64>(lower[at]);
-        const unsigned bit = number >> k & 1;
+    for (int k = 0; k < level; ++k) {
+        const int64 first = lower(k, (1u << k) + (number >> (level - k)));
+        const unsigned bit = number >> (level - 1 - k) & 1;
         node.start += bit ? first : 0;
         node.count = bit ? node.count - first : first;
-        at = 2 * at + bit;
     }
     return node;
+}
+
+// By a whole warp, whose lanes read a level each at the same time.
+__device__ Node node_of(const volatile uint64 *lower, int64 total, int level, unsigned number) {
+    const int lane = threadIdx.x % 32;
+    const int64 mine = lane < level ? static_cast<int64>(lower[(1u << lane) + (number >> (level - lane))]) : 0;
+    return walk([=](int k, unsigned) { return __shfl_sync(0xffffffffu, mine, k); }, total, level, number);
 }
 
 __device__ __forceinline__ int64 sum_of_warp(int64 v) {
@@ -44,33 +49,60 @@ __device__ __forceinline__ int64 sum_of_warp(int64 v) {
     return v;
 }
 
-// One level of the tree; lower: 2^top entries, 0 for those of this level on. blockIdx.y: the node in its level.
-extern "C" __global__ void __launch_bounds__(THREADS) split(uint64 *__restrict__ lower, int level, const Boxes how) {
-    const Node node = node_of(lower, how.total, level, blockIdx.y);
-    const unsigned number = (1u << level) + blockIdx.y;
-    const int64 worker = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
-    const int64 sum = sum_of_warp(ones(how, number, node.count, worker, static_cast<int64>(gridDim.x) * THREADS));
-    if (threadIdx.x % 32 == 0 && sum) atomicAdd(lower + number, static_cast<uint64>(sum));
-}
-
-// The levels below `top`, in shared memory, and where the samples of each box begin: 2^levels + 1 entries.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    split_rest(const uint64 *__restrict__ lower, int64 *__restrict__ starts, const Boxes how) {
+// The levels below `top` of one node, in shared memory, and where the samples of each box begin.
+__device__ void split_rest(const Node &all, unsigned number, int64 *__restrict__ starts, const Boxes &how) {
     extern __shared__ __align__(16) int64 below[];
+    const auto in_shared = [=](int, unsigned at) { return below[at]; };
     const int rest = how.levels - how.top;
-    const unsigned root = (1u << how.top) + blockIdx.x;
-    const Node all = node_of(lower, how.total, how.top, blockIdx.x);
+    const unsigned root = (1u << how.top) + number;
     for (int level = 0; level < rest; ++level) {
         for (unsigned k = threadIdx.x / 32; k < 1u << level; k += WARPS) {
-            const Node node = node_of(below, all.count, level, k);
+            const Node node = walk(in_shared, all.count, level, k);
             const int64 sum = sum_of_warp(ones(how, (root << level) + k, node.count, threadIdx.x % 32, 32));
             if (threadIdx.x % 32 == 0) below[(1u << level) + k] = sum;
         }
         __syncthreads();
     }
     for (unsigned k = threadIdx.x; k < 1u << rest; k += THREADS)
-        starts[(static_cast<int64>(blockIdx.x) << rest) + k] = all.start + node_of(below, all.count, rest, k).start;
-    if (blockIdx.x == 0 && threadIdx.x == 0) starts[1ll << how.levels] = how.total;
+        starts[(static_cast<int64>(number) << rest) + k] = all.start + walk(in_shared, all.count, rest, k).start;
+    if (number == 0 && threadIdx.x == 0) starts[1ll << how.levels] = how.total;
+}
+
+// All levels in one launch. Blocks take numbers in the order in which they start: `per_level` of them make each level of
+// the first `top`, then one each node below. A block waits for those of the level above, which have started before it,
+// so they end whatever else runs on the device.
+//
+// state: zeros. Entry 0 is the next block's number; then the tree, 2^top - 1 entries; then blocks that are done with each
+// level. starts: 2^levels + 1 entries.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    split(uint64 *state, int64 *__restrict__ starts, int per_level, const Boxes how) {
+    __shared__ unsigned taken;
+    volatile uint64 *const done = state + (1u << how.top);
+    if (threadIdx.x == 0) {
+        taken = static_cast<unsigned>(atomicAdd(state, static_cast<uint64>(1)));
+        const int above = min(static_cast<int>(taken / per_level), how.top) - 1;
+        while (above >= 0 && done[above] < static_cast<uint64>(per_level)) {}
+        __threadfence();
+    }
+    __syncthreads();
+    const int level = min(static_cast<int>(taken / per_level), how.top);
+    const unsigned rank = taken - static_cast<unsigned>(level) * per_level;
+    const unsigned number = level < how.top ? rank & ((1u << level) - 1) : rank;
+    const Node node = node_of(state, how.total, level, number);
+    if (level == how.top) {
+        split_rest(node, number, starts, how);
+        return;
+    }
+    const int64 worker = static_cast<int64>(rank >> level) * THREADS + threadIdx.x;
+    const unsigned entry = (1u << level) + number;
+    const int64 workers = static_cast<int64>(per_level >> level) * THREADS;
+    const int64 sum = sum_of_warp(ones(how, entry, node.count, worker, workers));
+    if (threadIdx.x % 32 == 0 && sum) {
+        atomicAdd(state + entry, static_cast<uint64>(sum));
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(state + (1u << how.top) + level, static_cast<uint64>(1));
 }
 
 // Coordinates of the samples begin to begin + count of the window, box after box.
@@ -89,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unsigned at[3];
     int halved[3];
     place_of(how, static_cast<int>(low), at, halved);
-    const uint4 words = numbers(how.window, USE_BINNED, pair_of(position), how.key);
-    const uint64 fields = fields_of(words, position >> 5 & 1);
+    const uint4 words = numbers(how.window, USE_BINNED, call_of(position), how.key);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)
-        coords[3 * i + 2 - axis] = coordinate(bits_in_box(fields, at[axis], halved[axis], axis));
+        coords[3 * i + 2 - axis] =
+            coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));
 }

@@ -29,16 +29,16 @@ __device__ __forceinline__ void place_of(const Boxes &how, int box, unsigned *at
     }
 }
 
-// The two words of a sample, by its position in the window. Samples 32 apart share a call of the generator.
-__device__ __forceinline__ uint64 fields_of(const uint4 &words, bool second) {
-    return static_cast<uint64>(second ? words.z : words.x) << 32 | (second ? words.w : words.y);
-}
-__device__ __forceinline__ unsigned pair_of(uint64 position) {
-    return static_cast<unsigned>(position >> 6 << 5 | (position & 31));
+// The two words of a sample, by its position in the window. Neighbours share a call of the generator.
+__device__ __forceinline__ unsigned call_of(uint64 position) { return static_cast<unsigned>(position >> 1); }
+__device__ __forceinline__ unsigned field_of(const uint4 &words, bool second, int axis) {
+    const unsigned high = second ? words.z : words.x, low = second ? words.w : words.y;
+    return axis == 2 ? low : axis == 1 ? __funnelshift_r(low, high, FIELD_BITS) : high >> (2 * FIELD_BITS - 32);
 }
 
-// `axis` 0 is z. Twenty-four bits in all: those of the box, then as many of the generator's.
-__device__ __forceinline__ unsigned bits_in_box(uint64 fields, unsigned at, int halved, int axis) {
-    const unsigned field = static_cast<unsigned>(fields >> (2 - axis) * FIELD_BITS) & ((1u << FIELD_BITS) - 1);
-    return at << (24 - halved) | field >> (halved - (24 - FIELD_BITS));
+// Of a coordinate's 24 bits the box gives the highest, and these bits of the field the others. No axis is halved less
+// than 24 - FIELD_BITS times.
+__device__ __forceinline__ unsigned mask_of(int halved) { return (1u << (24 - halved)) - 1; }
+__device__ __forceinline__ unsigned bits_in_box(unsigned field, unsigned at, int halved) {
+    return at << (24 - halved) | field & mask_of(halved);
 }

@@ -2,11 +2,15 @@
 //
 // Definitions: those of volume.cuh, TARGET (float, or int for labels), ORDER (0, 1 or 3, of the spline; 3: the volume
 // holds its coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z too),
-// GROUPS (samples of a lane whose voxels are under way at the same time), BLOCKS (of a multiprocessor, at least).
+// LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are under way at the same time),
+// BLOCKS (of a multiprocessor, at least), AHEAD (1: coordinates of the next tile are read before this one is sampled, 2:
+// they are brought into the second cache).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
 #include "volume.cuh"
+
+#define FAST (ORDER == 1 && !LONG && !GRADIENT)
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
@@ -103,6 +107,26 @@ __device__ __forceinline__ bool along_a_row(const Axis *at) {
 }
 #endif
 
+#if !DRAW
+__device__ __forceinline__ void read_coords(const float *coords, int64 begin, int64 count, float (*u)[3]) {
+#pragma unroll
+    for (int k = 0; k < GROUPS; ++k) {
+        const int64 i = begin + 32 * k + threadIdx.x % 32;
+        const float *const given = coords + 3 * (i < count ? i : count - 1);
+#pragma unroll
+        for (int a = 0; a < 3; ++a) u[k][a] = given[2 - a];
+    }
+}
+
+__device__ __forceinline__ void bring_coords(const float *coords, int64 begin, int64 count) {
+    constexpr int LINE = 32;  // floats
+    const int64 at = 3 * begin + threadIdx.x % 32 * LINE;
+#ifdef __CUDA_ARCH__
+    if (threadIdx.x % 32 < GROUPS * 96 / LINE && at < 3 * count) asm volatile("prefetch.global.L2 [%0];" ::"l"(coords + at));
+#endif
+}
+#endif
+
 // Blocks take tiles of GROUPS × 32 samples for each warp, `march` of them; warps of a block follow each other, so that
 // rows which one has brought into the cache are there for the next one.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -112,25 +136,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     __shared__ float4 staging[WARPS][GROUPS * 24];
 #endif
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64 first = (static_cast<int64>(blockIdx.x) * how.march * WARPS + warp) * (GROUPS * 32);
+#if AHEAD == 1 && !DRAW
+    float next[GROUPS][3];
+    if (first < how.count) read_coords(coords, first, how.count, next);
+#endif
 #pragma unroll 1
     for (int m = 0; m < how.march; ++m) {
-        const int64 begin = ((static_cast<int64>(blockIdx.x) * how.march + m) * WARPS + warp) * (GROUPS * 32);
+        const int64 begin = first + static_cast<int64>(m) * (WARPS * GROUPS * 32);
         if (begin >= how.count) return;
         float u[GROUPS][3];  // z, y, x
+#if DRAW
 #pragma unroll
         for (int k = 0; k < GROUPS; ++k) {
-            const int64 i = begin + 32 * k + lane;
-#if DRAW
-            const uint4 words = numbers(how.first + i, USE_IID, 0, how.key);
+            const uint4 words = numbers(how.first + begin + 32 * k + lane, USE_IID, 0, how.key);
             u[k][0] = coordinate(words.z >> 8);
             u[k][1] = coordinate(words.y >> 8);
             u[k][2] = coordinate(words.x >> 8);
-#else
-            const float *const given = coords + 3 * (i < how.count ? i : how.count - 1);
-#pragma unroll
-            for (int a = 0; a < 3; ++a) u[k][a] = given[2 - a];
-#endif
         }
+#elif AHEAD == 1
+#pragma unroll
+        for (int k = 0; k < GROUPS; ++k)
+#pragma unroll
+            for (int a = 0; a < 3; ++a) u[k][a] = next[k][a];
+        if (m + 1 < how.march) read_coords(coords, begin + WARPS * GROUPS * 32, how.count, next);
+#else
+        read_coords(coords, begin, how.count, u);
+#if AHEAD == 2
+        if (m + 1 < how.march) bring_coords(coords, begin + WARPS * GROUPS * 32, how.count);
+#endif
+#endif
 #if DRAW
         write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, begin, 0, how.count, how.aligned);
 #endif
@@ -156,7 +191,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int k = 0; k < GROUPS; ++k)
 #pragma unroll
-            for (int a = 0; a < 3; ++a) at[k][a] = along(u[k][a], how.dims[a]);
+            for (int a = 0; a < 3; ++a)
+                at[k][a] = FAST ? along_linear(u[k][a], how.dims[a]) : along(u[k][a], how.dims[a]);
+#if FAST && !DRAW
+#pragma unroll
+        for (int k = 0; k < GROUPS; ++k) at[k][0].f += doubt(u[k]);
+#endif
 #if ORDER == 1
 #if LAYOUT && !DRAW
         const bool rows = along_a_row(at[0]);
@@ -196,7 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int a = 0; a < 3; ++a)
                     store(
                         gradient + (3 * c + a) * how.count + i,
-                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
+                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a])
+                                            : at[k][2 - a].f);
 #endif
             }
         }

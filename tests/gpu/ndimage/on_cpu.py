@@ -8,12 +8,12 @@ from linumpy.resample import block
 
 #: Where functions ask on which side an array is.
 _ASKING = (transform, dispatch, block, resizing)
-_LAUNCHING = (general, nearest, resizing, sampling, splines)
+LAUNCHING = (general, nearest, resizing, sampling, splines)
 
 
 def patch(monkeypatch):
     """Let NumPy arrays go where CuPy's go."""
     for module in _ASKING:
         monkeypatch.setattr(module, "is_device_array", lambda _: True)
-    for module in _LAUNCHING:
+    for module in LAUNCHING:
         monkeypatch.setattr(module, "load", emulated)

@@ -131,6 +131,29 @@ def check_affine(shape, dtype, order, mode, seed):
 
 
 @needs_compiler
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "f4", "u4", "f8", "i8"])
+def test_turned_labels_halfway_between_two_voxels(dtype, rank):
+    """Voxels are taken as they are: the one that SciPy takes at a tie, wherever a block begins."""
+    rng = np.random.default_rng(rank)
+    image = rng.integers(0, 120, (44, 44, 44)[:rank]).astype(dtype)
+    if dtype == "i8":
+        image += 2**60  # SciPy takes it through float64
+    matrix = np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]])[:rank, :rank]
+    offset = (0.5, 1.0, 0.25)[:rank]
+    shape = (40, 39, 70)[3 - rank :]
+    affine = AffineMap(tuple(map(tuple, matrix.tolist())), offset)
+    got = np.empty(shape, dtype)
+    sampling.sample_affine(image, affine, Sampler(0, "nearest", 0.0), got)
+    expected = ndimage.affine_transform(image, matrix, offset, shape, order=0, mode="nearest")
+    assert np.array_equal(got, expected)
+    start = (7, 3, 1)[:rank]
+    block = np.empty(tuple(n - one for n, one in zip(shape, start, strict=True)), dtype)
+    sampling.sample_affine(image, affine, Sampler(0, "nearest", 0.0), block, out_start=start)
+    assert np.array_equal(block, got[tuple(slice(one, None) for one in start)])
+
+
+@needs_compiler
 @pytest.mark.parametrize(("mode", "order"), matrix(MODES, range(6)))
 def test_places_that_are_no_numbers(mode, order):
     image = image_of("f4", (5, 6, 7), 1)
@@ -248,7 +271,7 @@ def stacks():
         yield launch.spec_of("affine", "affine", kinds, launch.AFFINE[order], WARP_X="32", BATCH="1")
         yield launch.spec_of("affine", "affine_brick", kinds, launch.BRICKS[order], PITCH="40", BATCH="1")
         places = {"COORDINATE": "float", "FIELD": "2", "GRID": "1", "CELLS": "0", "BATCH": "1"}
-        yield launch.spec_of("points", "map_points", kinds, launch.GRIDS[order], **places)
+        yield launch.spec_of("points", "map_points", kinds, launch.STACKED_GRIDS[order], **places)
         yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places | {"FIELD": "0", "GRID": "0"})
 
 

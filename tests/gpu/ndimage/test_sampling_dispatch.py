@@ -194,13 +194,17 @@ def test_a_stack_is_its_images_to_the_bit(monkeypatch, rank, order):
     full[2:, 2:], moved[2:] = linear, offset
     options = {"order": order, "mode": "grid-wrap"}
     expected = np.stack([[affine_transform(one, linear, offset, **options) for one in row] for row in stack])
+    channels = image_of("f4", (19, 9, 20, 12)[: rank + 1], 3)
+    field = np.random.default_rng(2).normal(0, 1, (rank, *channels.shape[1:]))
+    field.flat[5] = np.nan
+    singly = np.stack([apply_displacement_field(one, field, **options) for one in channels])
     for most in (2**31 - 1, 1):
         monkeypatch.setattr(sampling, "_MOST_BLOCKS", most)
         assert affine_transform(stack, full, moved, **options).tobytes() == expected.tobytes()
-        field = np.random.default_rng(2).normal(0, 1, (rank, *stack.shape[2:]))
-        got = apply_displacement_field(stack[0], field, channel_axis=0, **options)
-        singly = np.stack([apply_displacement_field(one, field, **options) for one in stack[0]])
-        assert got.tobytes() == singly.tobytes()
+        for enough in (2**20, 1):  # a block for each image, and for several of them, the last ones being fewer
+            monkeypatch.setattr(sampling, "_ENOUGH_BLOCKS", enough)
+            got = apply_displacement_field(channels, field, channel_axis=0, **options)
+            assert got.tobytes() == singly.tobytes()
 
 
 @needs_compiler

@@ -62,6 +62,25 @@ struct Grid {
 };
 typedef decltype(locate(0.0, COMPUTE())) Point;
 
+#if ORDER == 0
+// The number in the box of the voxel that is nearest to an inner point, `k` voxels on; the same one as by `locate_all`: half
+// a voxel is a whole number of the steps of a fixed-point number.
+__device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
+                                               int k) {
+    Point at[3];
+#if WIDE
+    grid.locate_all(how, k, at);
+    return inside.first_voxel(at) + nearest_inside(at, inside.row, inside.plane);
+#else
+#pragma unroll
+    for (int a = FIRST_AXIS; a < 3; ++a)
+        at[a] = locate_raised(
+            __fma_rn(how.matrix[a][RANK == 3 ? 0 : 1], (RANK == 3 ? grid.z : grid.y) + k, grid.fixed[a] + 0.5));
+    return inside.first_voxel(at);
+#endif
+}
+#endif
+
 // Whether a point is so far outside that it is the constant value, whatever rounding does. Points of which `locate` knows
 // nothing lie outside too, where the image ends before them.
 __device__ __forceinline__ bool is_far_outside(const Affine &how, const Point *at) {
@@ -117,6 +136,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
     if (left >= MARCH && inside.is_inner(ends[0]) && inside.is_inner(ends[1])) {
+#if ORDER == 0
+        if constexpr (AsItIs<SOURCE, TARGET>::value) {
+#pragma unroll
+            for (int k = 0; k < MARCH; ++k)
+                AsItIs<SOURCE, TARGET>::copy(to + k * step, data[nearest_voxel(how, grid, inside, k)]);
+            return;
+        }
+#endif
 #pragma unroll
         for (int k = 0; k < MARCH; ++k) {
             Point at[3];

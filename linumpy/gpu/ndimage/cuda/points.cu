@@ -69,6 +69,28 @@ __device__ __forceinline__ POSITION coordinate_of(COORDINATE given, const Points
 #endif
 }
 
+#if BATCH
+// The images that a block samples.
+struct Images {
+    int64 image, target;
+    int count;
+};
+__device__ __forceinline__ Images images_of_block(const Batch &batch, int64 *first) {
+    *first = image_of_block(batch) * batch.together;
+    return {batch.image, batch.target, static_cast<int>(min(static_cast<int64>(batch.together), batch.images - *first))};
+}
+// Sample all of them at one point by SciPy's rules.
+__device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double c0,
+                                        double c1, double c2, Image image, COMPUTE outside, Images images) {
+    Edge edge;
+    const bool found = edge.find(c0, c1, c2, image);
+    for (int m = 0; m < images.count; ++m) {
+        const COMPUTE value = found ? edge.sum(data + m * images.image, outside) : nowhere(outside);
+        store(target + m * images.target, Narrow<TARGET, COMPUTE>::of(value));
+    }
+}
+#endif
+
 // coordinates: RANK × count. Threads of a block sample neighbours in space where points are those of a grid, and
 // neighbours in the list otherwise: what one has brought into the cache is there for the other. A thread makes MARCH
 // of them, TOGETHER at a time; while it waits for the voxels of some, the coordinates of the next are on their way.
@@ -81,8 +103,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Inside<Point::BIAS> inside(image);
     static_assert(MARCH <= 32 && MARCH % TOGETHER == 0, "a bit for each");
 #if BATCH
-    data += image_of_block(how.batch) * how.batch.image;
-    target += image_of_block(how.batch) * how.batch.target;
+    int64 first_image;
+    const Images images = images_of_block(how.batch, &first_image);
+    data += first_image * how.batch.image;
+    target += first_image * how.batch.target;
 #endif
 #if GRID
     const Tile tile = TILE_OF_BLOCK(how);
@@ -124,6 +148,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int a = FIRST_AXIS; a < 3; ++a) given[k][a] = next[k][a];
             if (i + TOGETHER < left) fetch(i + TOGETHER);
+#if BATCH
+            Point at[TOGETHER][3];
+            INDEX first[TOGETHER];
+            bool inner[TOGETHER];
+#pragma unroll
+            for (int k = 0; k < TOGETHER; ++k) {
+                VOXEL_OF_POINT(i + k);
+#pragma unroll
+                for (int a = FIRST_AXIS; a < 3; ++a) at[k][a] = locate(coordinate_of(given[k][a], how, a, voxel), COMPUTE());
+                inner[k] = inside.is_inner(at[k]);
+                first[k] = inner[k] ? inside.first_voxel(at[k]) : 0;
+                if (!inner[k]) others |= 1u << (i + k);
+            }
+            for (int m = 0; m < images.count; ++m) {
+                const SOURCE *const one = data + m * images.image;
+                TARGET *const to = target + m * images.target;
+#pragma unroll
+                for (int k = 0; k < TOGETHER; ++k) {
+                    const COMPUTE value = sum_inside(one + first[k], at[k], inside.row, inside.plane);
+                    if (inner[k] && i + k < left) store(to + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));
+                }
+            }
+#else
 #pragma unroll
             for (int k = 0; k < TOGETHER; ++k) {
                 VOXEL_OF_POINT(i + k);
@@ -144,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 if (!inner) others |= 1u << (i + k);
                 if (inner && i + k < left) store(target + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));
             }
+#endif
         }
     }
 #pragma unroll 1
@@ -154,7 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         POSITION c[3] = {0, 0, 0};
         for (int a = FIRST_AXIS; a < 3; ++a)
             c[a] = coordinate_of(coordinates[(a - FIRST_AXIS) * how.count + p], how, a, voxel);
+#if BATCH
+        store_edge(data, target + p, c[0], c[1], c[2], image, static_cast<COMPUTE>(how.outside), images);
+#else
         const COMPUTE value = sample_edge(data, c[0], c[1], c[2], image, static_cast<COMPUTE>(how.outside));
         store(target + p, Narrow<TARGET, COMPUTE>::of(value));
+#endif
     }
 }

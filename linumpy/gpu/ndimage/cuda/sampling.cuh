@@ -109,6 +109,29 @@ template <> struct Along<float, unsigned char> : AlongSmall<unsigned char> {};
 template <> struct Along<float, unsigned short> : AlongSmall<unsigned short> {};
 template <> struct Along<float, short> : AlongSmall<short> {};
 
+#if ORDER == 0
+// Whether a voxel can be taken as it is: where a conversion to COMPUTE and back would give the same.
+struct NotAsItIs {
+    static constexpr bool value = false;
+    template <class T, class S> static __device__ void copy(T *, S) {}
+};
+template <class S, class T> struct AsItIs : NotAsItIs {};
+template <class T> struct AsItIs<T, T> {
+    static constexpr bool value = true;
+    static __device__ __forceinline__ void copy(T *to, T voxel) { store(to, voxel); }
+};
+template <> struct AsItIs<int64, int64> : NotAsItIs {};
+template <> struct AsItIs<uint64, uint64> : NotAsItIs {};
+
+// How far the voxel nearest to an inner point is from the first one.
+template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(const P *at, STEP row, STEP plane) {
+    STEP step = at[2].fraction >= COMPUTE(0.5);
+    if (at[1].fraction >= COMPUTE(0.5)) step += row;
+    if (RANK == 3 && at[0].fraction >= COMPUTE(0.5)) step += plane;
+    return step;
+}
+#endif
+
 // The sum over the voxels around an inner point. `first` is the first voxel it reads, in the image or in a copy of a
 // part of it: the sum is the same.
 template <class VOXEL, class STEP, class P>
@@ -116,10 +139,7 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #define VALUE(p) Widen<COMPUTE, VOXEL>::of(*(p))
 #define BETWEEN(p) Along<COMPUTE, VOXEL>::of(*(p), *((p) + 1), x, u)
 #if ORDER == 0
-    STEP step = at[2].fraction >= COMPUTE(0.5);
-    if (at[1].fraction >= COMPUTE(0.5)) step += row;
-    if (RANK == 3 && at[0].fraction >= COMPUTE(0.5)) step += plane;
-    return VALUE(first + step);
+    return VALUE(first + nearest_inside(at, row, plane));
 #elif ORDER == 1
     const COMPUTE x = at[2].fraction, y = at[1].fraction, u = 1 - x, v = 1 - y;
     const COMPUTE near = mix(BETWEEN(first), BETWEEN(first + row), y, v);
@@ -160,51 +180,67 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #undef BETWEEN
 }
 
-// A sample by SciPy's rules, whatever the point: NaN and what lies beyond all bounds give `outside` in the constant
-// modes and NaN in the others. Voxels beyond the box (there are none if the box was cut for its points) count as 0.
+// A point by SciPy's rules, wherever it lies: NaN and what lies beyond all bounds give `outside` in the constant modes and
+// NaN in the others. Voxels beyond the box (there are none if the box was cut for its points) count as 0.
+struct Edge {
+    INDEX offset[3][TAPS];  // of a voxel in the box; -1 for what is `outside`
+    COMPUTE weight[3][TAPS];
+
+    // False where the point is nowhere, see `nowhere`.
+    __device__ __forceinline__ bool find(double c0, double c1, double c2, const Image &image) {
+        const double point[3] = {c0, c1, c2};
+        for (auto &axis : offset)
+            for (INDEX &one : axis) one = 0;
+        weight[0][0] = 1;
+        INDEX step = 1;
+#pragma unroll
+        for (int a = 2; a >= FIRST_AXIS; --a) {
+            double c = point[a] + PAD;
+            if (!bring_inside(c, image.whole[a])) return false;
+            const double down = floor(IS_EVEN ? c + 0.5 : c);
+            weigh(c - down, weight[a]);
+            const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
+#pragma unroll
+            for (int k = 0; k < TAPS; ++k) {
+                const int voxel = fold(first + k, image.whole[a]);
+                const bool held = static_cast<unsigned>(voxel - image.start[a]) < static_cast<unsigned>(image.box[a]);
+                offset[a][k] = voxel < 0 ? -1 : held ? (voxel - image.start[a]) * step : 0;
+                if (voxel >= 0 && !held) weight[a][k] = 0;
+            }
+            step *= image.box[a];
+        }
+        return true;
+    }
+    __device__ __forceinline__ COMPUTE sum(const SOURCE *__restrict__ data, COMPUTE outside) const {
+        COMPUTE sum = 0;
+#pragma unroll
+        for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k) {
+            COMPUTE flat = 0;
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                COMPUTE line = 0;
+#pragma unroll
+                for (int i = 0; i < TAPS; ++i) {
+                    const INDEX z = offset[0][k], y = offset[1][j], x = offset[2][i];
+                    const bool there = MODE != GRID_CONSTANT || (z | y | x) >= 0;
+                    line = fused(weight[2][i], there ? Widen<COMPUTE, SOURCE>::of(data[z + y + x]) : outside, line);
+                }
+                flat = fused(weight[1][j], line, flat);
+            }
+            sum = fused(weight[0][k], flat, sum);
+        }
+        return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
+    }
+};
+
+__device__ __forceinline__ COMPUTE nowhere(COMPUTE outside) {
+    return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
+}
+
 __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, double c0, double c1, double c2,
                                             Image image, COMPUTE outside) {
-    const double point[3] = {c0, c1, c2};
-    INDEX offset[3][TAPS] = {};  // of a voxel in the box; -1 for what is `outside`
-    COMPUTE weight[3][TAPS];
-    weight[0][0] = 1;
-    INDEX step = 1;
-#pragma unroll
-    for (int a = 2; a >= FIRST_AXIS; --a) {
-        double c = point[a] + PAD;
-        if (!bring_inside(c, image.whole[a]))
-            return MODE == CONSTANT || MODE == GRID_CONSTANT ? outside
-                                                             : static_cast<COMPUTE>(__int_as_float(0x7FC00000));
-        const double down = floor(IS_EVEN ? c + 0.5 : c);
-        weigh(c - down, weight[a]);
-        const int64 first = static_cast<int64>(down) - (BEFORE + PAD);
-#pragma unroll
-        for (int k = 0; k < TAPS; ++k) {
-            const int voxel = fold(first + k, image.whole[a]);
-            const bool held = static_cast<unsigned>(voxel - image.start[a]) < static_cast<unsigned>(image.box[a]);
-            offset[a][k] = voxel < 0 ? -1 : held ? (voxel - image.start[a]) * step : 0;
-            if (voxel >= 0 && !held) weight[a][k] = 0;
-        }
-        step *= image.box[a];
-    }
-    COMPUTE sum = 0;
-#pragma unroll
-    for (int k = 0; k < (RANK == 3 ? TAPS : 1); ++k) {
-        COMPUTE flat = 0;
-#pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            COMPUTE line = 0;
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
-                const INDEX z = offset[0][k], y = offset[1][j], x = offset[2][i];
-                const bool there = MODE != GRID_CONSTANT || (z | y | x) >= 0;
-                line = fused(weight[2][i], there ? Widen<COMPUTE, SOURCE>::of(data[z + y + x]) : outside, line);
-            }
-            flat = fused(weight[1][j], line, flat);
-        }
-        sum = fused(weight[0][k], flat, sum);
-    }
-    return ORDER == 3 ? sum * COMPUTE(RANK == 3 ? 1.0 / 216.0 : 1.0 / 36.0) : sum;
+    Edge edge;
+    return edge.find(c0, c1, c2, image) ? edge.sum(data, outside) : nowhere(outside);
 }
 
 // a / b, rounded as a division is, of 1 / b: where it is not finite, the plain product.
@@ -217,10 +253,12 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
 // is, `counts` holds the tiles along y and x, and the grid has one axis.
 struct Tile { int z, y, x; };
 #if BATCH
-// Blocks of a stack's images lie one after another; those of an image are numbered along one axis.
+// Blocks of a stack's images lie one after another; those of an image are numbered along one axis. A block may sample
+// several images at the same points, one after another.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
     int blocks;  // of an image
+    int images, together;  // of the stack, and of a block
 };
 __device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
     const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), rest = number / counts[1];

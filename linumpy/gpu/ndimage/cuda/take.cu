@@ -18,18 +18,26 @@ extern "C" __global__ void __launch_bounds__(LANES *WARPS)
     if (x >= width) return;
     const int64 front = planes[plane];
     int from[PACK];
+    int64 row[MARCH];
 #pragma unroll
     for (int i = 0; i < PACK; ++i) from[i] = columns[min(x + i, width - 1)];
+#pragma unroll
+    for (int k = 0; k < MARCH; ++k) row[k] = rows[min(y + k * WARPS, height - 1)];
     const UNIT nothing = *outside;
     UNIT *const to = out + static_cast<int64>(plane) * height * width + x;
+    // What lies outside is loaded too, from somewhere in the image: without branches all loads are under way at once.
     Packed values[MARCH];
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) {
-        const int64 row = rows[min(y + k * WARPS, height - 1)];
-        const bool there = (front | row) >= 0;
+        const UNIT *const line = in + ((front | row[k]) >= 0 ? front + row[k] : 0);
 #pragma unroll
-        for (int i = 0; i < PACK; ++i) values[k].voxel[i] = there && from[i] >= 0 ? in[front + row + from[i]] : nothing;
+        for (int i = 0; i < PACK; ++i) values[k].voxel[i] = line[max(from[i], 0)];
     }
+#pragma unroll
+    for (int k = 0; k < MARCH; ++k)
+#pragma unroll
+        for (int i = 0; i < PACK; ++i)
+            if ((front | row[k]) < 0 || from[i] < 0) values[k].voxel[i] = nothing;
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) {
         if (y + k * WARPS >= height) return;

@@ -1,0 +1,690 @@
+"""The Reader with many jobs at once, against zarr-python: on the host, on :mod:`fake_cupy`, and on a GPU."""
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import budget
+import numpy as np
+import pytest
+import reference
+import zarr
+from decoders import needs_compiler
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
+
+from linumpy.errors import ChunkError, RegionError, UnsupportedLayoutError
+from linumpy.gpu.read import loop, reader
+from linumpy.gpu.read.reader import Reader, release, shared_reader
+from linumpy.plan.region import normalize_region
+
+inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+class OnHost:
+    """Where outputs lie: host memory."""
+
+    device = "cpu"
+    empty = staticmethod(np.empty)
+    get = staticmethod(np.asarray)
+
+    @staticmethod
+    def stream():
+        return contextlib.nullcontext()
+
+
+class OnFake:
+    """The device of the tests."""
+
+    device = 0
+
+    def __init__(self, fake):
+        self.empty, self._stream = fake.empty, fake.cupy.cuda.Stream
+
+    @staticmethod
+    def get(array):
+        return array.get()
+
+    def stream(self):
+        return self._stream(non_blocking=True)
+
+
+class OnGpu(OnFake):
+    """A GPU."""
+
+    def __init__(self, cupy):
+        self.empty, self._stream = cupy.empty, cupy.cuda.Stream
+
+
+@dataclass
+class Job:
+    """A region that is asked for, with what becomes of it."""
+
+    array: zarr.Array
+    region: Any
+    dtype: Any
+    way: str
+    cancelled: bool
+    broken: bool
+    ticket: Any = None
+    out: Any = None
+    refused: bool = False
+
+    @property
+    def expected(self):
+        values = np.asarray(self.array[self.region]) if not self.broken else None
+        return values if values is None or self.dtype is None else values.astype(self.dtype)
+
+
+def objects(array):
+    """Stored objects: coordinates and paths, of those that are there."""
+    step = getattr(array, "shards", None) or array.chunks
+    counts = [range(-(-n // s)) for n, s in zip(array.shape, step, strict=True)]
+    for where in itertools.product(*counts):
+        path = Path(str(array.store.root)) / array.metadata.encode_chunk_key(where)
+        if path.exists():
+            yield where, path, step
+
+
+def touches(array, region, where, step):
+    box = normalize_region(region, array.shape)
+    bounds = zip(box.start, box.stop, where, step, strict=True)
+    return all(a < b and a < (w + 1) * s and b > w * s for a, b, w, s in bounds)
+
+
+def out_of(place, job):
+    """An output whose elements lie apart, and whose axes lie in another order."""
+    shape = normalize_region(job.region, job.array.shape).shape
+    dtype = np.dtype(job.dtype or job.array.dtype).newbyteorder("=")
+    large = place.empty(tuple(n + 1 for n in reversed(shape)) + (2,), dtype)
+    return large[(*(slice(0, n) for n in reversed(shape)), 0, Ellipsis)].transpose(*reversed(range(len(shape))))
+
+
+def submit(one, place, jobs):
+    """Submit jobs of one array, in the way that each names."""
+    many = [job for job in jobs if job.way == "many"]
+    for job in jobs:
+        if job.way != "many":
+            job.out = out_of(place, job) if job.way == "out" else None
+            job.ticket = one.submit(job.array, job.region, out=job.out, dtype=job.dtype)
+    boxes = [normalize_region(job.region, job.array.shape) for job in many]
+    wanted = [job.region for job in many]
+    if many and all(all(box.kept) for box in boxes):
+        wanted = np.array([[box.start, box.stop] for box in boxes]).transpose(0, 2, 1)
+    if len(many) % 2:
+        for job in many:
+            job.out = out_of(place, job)
+    outs = [job.out for job in many] if len(many) % 2 else None
+    tickets = one.submit_many(many[0].array, wanted, outs=outs, dtype=many[0].dtype) if many else []
+    for job, ticket in zip(many, tickets, strict=True):
+        job.ticket = ticket
+    for job in jobs:
+        job.refused = job.cancelled and job.ticket.cancel()
+
+
+def check(place, job):
+    """Each job has its right array, or its own error."""
+    try:
+        array = job.ticket.result()
+    except CancelledError:
+        assert job.refused
+        return
+    except ChunkError as error:
+        assert job.broken, error
+        return
+    assert not job.broken
+    assert job.out is None or array is job.out
+    assert same(place.get(array), job.expected)
+    report = job.ticket.report
+    assert report.shape == array.shape
+    assert report.chunks_read + report.chunks_filled == chunks_of(job)
+
+
+def chunks_of(job):
+    box = normalize_region(job.region, job.array.shape)
+    counts = [
+        -(-b // c) - a // c if b > a else 0 for a, b, c in zip(box.start, box.stop, job.array.chunks, strict=True)
+    ]
+    return int(np.prod(counts))
+
+
+@st.composite
+def sets_of_jobs(draw):
+    """Arrays, and for each of them regions."""
+    result = []
+    for _ in range(draw(st.integers(1, 3))):
+        case = draw(cases(max_elements=300) | encoded_cases(max_elements=300))
+        whole = st.just((Ellipsis,))
+        voxel = st.just(tuple(0 for _ in case.shape))
+        some = draw(st.lists(regions(case.shape) | whole | voxel, min_size=1, max_size=6))
+        wider = "c16" if np.dtype(case.dtype).kind == "c" else "f8"
+        dtype = draw(st.sampled_from([None, wider])) if np.dtype(case.dtype).kind != "b" else None
+        ways = [(draw(st.sampled_from(["one", "many", "out"])), draw(st.integers(0, 5)) == 0) for _ in some]
+        result.append((case, some, dtype, ways))
+    return result
+
+
+def carry_out(one, place, jobs, threads, order):
+    """Submit from several threads, in some order, and check everything."""
+    order.shuffle(jobs)
+    errors, ready = [], threading.Barrier(threads)
+
+    def work(mine):
+        try:
+            ready.wait(30)
+            with place.stream():
+                for _, group in itertools.groupby(mine, key=lambda job: id(job.array)):
+                    submit(one, place, list(group))
+                for job in order.sample(mine, len(mine)):
+                    check(place, job)
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=work, args=(jobs[number::threads],)) for number in range(threads)]
+    [thread.start() for thread in running]
+    [thread.join(60) for thread in running]
+    if errors:
+        raise errors[0]
+
+
+def write_jobs(folder, groups, seed, broken):
+    """Write arrays; break a chunk of the first one."""
+    jobs = []
+    for number, (case, some, dtype, ways) in enumerate(groups):
+        array = write(case, folder / str(number), plain_values(case.dtype, case.shape, seed))
+        bad = None
+        if broken and number == 0:
+            there = [one for one in objects(array) if one[1].stat().st_size > 3]
+            if there:
+                bad = there[seed % len(there)]
+        for region, (way, cancelled) in zip(some, ways, strict=True):
+            lost = bad is not None and touches(array, region, bad[0], bad[2])
+            jobs.append(Job(array, region, dtype, way, cancelled, lost))
+        if bad is not None:
+            [job.expected for job in jobs]
+            os.truncate(bad[1], 3)
+    return jobs
+
+
+def sets_against_zarr(make, groups, seed, broken, threads, boxes, **options):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_REQUEST_BOXES", boxes)
+        jobs = write_jobs(Path(folder), groups, seed, broken)
+        with make(seed) as place, Reader(place.device, **options) as one:
+            carry_out(one, place, jobs, threads, random.Random(seed))
+            assert one.stats().jobs == len(jobs)
+
+
+def on_host(seed):
+    return contextlib.nullcontext(OnHost())
+
+
+@contextlib.contextmanager
+def on_fake(seed):
+    with reference.fake_device(seed) as fake, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "ReadEngine", reference.SmallEngine)
+        yield OnFake(fake)
+
+
+SETS = {
+    "groups": sets_of_jobs(),
+    "seed": st.integers(0, 2**32 - 1),
+    "broken": st.booleans(),
+    "threads": st.sampled_from([1, 3]),
+    "boxes": st.sampled_from([2**16, 3]),
+}
+
+
+@settings(inside_a_test, max_examples=budget.examples(300))
+@given(**SETS)
+def test_sets_of_arrays_and_regions_on_the_host(groups, seed, broken, threads, boxes):
+    sets_against_zarr(on_host, groups, seed, broken, threads, boxes)
+
+
+@needs_compiler
+@settings(inside_a_test, max_examples=budget.examples(200))
+@given(**SETS, decode_on=st.sampled_from(["device", "host", None]))
+def test_sets_of_arrays_and_regions_on_the_fake_device(groups, seed, broken, threads, boxes, decode_on):
+    sets_against_zarr(on_fake, groups, seed, broken, threads, boxes, decode_on=decode_on)
+
+
+def make(folder, shape=(40, 48), chunks=(8, 16), dtype="u2", **options):
+    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, **({"compressors": None} | options))
+    array[...] = random_values(dtype, shape, 1)
+    return array
+
+
+@pytest.fixture
+def one():
+    with Reader("cpu") as made:
+        yield made
+
+
+KINDS = {"raw": {}, "zstd": {"compressors": "auto"}, "shards": {"shards": (16, 48)}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, one, kind):
+    array = make(tmp_path / "a", **KINDS[kind])
+    regions = [np.s_[0:9, :], np.s_[3:12, 4:40], np.s_[...], np.s_[7, 5], np.s_[8:16, 0:16]]
+    with reference.together(one):
+        tickets = [one.submit(array, region) for region in regions[:2]] + one.submit_many(array, regions[2:])
+    for ticket, region in zip(tickets, regions, strict=True):
+        assert same(ticket.result(), array[region])
+    assert one.stats().chunks == 15
+    assert [ticket.report.chunks_read for ticket in tickets] == [6, 6, 15, 1, 1]
+    if kind == "raw":
+        # A chunk counts for each job that wants it.
+        assert [ticket.report.bytes_read for ticket in tickets] == [6 * 256, 6 * 256, 15 * 256, 256, 256]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_jobs_that_want_a_broken_chunk_fail(tmp_path, one, kind):
+    array = make(tmp_path / "a", **KINDS[kind])
+    expected = array[...]
+    os.truncate(tmp_path / "a/c/1/0", 3)
+    rows = 16 if kind == "shards" else 8
+    with reference.together(one):
+        tickets = one.submit_many(array, [slice(k, k + 8) for k in range(0, 40, 8)])
+    for number, ticket in enumerate(tickets):
+        begin = 8 * number
+        if rows <= begin < 2 * rows:
+            with pytest.raises(ChunkError, match=r"c/1/0"):
+                ticket.result()
+            with pytest.raises(ChunkError, match=r"c/1/0"):
+                ticket.report  # noqa: B018
+        else:
+            assert same(ticket.result(), expected[begin : begin + 8])
+    assert same(one.submit(array, slice(0, 8)).result(), expected[:8])
+
+
+def test_a_ticket_that_nobody_waits_for(tmp_path, one):
+    array = make(tmp_path / "a")
+    for _ in range(20):
+        one.submit(array)
+    assert same(one.submit(array).result(), array[...])
+    gc.collect()
+    assert one.stats().jobs == 21
+
+
+class Slow(reference.SmallEngine):
+    """An engine that reads when it is allowed to."""
+
+    go = threading.Event()
+
+    def start(self, reads):
+        assert self.go.wait(30)
+        return super().start(reads)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(Slow, "go", threading.Event())
+    monkeypatch.setattr(loop, "ReadEngine", Slow)
+    yield Slow.go
+    Slow.go.set()
+
+
+def test_closing_cancels_what_is_queued_and_finishes_what_is_under_way(tmp_path, slow):
+    array = make(tmp_path / "a")
+    one = Reader("cpu")
+    first = one.submit(array)
+    while one._loop._queue:
+        time.sleep(0.001)
+    queued = one.submit_many(array, [slice(0, 8), slice(8, 16)])
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    while not one.is_closed:
+        time.sleep(0.001)
+    late = one.submit(array)
+    slow.set()
+    closing.join(30)
+    assert same(first.result(), array[...])
+    for ticket in queued:
+        with pytest.raises(CancelledError):
+            ticket.result()
+    with pytest.raises(RuntimeError, match="the reader is closed"):
+        late.result()
+    one.close()
+    with pytest.raises(RuntimeError, match="the reader is closed"):
+        one.submit(array).result()
+
+
+def test_closing_a_reader_gives_everything_back(tmp_path):
+    array = make(tmp_path / "a")
+
+    def held():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    for _ in range(5):
+        with Reader("cpu") as one:
+            one.submit_many(array, [slice(k, k + 8) for k in range(0, 40, 8)])
+    assert held() == before
+
+
+def test_a_reader_that_nobody_holds_is_closed(tmp_path):
+    array = make(tmp_path / "a")
+    before = threading.active_count()
+    one = Reader("cpu")
+    assert same(one.submit(array).result(), array[...])
+    assert threading.active_count() > before
+    del one
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_a_cancelled_job_is_not_written(tmp_path, slow, one):
+    array = make(tmp_path / "a")
+    outs = [np.full((40, 48), 7, "u2") for _ in range(2)]
+    tickets = [one.submit(array, out=out) for out in outs]
+    assert tickets[0].cancel()
+    slow.set()
+    assert isinstance(tickets[0].exception(), CancelledError)
+    assert same(tickets[1].result(), array[...])
+    assert not tickets[1].cancel()
+    assert (outs[0] == 7).all()
+
+
+def test_interrupts_at_random_times_leave_the_reader_usable(tmp_path, one):
+    array = make(tmp_path / "a", shape=(400, 480))
+    expected, rng, interrupts = array[...], random.Random(1), 0
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(60):
+            ticket = one.submit(array)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 0.03))
+                got = ticket.result()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert same(got, expected)
+            except KeyboardInterrupt:
+                interrupts += 1
+                ticket.cancel()
+                assert ticket.exception() is None or isinstance(ticket.exception(), CancelledError)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert interrupts > 5
+    assert same(one.submit(array).result(), expected)
+
+
+@pytest.mark.timeout(60)
+def test_a_child_makes_its_own_shared_reader(tmp_path):
+    array = make(tmp_path / "a")
+    expected = array[...]
+    parent = shared_reader("cpu")
+    assert same(parent.submit(array).result(), expected)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(30)
+            try:
+                parent.submit(array)
+            except RuntimeError as error:
+                status = 3 if "made by the parent of this process: make one here" in str(error) else 4
+            mine = shared_reader("cpu")
+            right = mine is not parent and same(mine.submit(array).result(), expected)
+            parent.close()
+            release()
+            status = 0 if right and status == 3 else status
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert same(parent.submit(array).result(), expected)
+    release()
+
+
+def test_release(tmp_path):
+    array = make(tmp_path / "a")
+    release()
+    before = threading.active_count()
+    first = shared_reader("cpu")
+    assert shared_reader("cpu") is first
+    assert same(first.submit(array).result(), array[...])
+    release()
+    assert threading.active_count() == before
+    second = shared_reader("cpu")
+    assert second is not first
+    assert same(second.submit(array).result(), array[...])
+    second.close()
+    assert shared_reader("cpu") is not second, "a closed reader must not be handed out"
+    release()
+
+
+def memory_of_process():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(10**5, marks=pytest.mark.slow)])
+def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
+    arrays = [make(tmp_path / kind, **options) for kind, options in KINDS.items()]
+    expected = [array[...] for array in arrays]
+    rng = np.random.default_rng(1)
+
+    def some(number):
+        tickets = []
+        for _ in range(number // 20):
+            which = int(rng.integers(3))
+            start = rng.integers(0, (32, 40), (20, 2))
+            tickets += [
+                (which, box, ticket)
+                for box, ticket in zip(
+                    start, one.submit_many(arrays[which], np.stack([start, start + 8], 2)), strict=True
+                )
+            ]
+            if len(tickets) >= 200:
+                finish(tickets)
+        finish(tickets)
+
+    def finish(tickets):
+        for which, (a, b), ticket in tickets:
+            assert np.array_equal(ticket.result(), expected[which][a : a + 8, b : b + 8])
+        tickets.clear()
+
+    some(500)
+    held = len(os.listdir("/proc/self/fd")), threading.active_count()
+    memory = memory_of_process()
+    some(count)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == held
+    assert memory_of_process() - memory < 16 * 2**20
+    stats = one.stats()
+    assert stats.jobs == 500 + count
+    assert stats.layout_misses == 3
+
+
+def test_very_many_jobs_on_one_chunk(tmp_path, monkeypatch):
+    """Their table is longer than all that a reader with little scratch has."""
+    array = make(tmp_path / "a", shape=(64, 64), chunks=(64, 64), compressors="auto")
+    expected = array[...]
+    start = np.random.default_rng(1).integers(0, 60, (30_000, 2))
+    for place in (on_host, on_fake) if reference.fake_cupy else ():
+        with place(1) as where, Reader(where.device, 2**20) as one:
+            with where.stream():
+                tickets = one.submit_many(array, np.stack([start, start + 4], 2))
+                for (a, b), ticket in zip(start[::500], tickets[::500], strict=True):
+                    assert np.array_equal(where.get(ticket.result()), expected[a : a + 4, b : b + 4])
+                assert [ticket for ticket in tickets if ticket.exception()] == []
+
+
+@pytest.mark.parametrize("name", ["a", "group/s0"])
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_metadata_that_were_written_again_are_noticed(tmp_path, one, name, how):
+    """Of an array, and of one that a group names as it likes."""
+    group = tmp_path / "group"
+    array = make(tmp_path / name)
+    source = tmp_path / name.split("/")[0]
+    if "/" in name:
+        multiscale = {"axes": [{"name": "y", "type": "space"}, {"name": "x", "type": "space"}], "datasets": [{
+            "path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [1, 1]}]}]}  # fmt: skip
+        zarr.open_group(group, mode="a").attrs["ome"] = {"version": "0.5", "multiscales": [multiscale]}
+    assert same(one.submit(source).result(), array[...])
+    assert same(one.submit(source).result(), array[...])
+    assert (one.stats().layout_hits, one.stats().layout_misses) == (1, 1)
+    file = tmp_path / name / "zarr.json"
+    text = file.read_text().replace("uint16", "int16")
+    time.sleep(0.02)
+    if how == "in place":
+        file.write_text(text)
+    else:
+        (tmp_path / "new").write_text(text)
+        os.replace(tmp_path / "new", file)
+    got = one.submit(source).result()
+    assert got.dtype == np.int16
+    assert same(got, zarr.open_array(tmp_path / name)[...])
+    assert one.stats().layout_misses == 2
+    os.unlink(file)
+    with pytest.raises(FileNotFoundError):
+        one.submit(source)
+
+
+def test_dots_behind_a_link_name_another_array(tmp_path, one):
+    (tmp_path / "near").mkdir()
+    (tmp_path / "far/inside").mkdir(parents=True)
+    (tmp_path / "near/here").symlink_to(tmp_path / "far/inside")
+    far, near = make(tmp_path / "far/a"), make(tmp_path / "near/a", shape=(7, 9), chunks=(7, 9))
+    for _ in range(2):
+        assert same(one.submit(tmp_path / "near/here/../a").result(), far[...])
+        assert same(one.submit(tmp_path / "near/a").result(), near[...])
+
+
+def test_a_relative_path_of_another_folder(tmp_path, one, monkeypatch):
+    for name in "ab":
+        make(tmp_path / name / "x", shape=(8 + ord(name), 9))
+        monkeypatch.chdir(tmp_path / name)
+        assert one.submit("x").result().shape == (8 + ord(name), 9)
+
+
+def test_a_shard_that_is_replaced_between_two_reads_is_noticed(tmp_path, one):
+    array = make(tmp_path / "a", compressors="auto", shards=(16, 48))
+    for seed in range(3):
+        array[...] = values = random_values("u2", (40, 48), seed)
+        array[16:24] = 0  # chunks of other lengths
+        values[16:24] = 0
+        for _ in range(2):
+            assert same(one.submit(array).result(), values)
+        time.sleep(0.02)
+    stats = one.stats()
+    assert (stats.index_misses, stats.index_hits) == (9, 9)
+    (tmp_path / "a/c/1/0").unlink()
+    values[16:32] = 0
+    assert same(one.submit(array).result(), values)
+
+
+BAD_REGIONS = [
+    (np.zeros((3, 2), int), RegionError, r"shape \(3, 2\)"),
+    (np.zeros((3, 3, 2), int), RegionError, r"shape \(3, 3, 2\)"),
+    (np.zeros((3, 2, 2), float), RegionError, "dtype float64"),
+    (np.array([[[0, 5], [0, 5]], [[-1, 5], [0, 5]]]), RegionError, r"region 1, \[\[-1, 5\], \[0, 5\]\].*\(40, 48\)"),
+    (np.array([[[0, 41], [0, 5]]]), RegionError, r"region 0.*41"),
+    (np.array([[[6, 5], [0, 5]]]), RegionError, r"region 0.*\[6, 5\]"),
+    ([slice(None), (1, 2, 3)], RegionError, "3"),
+    ([100], RegionError, "100"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "error", "message"), BAD_REGIONS)
+def test_regions_that_cannot_be(tmp_path, one, wanted, error, message):
+    with pytest.raises(error, match=message):
+        one.submit_many(make(tmp_path / "a"), wanted)
+
+
+def test_outputs_that_cannot_be(tmp_path, one):
+    array = make(tmp_path / "a")
+    good = np.empty((40, 48), "u2")
+    for out, options, error, message in (
+        (np.empty((40, 47), "u2"), {}, ValueError, r"\(40, 47\).*\(40, 48\)"),
+        (good, {"dtype": "f4"}, TypeError, "uint16.*float32"),
+        ([[1, 2]], {}, TypeError, "list"),
+        (np.broadcast_to(np.zeros(48, "u2"), (40, 48)), {}, ValueError, "strides"),
+        (good[::-1], {}, ValueError, "strides"),
+        (np.empty((40, 48), ">u2"), {}, TypeError, ">u2"),
+    ):
+        with pytest.raises(error, match=message):
+            one.submit(array, out=out, **options)
+    with pytest.raises(ValueError, match="1 arrays, but there are 2 regions"):
+        one.submit_many(array, [slice(1), slice(2)], outs=[good])
+    good.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        one.submit(array, out=good)
+    with reference.fake_device(), Reader(0) as other, pytest.raises(TypeError, match=r"numpy\.ndarray.*CuPy"):
+        other.submit(array, out=np.empty((40, 48), "u2"))
+
+
+def test_readers_that_cannot_be():
+    with pytest.raises(ValueError, match="scratch_bytes=1000: at least 1048576"):
+        Reader("cpu", 1000)
+    for options, message in (
+        ({"device": "gpu"}, "device='gpu'"),
+        ({"device": -1}, "device=-1"),
+        ({"device": "cpu", "decode_on": "moon"}, "decode_on='moon'"),
+        ({"device": "cpu", "slab_nbytes": 0}, "slab_nbytes=0"),
+        ({"device": "cpu", "cache_bytes": -1}, "cache_bytes=-1"),
+    ):
+        with reference.fake_device(), pytest.raises(ValueError, match=message):
+            Reader(**options)
+
+
+def test_arrays_that_are_left_to_zarr(tmp_path, one):
+    with pytest.raises(UnsupportedLayoutError, match="MemoryStore"):
+        one.submit(zarr.create_array(zarr.storage.MemoryStore(), shape=(4,), chunks=(2,), dtype="u2"))
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        one.submit(tmp_path / "nothing")
+    with pytest.raises(TypeError, match="imaginary"):
+        one.submit(make(tmp_path / "a", dtype="c8"), dtype="f4")
+
+
+def test_a_device_that_fails_ends_all_jobs(tmp_path, monkeypatch):
+    """As after an illegal access, when every call of CUDA raises: nobody may wait for ever."""
+    array = make(tmp_path / "a", compressors="auto")
+    with contextlib.suppress(AssertionError), reference.fake_device() as device:
+        one = Reader(0)
+        assert same(one.submit(array).result().get(), array[...])
+
+        def fail(*arguments):
+            raise RuntimeError("an illegal memory access was encountered")
+
+        monkeypatch.setattr(type(device), "complete", fail)
+        monkeypatch.setattr(type(device), "load", fail)
+        device.cupy.cuda.runtime.memcpyAsync = fail
+        tickets = one.submit_many(array, [slice(k, k + 8) for k in range(0, 40, 8)])
+        for ticket in tickets:
+            assert ticket._settled.wait(10), "a job waits for ever"
+            assert "illegal memory access" in str(ticket.exception())
+        one.close()
+        monkeypatch.undo()
+
+
+def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, one, monkeypatch):
+    array = make(tmp_path / "a", compressors="auto")
+    good = one.submit(array, slice(0, 8))
+    assert good.exception() is None
+    real, calls = loop.locate, []
+
+    def locate(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError("no memory to locate chunks")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "locate", locate)
+    with pytest.raises(MemoryError, match="no memory to locate"):
+        one.submit(array).result()
+    assert same(good.result(), array[:8])
+    assert same(one.submit(array).result(), array[...])
