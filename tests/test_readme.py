@@ -41,6 +41,10 @@ def check(names, folder):
     flat = open_image(folder / "flat.ome.zarr")
     assert (len(flat.levels), flat.spacing[0]) == (4, spacing)
     np.testing.assert_array_equal(flat.levels[0][...], source[...].clip(0, 2000))
+    for crop, region in zip(names["crops"], (np.s_[0:32, 0:64, 0:64], np.s_[0:32, 32:96, 0:64]), strict=True):
+        np.testing.assert_array_equal(crop, source[region])
+    batch = np.stack([source[box] for box in names["boxes"]])
+    np.testing.assert_allclose(names["mean"], batch.mean(dtype=np.float64), rtol=1e-4)
 
 
 def test_the_python_snippets_run_without_a_gpu(tmp_path, monkeypatch):

@@ -12,21 +12,30 @@ virtual machine of 16 cores it was slower in every case but one, which kept 12 c
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
 from linumpy.io import posix_aio
-from linumpy.io.plain_reads import OPEN_FLAGS, FileReads, ReadResults, read_files, refusals, stat_file, version
+from linumpy.io.call_thread import Call, CallThread
+from linumpy.io.plain_reads import (
+    OPEN_FLAGS,
+    FileReads,
+    ReadResults,
+    read_file,
+    read_files,
+    refusal,
+    stat_file,
+    version,
+)
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
@@ -40,6 +49,8 @@ TASK_NBYTES = 2**20
 _DESCRIPTORS = 1024
 #: Of the C library: with 16 on as many cores, small chunks were read a fifth slower.
 _THREADS = 20
+#: Why a file could not be opened, without it being the file's fault.
+_PASSING = [errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 _CAN_TELL_CACHED = hasattr(os, "RWF_NOWAIT") and hasattr(ctypes.CDLL(None), "preadv2")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,14 +102,14 @@ class Pending:
     def __init__(self, reads: FileReads) -> None:
         self._reads = reads
         self._files: list[_File] = []
-        self._batch: Future[Any] | None = None
+        self._call: Call | None = None
         self._rows = np.empty(0, np.int64)
         self._results: ReadResults | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
 
-    def begin(self, submit: Callable[..., Future[Any]], descriptors: int, threads: int) -> None:
-        """Open the files and start to read them; for the engine."""
+    def begin(self, read: Callable[..., np.ndarray], thread: CallThread, descriptors: int, most: int) -> None:
+        """Open the files and start to read them, each from `most` descriptors at most; for the engine."""
         reads = self._reads
         for path in reads.paths:
             self._files.append(_File())
@@ -108,25 +119,28 @@ class Pending:
         self._rows = rows = np.repeat(np.arange(len(count)), count)
         within = (np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)) * TASK_NBYTES
         if len(rows):
-            each = max(1, min(threads, descriptors // max(1, len(self._files))))
-            numbers = self._spread(reads.file[rows], each)
+            numbers = self._spread(reads.file[rows], max(1, min(most, descriptors // len(self._files))))
             nbytes = np.minimum(reads.nbytes[rows] - within, TASK_NBYTES)
             address = reads.address[rows].astype(np.int64) + within
-            self._batch = submit(posix_aio.read_batch, numbers, address, nbytes, reads.offset[rows] + within)
+            columns = (numbers, address, nbytes, reads.offset[rows] + within)
+            # The call keeps the memory, and the files open, also where nobody keeps this object.
+            self._call = Call(_read_and_keep, read, columns, (reads, self._files))
+            thread.start(self._call)
 
     def _spread(self, file: np.ndarray, most: int) -> np.ndarray:
         """Give each task a descriptor: reads from one descriptor wait for each other."""
         first = np.array([one.descriptors[0] if one.descriptors else -1 for one in self._files], np.int64)
         numbers = first[file]
         tasks = np.bincount(file, minlength=len(self._files))
-        for number in np.flatnonzero(tasks > 1).tolist():
-            mine = np.flatnonzero(file == number)
-            numbers[mine] = np.resize(self._files[number].duplicates(min(len(mine), most)), len(mine))
+        end = np.cumsum(tasks)
+        for number in np.flatnonzero(tasks > 1).tolist() if most > 1 else []:
+            count, stop = int(tasks[number]), int(end[number])
+            numbers[stop - count : stop] = np.resize(self._files[number].duplicates(min(count, most)), count)
         return numbers
 
     def done(self) -> bool:
-        """Say whether all reads have ended."""
-        return self._results is not None or self._batch is None or self._batch.done()
+        """Say whether all reads have ended, so that :meth:`wait` waits for no other thread."""
+        return self._results is not None or self._call is None or self._call.ended() or self._is_copy()
 
     def wait(self) -> ReadResults:
         """Wait for all reads, and close the files.
@@ -145,50 +159,65 @@ class Pending:
         """Wait until nothing is read any more, whatever became of it, and close the files."""
         self._wait_through()
         with self._lock:
-            for file in self._files:
-                file.close()
+            self._close()
 
     def settle(self, results: ReadResults) -> None:
         """Note results that are there already; for the engine."""
         self._results = results
 
+    def _is_copy(self) -> bool:
+        """Say whether this is a forked child's, which has none of the threads that read."""
+        return os.getpid() != self._process
+
     def _wait_through(self) -> BaseException | None:
-        interrupt = None
-        while self._batch is not None and not self._batch.done() and os.getpid() == self._process:
-            try:
-                with contextlib.suppress(Exception):
-                    self._batch.exception()
-            except BaseException as error:
-                interrupt = error
-        return interrupt
+        return None if self._call is None or self._is_copy() else self._call.wait()
 
     def _finish(self) -> ReadResults:
         try:
-            if os.getpid() != self._process:  # a child has none of the threads that read
+            if self._is_copy():
                 return read_files(self._reads)
             nbytes = self._counts()
             for file in self._files:
                 file.look_again()
             columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
-            columns = columns.reshape(-1, 9)
-            return ReadResults(nbytes, columns[:, 0], columns[:, 1:5], columns[:, 5:])
         finally:
-            for file in self._files:
-                file.close()
+            self._close()
+        columns = columns.reshape(-1, 9)
+        results = ReadResults(nbytes, columns[:, 0], columns[:, 1:5], columns[:, 5:])
+        self._try_again(results)
+        return results
 
     def _counts(self) -> np.ndarray:
         """Bytes of each read, or why it failed."""
         reads = self._reads
         nbytes = np.array([file.refusal for file in self._files], np.int64)[reads.file]
-        if self._batch is None:
+        if self._call is None:
             return nbytes
-        tasks = self._batch.result()
+        tasks = self._call.result()
         if len(self._rows) == len(nbytes) and (self._rows == np.arange(len(nbytes))).all():
             return np.asarray(tasks, np.int64)
         nbytes = nbytes + np.bincount(self._rows, np.maximum(tasks, 0), len(nbytes)).astype(np.int64)
         for task in np.flatnonzero(tasks < 0).tolist():
             nbytes[self._rows[task]] = tasks[task]
         return nbytes
+
+    def _try_again(self, results: ReadResults) -> None:
+        """Read what could not be opened for a passing reason, one by one, now that the other files are closed."""
+        reads = self._reads
+        for file in np.flatnonzero(np.isin(-results.opened, _PASSING)).tolist():
+            begin, end = np.searchsorted(reads.file, (file, file + 1)).tolist()
+            columns = (column[begin:end].tolist() for column in (reads.offset, reads.nbytes, reads.address))
+            found = read_file(reads.paths[file], list(zip(*columns, strict=True)))
+            results.opened[file], results.before[file], results.after[file], results.nbytes[begin:end] = found
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _read_and_keep(read: Callable[..., np.ndarray], columns: tuple[np.ndarray, ...], _: object) -> np.ndarray:
+    """Read, and keep the last argument alive until then."""
+    return read(*columns)
 
 
 class _File:
@@ -210,8 +239,7 @@ class _File:
         except OSError as error:
             self.opened = self.refusal = -(error.errno or errno.EIO)
             return
-        if not stat.S_ISREG(self.before[3]):
-            self.refusal = int(refusals(np.array(self.before[3])))
+        self.refusal = refusal(self.before[3])
 
     def duplicates(self, count: int) -> list[int]:
         """Return that many descriptors, or as many as there may be."""
@@ -228,7 +256,13 @@ class _File:
     def close(self) -> None:
         """Close all descriptors."""
         while self.descriptors:
-            os.close(self.descriptors.pop())
+            with contextlib.suppress(OSError, IndexError):
+                # One call, too: a descriptor that was taken from the list is closed. It ends at the empty list.
+                collections.deque(map(os.close, iter(self.descriptors.pop, None)), 0)
+
+    def __del__(self) -> None:
+        """Close what nobody waited for."""
+        self.close()
 
 
 class ReadEngine:
@@ -240,7 +274,8 @@ class ReadEngine:
         Threads that read; 0 for a number that was measured. The C library takes it before the first batch of the
         process alone.
     descriptors : int
-        Files that one batch has open at the same time, at most.
+        Of files that one batch has open at the same time, at most. Each batch that was started and not yet waited for
+        has as many.
 
     Attributes
     ----------
@@ -258,7 +293,7 @@ class ReadEngine:
         self._read: Callable[..., np.ndarray] = posix_aio.read_by_threads if plain else posix_aio.read_batch
         # The call that queues a batch also waits for it, so it needs a thread of its own. One: two batches at a time
         # measured slower, since all reads queue at one lock of the C library.
-        self._caller = ThreadPoolExecutor(1, "linumpy-read")
+        self._thread = CallThread("linumpy-read")
         self._process, self._cold, self._closed = os.getpid(), 0, False
 
     def start(self, reads: FileReads) -> Pending:
@@ -275,8 +310,7 @@ class ReadEngine:
             To wait for the batch. If this raises instead, nothing is read any more.
         """
         reads.check()
-        if self._closed:
-            raise RuntimeError("the engine is closed")
+        self._check_open()
         pending = Pending(reads)
         if os.getpid() != self._process or not reads.paths:
             pending.settle(read_files(reads))
@@ -289,13 +323,14 @@ class ReadEngine:
             pending.settle(self._by_parts(reads))
             return
         try:
-            pending.begin(self._submit, self._descriptors, self._threads)
+            pending.begin(self._read, self._thread, self._descriptors, self._threads)
         except BaseException:
             pending.abandon()
             raise
 
-    def _submit(self, function: Callable[..., Any], *columns: np.ndarray) -> Future[Any]:
-        return self._caller.submit(self._read, *columns)
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
 
     def _by_parts(self, reads: FileReads) -> ReadResults:
         """Carry out a batch of more files than may be open, one part after another."""
@@ -312,14 +347,14 @@ class ReadEngine:
                 reads.memory,
             )
             pending = Pending(part)
+            self._begin(part, pending)
             try:
-                pending.begin(self._submit, self._descriptors, self._threads)
                 parts.append(pending.wait())
             except BaseException:
                 pending.abandon()
                 raise
-        columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS)
-        return ReadResults(*columns)
+        names = (field.name for field in dataclasses.fields(ReadResults))
+        return ReadResults(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def stat(self, paths: list[str]) -> np.ndarray:
         """Look at files.
@@ -329,13 +364,14 @@ class ReadEngine:
         numpy.ndarray of int64, (files, 4)
             Rows as :attr:`ReadResults.before`; minus the ``errno`` and zeros where a file cannot be looked at.
         """
+        self._check_open()
         return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
 
     def close(self) -> None:
         """Wait for all batches and end the threads."""
         self._closed = True
         if os.getpid() == self._process:
-            self._caller.shutdown(wait=True)
+            self._thread.close()
 
     def _read_at_once(self, reads: FileReads, pending: Pending) -> bool:
         """Read a small batch in this thread, if all of it is in the page cache."""
@@ -354,6 +390,3 @@ class ReadEngine:
         if time.monotonic() - begin > _SLOW:
             self._cold = _COLD_BATCHES
         return True
-
-
-_COLUMNS = ("nbytes", "opened", "before", "after")

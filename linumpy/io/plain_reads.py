@@ -91,15 +91,11 @@ def version(found: os.stat_result) -> Version:
     return found.st_ino & INODE_BITS, found.st_size, found.st_mtime_ns, found.st_mode
 
 
-def is_regular(mode: np.ndarray) -> np.ndarray:
-    """Say which modes are of regular files."""
-    return (mode & 0o170000) == stat.S_IFREG
-
-
-def refusals(mode: np.ndarray) -> np.ndarray:
-    """Return 0 for regular files and unknown ones, and minus the ``errno`` with which all else is not read."""
-    kind = mode & 0o170000
-    return np.where(is_regular(mode) | (kind == 0), 0, np.where(kind == stat.S_IFDIR, -errno.EISDIR, -errno.EINVAL))
+def refusal(mode: int) -> int:
+    """Return 0 for a regular file, and minus the ``errno`` with which all else is not read."""
+    if stat.S_ISREG(mode):
+        return 0
+    return -errno.EISDIR if stat.S_ISDIR(mode) else -errno.EINVAL
 
 
 ReadOne = Callable[[int, int, int, int], int]
@@ -137,7 +133,7 @@ def read_file(
         # One call of the interpreter, so that no interrupt comes between the descriptor and its place in the list.
         descriptor.extend(map(os.open, (path,), (OPEN_FLAGS,)))
         before = version(os.fstat(descriptor[0]))
-        wrong = 0 if stat.S_ISREG(before[3]) else int(refusals(np.array(before[3])))
+        wrong = refusal(before[3])
         counts = [wrong or read(descriptor[0], address, nbytes, offset) for offset, nbytes, address in rows]
         return 0, before, version(os.fstat(descriptor[0])), counts
     except OSError as error:

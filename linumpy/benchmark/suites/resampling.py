@@ -230,8 +230,11 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "stack-planes-cubic": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-planes-cubic", (2048, 64, 64), 3),
     "stack-volumes": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-volumes", (256, 32, 32, 32), 1),
     "stack-channels": lambda xp, s: resampling_stacks.displaced_channels(xp, s, "stack-channels"),
-    "labels-half": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-half", 0.5, "uint16"),
-    "labels-double": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-double", 2, "uint16"),
+    "labels-half": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-half", 0.5, "uint16", 512),
+    "labels-half-large": lambda xp, s: resampling_stacks.resized_labels(
+        xp, s, "labels-half-large", 0.5, "uint16", 1024
+    ),
+    "labels-double": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-double", 2, "uint16", 256),
     "labels-turned": lambda xp, s: resampling_stacks.turned_labels(xp, s, "labels-turned", "uint16"),
     "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
 }

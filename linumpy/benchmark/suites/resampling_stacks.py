@@ -6,12 +6,14 @@ its images by CuPy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.cases import Case
+from linumpy.benchmark.cases import Case, Prepared, ready
 from linumpy.benchmark.kernels import kernel_case
 from linumpy.benchmark.suites.peers import TURN, peer_module, scipy_module, speckled, wrong_voxels
 from linumpy.device import to_host
@@ -80,9 +82,9 @@ def _wrong_images(got: Any, stack: Any, truth: Any) -> str:
     return ""
 
 
-def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype: str) -> Case:
-    """Take the nearest labels: to half the resolution, or to twice."""
-    side = max(8, round((512 if factor < 1 else 256) * scale) // 2 * 2)
+def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype: str, whole: int) -> Case:
+    """Take the nearest labels, of an image of `whole` voxels a side: to half the resolution, or to twice."""
+    side = max(8, round(whole * scale) // 2 * 2)
     image = speckled(xp, side, dtype)
     wanted = (round(side * factor),) * 3
     ndimage = peer_module(image)
@@ -99,7 +101,17 @@ def resized_labels(xp: ModuleType, scale: float, name: str, factor: float, dtype
     # Of half the planes and rows all sectors are read.
     nbytes = image.nbytes * (0.25 if factor < 1 else 1) + wanted[0] ** 3 * image.itemsize
     ours = lambda: resize(image, wanted, order=0)  # noqa: E731
-    return kernel_case(name, tuple(image.shape), dtype, ours, peer, check, int(nbytes), None, copy_reach=0.7)
+    about = (name, tuple(image.shape), dtype)
+    return kernel_case(
+        *about, ours, peer, check, int(nbytes), copy_reach=0.7, third=("copy-as-many", _copy_of(xp, int(nbytes)))
+    )
+
+
+def _copy_of(xp: ModuleType, nbytes: int) -> Callable[[], AbstractContextManager[Prepared]]:
+    """Copy as many bytes as are read and written: of small images the launch takes most of the time."""
+    source = xp.zeros(nbytes // 2, xp.uint8)
+    target = xp.empty_like(source)
+    return ready(lambda: xp.copyto(target, source))
 
 
 def turned_labels(xp: ModuleType, scale: float, name: str, dtype: str) -> Case:
@@ -127,4 +139,5 @@ def turned_labels(xp: ModuleType, scale: float, name: str, dtype: str) -> Case:
         2 * int(image.nbytes),
         None,
         copy_reach=0.7,
+        third=("copy-as-many", _copy_of(xp, 2 * int(image.nbytes))),
     )

@@ -7,7 +7,6 @@ them read and write where nothing is theirs, after which the process has lost it
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -43,23 +42,24 @@ def limits_of(device: Any) -> DeviceLimits:
     return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
 
 
+#: Shared memory that kernels have been allowed, beyond what they have without asking.
+_allowed: dict[Any, int] = {}
+
+
 def start(launches: list[Launch]) -> None:
     """Start kernels, in their order, on CuPy's current stream; those that are new are compiled side by side."""
-    import cupy
-
     specs = [kernel_spec(launch) for launch in launches]
     prepare(specs)
-    device_id = cupy.cuda.runtime.getDevice()
     for launch, spec in zip(launches, specs, strict=True):
+        kernel = load(spec)
+        if _allowed.get(kernel, -1) < launch.shared:  # to ask the driver at each launch would take as long as it
+            _allow(kernel, launch.shared)
         args = tuple(np.uint64(value) for value in launch.args)
-        _allowed(spec, device_id, launch.shared)(launch.grid, (launch.block,), args, shared_mem=launch.shared)
+        kernel(launch.grid, (launch.block,), args, shared_mem=launch.shared)
 
 
-@functools.lru_cache(maxsize=512)
-def _allowed(spec: KernelSpec, device_id: int, shared: int) -> Any:
-    """Load a kernel and allow it that much shared memory; to ask the driver at each launch would take as long as it."""
-    kernel = load(spec)
+def _allow(kernel: Any, shared: int) -> None:
     kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
-    return kernel
+    _allowed[kernel] = shared

@@ -138,7 +138,7 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._arrays = LAYOUTS
+        self._hits = self._misses = 0
         self._process = os.getpid()
         context = functools.partial(_context_of, self._cupy, self.device)
         make_staging = functools.partial(_make_staging, self.on_device, direct, self.limits.scratch_bytes)
@@ -222,7 +222,8 @@ class Reader:
         UnsupportedLayoutError
             This reader cannot read it.
         """
-        layout = self._arrays.get(source, level)
+        layout, known = LAYOUTS.find(source, level)
+        self._hits, self._misses = self._hits + known, self._misses + (not known)
         if layout.unsupported is not None:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
         return layout
@@ -331,8 +332,8 @@ class Reader:
             boxes=int(counts["boxes"]),
             slabs=int(counts["slabs"]),
             bytes_read=int(counts["bytes_read"]),
-            layout_hits=self._arrays.hits,
-            layout_misses=self._arrays.misses,
+            layout_hits=self._hits,
+            layout_misses=self._misses,
             index_hits=indexes.hits,
             index_misses=indexes.misses,
             plan_seconds=counts["plan"],
@@ -487,10 +488,13 @@ class Layouts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
-        self.hits = self.misses = 0
 
     def get(self, source: Source, level: int) -> ArrayLayout:
         """Return the layout of an array."""
+        return self.find(source, level)[0]
+
+    def find(self, source: Source, level: int) -> tuple[ArrayLayout, bool]:
+        """Return the layout of an array, and whether it was known."""
         key = _key(source, level)
         with self._lock:
             entry = self._known.get(key) if key is not None else None
@@ -498,9 +502,7 @@ class Layouts:
             with self._lock:
                 self._known[key] = entry
                 self._known.move_to_end(key)
-                self.hits += 1
-            return entry[2]
-        self.misses += 1
+            return entry[2], True
         files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
@@ -512,7 +514,7 @@ class Layouts:
                 self._known[key] = (before, files, layout)
                 while len(self._known) > _LAYOUTS:
                     self._known.popitem(last=False)
-        return layout
+        return layout, False
 
 
 #: Layouts that all readers of this process know.

@@ -51,7 +51,7 @@ def _look(plan: ReadPlan, limits: Limits, survey: Survey) -> Survey:
         count = plan.count(longest).pieces
         return replace(survey, pieces=count, reads=count)
     part = _part(plan, longest)
-    engine, cutter = ReadEngine(threads=1), Cutter([part], limits, lambda _: 0)
+    engine, cutter = ReadEngine(), Cutter([part], limits, lambda _: 0)
     try:
         works = list(cutter.cut(lambda one: locate(one, engine, IndexCache()), lambda *_: None))
     finally:

@@ -83,6 +83,9 @@ def stacks(rng):
     out = guarded(np.zeros((len(image), *shape), image.dtype), rng.random() < 0.5)
     affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(rng.uniform(-5, 5, 2).tolist()))
     sampling.sample_affine(image, affine, how, out)
+    sampling._ENOUGH_BLOCKS = int(rng.choice([1, 4]))  # so that a block samples several images
+    field = guarded(rng.normal(0, 30, (2, *shape)), rng.random() < 0.5)
+    sampling.sample_displaced(image, field, None, how, out)
 
 
 def others(rng):

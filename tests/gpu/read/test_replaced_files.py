@@ -2,7 +2,6 @@
 
 import os
 import time
-import types
 
 import pytest
 import reference
@@ -12,6 +11,7 @@ from stores import random_values, same
 from linumpy.errors import ChunkError
 from linumpy.gpu.read import host_decode, loop
 from linumpy.io import posix_aio
+from linumpy.io.file_reads import Pending
 from linumpy.io.plain_reads import read_files
 
 RAW, ZSTD = None, zarr.codecs.ZstdCodec()
@@ -102,8 +102,9 @@ def around_reads(monkeypatch):
 
     class Engine(reference.SmallEngine):
         def start(self, reads):
-            results = read_files(reads, hooked(posix_aio.read_now))
-            return types.SimpleNamespace(wait=lambda: results, done=lambda: True, abandon=lambda: None)
+            pending = Pending(reads)
+            pending.settle(read_files(reads, hooked(posix_aio.read_now)))
+            return pending
 
     def locate(*arguments):
         found = list(real(*arguments))

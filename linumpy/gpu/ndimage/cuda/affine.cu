@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     extern __shared__ FourHeld fours[];
     COMPUTE *brick = fours->voxel;
-    __shared__ Corner corner;
+    __shared__ Corner found;
     const Image &image = how.image;
     const Tile tile = TILE_OF_BLOCK(how);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
@@ -277,10 +277,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const double least = point - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
                              fmin(0.0, m[2] * (TILE_X - 1));
         const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
-        corner.first[a] = a == 2 ? down & ~3 : down;
-        corner.from_point[a] = static_cast<float>(corner.first[a] - point);
+        found.first[a] = a == 2 ? down & ~3 : down;
+        found.from_point[a] = static_cast<float>(found.first[a] - point);
     }
     __syncthreads();
+    // In registers: in shared memory it would be read again after every store to the brick.
+    const Corner corner = found;
     bool any = true;  // of the brick's voxels in the box
 #pragma unroll
     for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;

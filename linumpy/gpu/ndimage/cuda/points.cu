@@ -77,7 +77,8 @@ struct Images {
 };
 __device__ __forceinline__ Images images_of_block(const Batch &batch, int64 *first) {
     *first = image_of_block(batch) * batch.together;
-    return {batch.image, batch.target, static_cast<int>(min(static_cast<int64>(batch.together), batch.images - *first))};
+    return {batch.image, batch.target,
+            static_cast<int>(min(static_cast<int64>(batch.together), batch.images - *first))};
 }
 // Sample all of them at one point by SciPy's rules.
 __device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET *__restrict__ target, double c0,
@@ -156,7 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int k = 0; k < TOGETHER; ++k) {
                 VOXEL_OF_POINT(i + k);
 #pragma unroll
-                for (int a = FIRST_AXIS; a < 3; ++a) at[k][a] = locate(coordinate_of(given[k][a], how, a, voxel), COMPUTE());
+                for (int a = FIRST_AXIS; a < 3; ++a)
+                    at[k][a] = locate(coordinate_of(given[k][a], how, a, voxel), COMPUTE());
                 inner[k] = inside.is_inner(at[k]);
                 first[k] = inner[k] ? inside.first_voxel(at[k]) : 0;
                 if (!inner[k]) others |= 1u << (i + k);
@@ -167,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int k = 0; k < TOGETHER; ++k) {
                     const COMPUTE value = sum_inside(one + first[k], at[k], inside.row, inside.plane);
-                    if (inner[k] && i + k < left) store(to + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));
+                    if (inner[k] && i + k < left)
+                        store(to + (begin + (i + k) * step), Narrow<TARGET, COMPUTE>::of(value));
                 }
             }
 #else

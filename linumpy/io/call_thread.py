@@ -1,0 +1,136 @@
+"""Calls that another thread carries out, one after another, and that no interrupt can lose.
+
+A signal handler may raise between any two steps of Python code in the main thread. ``threading.Condition``, and with it
+``concurrent.futures``, may then stay locked for ever, and nobody can tell whether a call was queued. The two threads
+here share nothing but locks, lists and queues that are written in C, and use each by one step of the interpreter.
+
+In: a :class:`Call`. Out: its result. Errors: those of the call; ``RuntimeError`` where the thread was ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: Seconds after which who waits looks again: an interrupt may have come to who was to wake it up.
+_LOOK_AGAIN = 0.1
+
+
+class Call:
+    """A call of a function.
+
+    Parameters
+    ----------
+    function : callable
+        What to call. It and its arguments are let go when it has returned.
+    *arguments
+        What with.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = [(function, arguments)]
+        self._queued: list[None] = []
+        self._outcome: list[tuple[Any, BaseException | None]] = []
+        self._running = threading.Lock()
+        self._running.acquire()
+
+    def put(self, calls: queue.SimpleQueue[Call | None]) -> None:
+        """Queue it, and note so in the same step."""
+        self._queued.extend(map(calls.put, (self,)))
+
+    def carry_out(self) -> None:
+        """Call the function; for the thread."""
+        function, arguments = self._call.pop()
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = function(*arguments), None
+        except BaseException as error:
+            outcome = None, error
+        self._outcome.append(outcome)
+        self._running.release()
+
+    def ended(self) -> bool:
+        """Say whether the function has returned, or was never queued."""
+        return bool(self._outcome) or not self._queued
+
+    def wait(self) -> BaseException | None:
+        """Wait for the end, whatever interrupts come; return the last of them."""
+        interrupt = None
+        while True:
+            try:
+                while not self.ended():
+                    if self._running.acquire(timeout=_LOOK_AGAIN):
+                        self._running.release()
+                return interrupt
+            except BaseException as error:
+                interrupt = error
+
+    def result(self) -> Any:
+        """Return what the function returned, or raise what it raised; only after its end."""
+        ((result, error),) = self._outcome
+        if error is not None:
+            raise error
+        return result
+
+
+class CallThread:
+    """A thread that carries out calls. It is started at once, where an interrupt loses nothing.
+
+    Parameters
+    ----------
+    name : str
+        Of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._lock, self._closed = threading.Lock(), False
+        # At the end of the interpreter the others are waited for before _end_all() could tell this one to end.
+        self._thread = threading.Thread(target=_carry_out, args=(self._calls,), name=name, daemon=True)
+        self._thread.start()
+        _threads[self._thread] = self._calls
+
+    def start(self, call: Call) -> None:
+        """Queue a call.
+
+        Raises
+        ------
+        RuntimeError
+            The thread was ended.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            call.put(self._calls)
+
+    def close(self) -> None:
+        """Carry out what is queued, and end the thread."""
+        with self._lock:
+            self._closed = True
+            self._calls.put(None)
+        self._thread.join()
+
+    def __del__(self) -> None:
+        """End the thread when nobody can queue a call any more."""
+        self._calls.put(None)
+
+
+_threads: dict[threading.Thread, queue.SimpleQueue[Call | None]] = {}
+
+
+def _carry_out(calls: queue.SimpleQueue[Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.carry_out()
+        del call  # it is not kept until the next one comes
+    _threads.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _end_all() -> None:
+    """Wait for all calls: they may write into memory that the end of the interpreter frees."""
+    for thread, calls in list(_threads.items()):
+        calls.put(None)
+        thread.join()
