@@ -41,7 +41,7 @@ class PreadFile:
         return self._fd
 
     def pread(self, buffer, size, offset, task_size):
-        future = self.pool.submit(os.preadv, self._fd, [memoryview(buffer.host)[:size]], offset)
+        future = self.pool.submit(os.preadv, self._fd, [memoryview(getattr(buffer, "host", buffer))[:size]], offset)
         future.get = future.result
         if self.random is not None and self.random.random() < 0.5:
             future.result()
@@ -62,6 +62,8 @@ def fake_device(seed=0, opener=None):
         if opener is not None:
             patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
         patch.setattr(engines, "transfer_settings", contextlib.nullcontext)
+        patch.setattr(loop, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
+        patch.setattr(loop, "LONG_READ_NBYTES", device.random.choice([50, 2**21]))  # kvikio's reads or batches
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
         patch.setattr(scatter, "load", device.load)

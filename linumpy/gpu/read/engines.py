@@ -1,7 +1,11 @@
-"""Reads into device memory by GPUDirect Storage, through kvikio.
+"""Reads through kvikio: into device memory by GPUDirect Storage, and long ones into pinned host memory.
 
-In: :class:`~linumpy.io.plain_reads.FileReads` whose addresses lie on the device. Out: the same
-:class:`~linumpy.io.plain_reads.ReadResults` as reads into host memory give.
+Without GPUDirect Storage kvikio reads with POSIX calls too. Each read passes through Python by itself, 15 to 30 µs, so
+that short ones are faster in batches (:mod:`linumpy.io.file_reads`); of long ones there are few, and kvikio's threads
+go on from one slab to the next.
+
+In: :class:`~linumpy.io.plain_reads.FileReads`. Out: the same :class:`~linumpy.io.plain_reads.ReadResults` as batches
+give.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ import numpy as np
 from linumpy.gpu.read.kvikio_settings import transfer_settings
 from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults
 
-#: kvikio's own size of a task.
-_TASK = None
+#: One task of a read into host memory; into device memory tasks are of kvikio's own size.
+_HOST_TASK = 2**20
+#: Reads that are longer than this on average go through kvikio where it can be used.
+LONG_READ_NBYTES = 2 * 2**20
 
 
 class CuFileEngine:
@@ -27,23 +33,35 @@ class CuFileEngine:
     Parameters
     ----------
     view : callable
-        Makes the device array of so many bytes at an address.
+        Makes the buffer of so many bytes at an address: a device array, or a view of host memory.
+    direct : bool
+        Whether addresses lie on the device.
     """
 
-    name = "kvikio CuFile.pread into device memory"
-
-    def __init__(self, view: Callable[[int, int], Any]) -> None:
+    def __init__(self, view: Callable[[int, int], Any], *, direct: bool) -> None:
         import kvikio
 
         self._open, self._view = kvikio.CuFile, view
+        self.name = f"kvikio CuFile.pread into {'device' if direct else 'pinned host'} memory"
+        self._task = None if direct or "KVIKIO_TASK_SIZE" in os.environ else _HOST_TASK
+        self._scope = contextlib.ExitStack()
+        self._is_set_up = False
+
+    def rest(self) -> None:
+        """Put kvikio's settings back, until the next read."""
+        self._scope.close()
+        self._is_set_up = False
 
     def start(self, reads: FileReads) -> PendingReads:
         """Open the files, and start a ``pread`` for each read."""
+        if not self._is_set_up:  # to make its threads takes kvikio milliseconds
+            self._scope.enter_context(transfer_settings())
+            self._is_set_up = True
         pending = PendingReads(reads)
         try:
-            pending.start(self._open, self._view)
+            pending.start(self._open, self._view, self._task)
         except BaseException:
-            pending.abandon()  # those that were started write into device memory
+            pending.abandon()  # those that were started write into the buffers
             raise
         return pending
 
@@ -55,14 +73,12 @@ class PendingReads:
         self._reads = reads
         self._files: list[Any] = []
         self._futures: list[Any] = []
-        self._scope = contextlib.ExitStack()
         count = len(reads.paths)
         self._opened = np.zeros(count, np.int64)
         self._before, self._after = np.zeros((count, 4), np.int64), np.zeros((count, 4), np.int64)
 
-    def start(self, open_file: Callable[[str], Any], view: Callable[[int, int], Any]) -> None:
+    def start(self, open_file: Callable[[str], Any], view: Callable[[int, int], Any], task: int | None) -> None:
         """Open files and start reads."""
-        self._scope.enter_context(transfer_settings())
         for number, path in enumerate(self._reads.paths):
             self._files.append(self._open(open_file, path, number))
         reads = self._reads
@@ -71,7 +87,7 @@ class PendingReads:
         )
         for number, offset, nbytes, address in rows:
             file = self._files[number]
-            self._futures.append(None if file is None else file.pread(view(address, nbytes), nbytes, offset, _TASK))
+            self._futures.append(None if file is None else file.pread(view(address, nbytes), nbytes, offset, task))
 
     def _open(self, open_file: Callable[[str], Any], path: str, number: int) -> Any:
         try:
@@ -129,7 +145,6 @@ class PendingReads:
             file = self._files.pop()
             if file is not None:
                 file.close()
-        self._scope.close()
 
 
 def _version(found: os.stat_result) -> tuple[int, int, int, int]:

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from linumpy.device import kvikio_mode
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.cache import ChunkCache
-from linumpy.gpu.read.engines import CuFileEngine
+from linumpy.gpu.read.engines import LONG_READ_NBYTES, CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
@@ -93,6 +94,8 @@ class Loop:
         self.engine: ReadEngine | None = None
         self.staging: Any = None
         self._direct_engine: Any = None
+        self._long_engine: Any = None
+        self._read_by = ""
         self._pool = DecodePool(limits.threads)
         self._changed = threading.Condition()
         self._queue: deque[Source] = deque()
@@ -163,16 +166,19 @@ class Loop:
         if self._cache_nbytes and self.staging.on_device:
             self.cache = ChunkCache(self._cache_nbytes, self.staging.allocate)
         if self.staging.direct:
-            self._direct_engine = CuFileEngine(self.staging.read_view)
+            self._direct_engine = CuFileEngine(self.staging.read_view, direct=True)
+        elif self.staging.on_device and kvikio_mode()[0] != "none":
+            self._long_engine = CuFileEngine(self.staging.pinned_view, direct=False)
 
     @property
     def engine_name(self) -> str:
         """What reads files, for reports."""
-        return "nothing yet" if self.engine is None else self.engine.name
+        return self._read_by or "no file was read"
 
     def _shut(self) -> None:
         self._fail_everything(CancelledError("the reader was closed"))
         self._shares.close()
+        self._rest_engines()
         self._pool.close()
         if self.engine is not None:
             self.engine.close()
@@ -226,8 +232,15 @@ class Loop:
             # What the process may use is given back after a while: a share costs as much as a small read.
             if not self._changed.wait(_PAUSE if self._held else None):
                 self._shares.close()
+                self._rest_engines()
                 self._held = False
             return True
+
+    def _rest_engines(self) -> None:
+        """Put process-wide settings back that only reads need."""
+        for engine in (self._direct_engine, self._long_engine):
+            if engine is not None:
+                engine.rest()
 
     def _next_work(self) -> Work | None:
         while True:
@@ -358,9 +371,19 @@ class Loop:
             assert work.slab is not None
             assert self.engine is not None
             base += MARGIN if work.kind == "device" else 0
-            engine = self._direct_engine if self._is_direct(work) else self.engine
+            engine = self._engine_of(work)
+            self._read_by = engine.name
             work.pending = engine.start(_file_reads(work, base))
         self._reading.append(work)
+
+    def _engine_of(self, work: Work) -> Any:
+        """Choose what reads a slab."""
+        assert work.slab is not None
+        if self._is_direct(work):
+            return self._direct_engine
+        # Of encoded chunks decoding takes longer than reading: what kvikio takes to set up counts for more.
+        is_long = work.kind == "raw" and float(work.slab.nbytes.mean()) > LONG_READ_NBYTES
+        return self._long_engine if is_long and self._long_engine is not None else self.engine
 
     def _host_nbytes(self, work: Work) -> int:
         if work.kind in ("fill", "cached"):

@@ -179,6 +179,11 @@ class DeviceStaging:
         """Address of pinned memory."""
         return int(self._host.ctypes.data) + taken.offset
 
+    def pinned_view(self, address: int, nbytes: int) -> memoryview:
+        """View pinned memory at an address."""
+        begin = address - int(self._host.ctypes.data)
+        return memoryview(self._host[begin : begin + nbytes])
+
     def host_view(self, taken: Range) -> np.ndarray:
         """Return pinned memory as bytes."""
         return self._host[taken.offset : taken.offset + taken.nbytes]
