@@ -29,7 +29,7 @@ from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.ticket import JobCounts, Request, Together
 from linumpy.gpu.read.wave import Part, parts_of
-from linumpy.gpu.read.works import Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
+from linumpy.gpu.read.works import DEPTH, STAGED_SLAB, Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
 from linumpy.plan.decode.workspace import MARGIN
@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
+#: Host memory that slabs pass through: three of them, which stay in the processor's cache. A ring of 256 MiB, most of
+#: which does not, halved the speed of raw chunks.
+_STAGED = DEPTH * STAGED_SLAB + 2**22
 #: Works of the host that wait while the device's are begun.
 _WAITING = 32
 #: Boxes that are carried out together, and that may wait.
@@ -729,4 +732,4 @@ def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, i
 
 def _host_memory() -> int:
     """Bytes of host memory that one reader stages in at most."""
-    return min(256 * 2**20, PROCESS.total().host_nbytes)
+    return min(_STAGED, PROCESS.total().host_nbytes)

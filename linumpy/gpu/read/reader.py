@@ -138,7 +138,6 @@ class Reader:
         self.limits = limits_for(
             int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
         )
-        self._direct = direct
         self._hits = self._misses = 0
         self._process = os.getpid()
         context = functools.partial(_context_of, self._cupy, self.device)

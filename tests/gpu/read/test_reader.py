@@ -269,6 +269,11 @@ def one():
         yield made
 
 
+def threads_of_readers():
+    """Number of their threads; zarr-python starts others when it likes."""
+    return sum(one.name.startswith("linumpy") for one in threading.enumerate())
+
+
 KINDS = {"raw": {}, "zstd": {"compressors": "auto"}, "shards": {"shards": (16, 48)}}
 
 
@@ -363,7 +368,7 @@ def test_closing_a_reader_gives_everything_back(tmp_path):
     array = make(tmp_path / "a")
 
     def held():
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+        return threads_of_readers(), len(os.listdir("/proc/self/fd"))
 
     before = held()
     for _ in range(5):
@@ -374,16 +379,16 @@ def test_closing_a_reader_gives_everything_back(tmp_path):
 
 def test_a_reader_that_nobody_holds_is_closed(tmp_path):
     array = make(tmp_path / "a")
-    before = threading.active_count()
+    before = threads_of_readers()
     one = Reader("cpu")
     assert same(one.submit(array).result(), array[...])
-    assert threading.active_count() > before
+    assert threads_of_readers() > before
     del one
     gc.collect()
     deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while threads_of_readers() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threads_of_readers() == before
 
 
 def test_a_cancelled_job_is_not_written(tmp_path, slow, one):
@@ -451,12 +456,12 @@ def test_a_child_makes_its_own_shared_reader(tmp_path):
 def test_release(tmp_path):
     array = make(tmp_path / "a")
     release()
-    before = threading.active_count()
+    before = threads_of_readers()
     first = shared_reader("cpu")
     assert shared_reader("cpu") is first
     assert same(first.submit(array).result(), array[...])
     release()
-    assert threading.active_count() == before
+    assert threads_of_readers() == before
     second = shared_reader("cpu")
     assert second is not first
     assert same(second.submit(array).result(), array[...])
@@ -474,7 +479,7 @@ def memory_of_process():
 def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
     arrays = [make(tmp_path / kind, **options) for kind, options in KINDS.items()]
     expected = [array[...] for array in arrays]
-    rng = np.random.default_rng(1)
+    rng, misses = np.random.default_rng(1), one.stats().layout_misses
 
     def some(number):
         tickets = []
@@ -497,21 +502,21 @@ def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
         tickets.clear()
 
     some(500)
-    held = len(os.listdir("/proc/self/fd")), threading.active_count()
+    held = len(os.listdir("/proc/self/fd")), threads_of_readers()
     memory = memory_of_process()
     some(count)
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == held
+    assert (len(os.listdir("/proc/self/fd")), threads_of_readers()) == held
     assert memory_of_process() - memory < 16 * 2**20
     stats = one.stats()
     assert stats.jobs == 500 + count
-    assert stats.layout_misses == 3
+    assert stats.layout_misses == misses + 3
 
 
 def test_very_many_jobs_on_one_chunk(tmp_path, monkeypatch):
     """Their table is longer than all that a reader with little scratch has."""
     array = make(tmp_path / "a", shape=(64, 64), chunks=(64, 64), compressors="auto")
     expected = array[...]
-    start = np.random.default_rng(1).integers(0, 60, (15_000, 2))
+    start = np.random.default_rng(1).integers(0, 60, (30_000, 2))
     for place in (on_host, on_fake):
         with place(1) as where, Reader(where.device, 2**20) as one, where.stream():
             out = where.empty((len(start), 4, 4), "u2")
@@ -534,9 +539,11 @@ def test_metadata_that_were_written_again_are_noticed(tmp_path, one, name, how):
         multiscale = {"axes": [{"name": "y", "type": "space"}, {"name": "x", "type": "space"}], "datasets": [{
             "path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [1, 1]}]}]}  # fmt: skip
         zarr.open_group(group, mode="a").attrs["ome"] = {"version": "0.5", "multiscales": [multiscale]}
+    before = one.stats()
     assert same(one.submit(source).result(), array[...])
     assert same(one.submit(source).result(), array[...])
-    assert (one.stats().layout_hits, one.stats().layout_misses) == (1, 1)
+    after = one.stats()
+    assert (after.layout_hits - before.layout_hits, after.layout_misses - before.layout_misses) == (1, 1)
     file = tmp_path / name / "zarr.json"
     text = file.read_text().replace("uint16", "int16")
     time.sleep(0.02)
@@ -548,7 +555,7 @@ def test_metadata_that_were_written_again_are_noticed(tmp_path, one, name, how):
     got = one.submit(source).result()
     assert got.dtype == np.int16
     assert same(got, zarr.open_array(tmp_path / name)[...])
-    assert one.stats().layout_misses == 2
+    assert one.stats().layout_misses == before.layout_misses + 2
     os.unlink(file)
     with pytest.raises(SourceError, match=r"neither a Zarr array|is not there"):
         one.submit(source)
@@ -653,7 +660,7 @@ def test_arrays_that_are_left_to_zarr(tmp_path, one):
 def test_a_device_that_fails_ends_all_jobs(tmp_path, monkeypatch):
     """As after an illegal access, when every call of CUDA raises: nobody may wait for ever."""
     array = make(tmp_path / "a", compressors="auto")
-    with contextlib.suppress(AssertionError), reference.fake_device() as device:
+    with reference.fake_device() as device:
         one = Reader(0)
         assert same(one.submit(array).result().get(), array[...])
 
@@ -684,8 +691,11 @@ def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, on
         return real(*arguments, **options)
 
     monkeypatch.setattr(loop, "locate", locate)
+    with reference.together(one):
+        tickets = one.submit_many(array, [slice(3, 3), slice(0, 8)])
     with pytest.raises(MemoryError, match="no memory to locate"):
-        one.submit(array).result()
+        tickets[1].result()
+    assert tickets[0].result().shape == (0, 48), "it was over before"
     assert same(good.result(), array[:8])
     assert same(one.submit(array).result(), array[...])
 
@@ -792,12 +802,12 @@ def test_memory_of_the_device_stays_flat(cupy, volumes):
         some(400)
         cupy.cuda.Device().synchronize()
         gc.collect()
-        held = len(os.listdir("/proc/self/fd")), threading.active_count()
+        held = len(os.listdir("/proc/self/fd")), threads_of_readers()
         memory, used, reserved = memory_of_process(), pool.used_bytes(), pool.total_bytes()
         some(2000)
         cupy.cuda.Device().synchronize()
         gc.collect()
-        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == held
+        assert (len(os.listdir("/proc/self/fd")), threads_of_readers()) == held
         assert pool.used_bytes() <= used + 2**22
         assert pool.total_bytes() <= reserved + 2**26
         assert memory_of_process() - memory < 64 * 2**20
