@@ -124,7 +124,6 @@ _threads: dict[threading.Thread, queue.SimpleQueue[Call | None]] = {}
 def _carry_out(calls: queue.SimpleQueue[Call | None]) -> None:
     while (call := calls.get()) is not None:
         call.carry_out()
-        del call  # it is not kept until the next one comes
     _threads.pop(threading.current_thread(), None)
 
 

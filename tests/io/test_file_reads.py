@@ -741,16 +741,20 @@ def test_forks(tmp_path, kind):
 def test_the_interpreter_ends_while_batches_are_under_way(tmp_path, kind):
     run(
         """
-        import sys, numpy as np
+        import atexit, os, sys, numpy as np
+        pending = []
+        atexit.register(lambda: all(one.done() for one in pending) or os._exit(3))  # runs after those of linumpy
         from linumpy.io import file_reads, posix_aio
         if sys.argv[1] != "POSIX":
             posix_aio.why_unavailable = lambda: "there is none"
+        file_reads.SMALL_READS = 0
         engine = file_reads.ReadEngine(2)
         memory = np.zeros(20_000_000, np.uint8)
         n = 20
         for _ in range(20):
-            engine.start(file_reads.FileReads(sys.argv[2:], np.arange(n), np.zeros(n, int), np.full(n, 10**6),
-                                              memory.ctypes.data + np.arange(n) * 10**6))
+            reads = file_reads.FileReads(sys.argv[2:], np.arange(n), np.zeros(n, int), np.full(n, 10**6),
+                                         memory.ctypes.data + np.arange(n) * 10**6)
+            pending.append(engine.start(reads))
         """,
         kind,
         *write(tmp_path, [10**6] * 20),
@@ -805,5 +809,56 @@ def test_memory_is_kept_while_it_is_written(engine, tmp_path, held):
     del reads
     assert alive() is not None
     held.set()
-    engine.close()
+    limit = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < limit:
+        time.sleep(0.001)
     assert alive() is None
+
+
+def interrupt_at(step):
+    """Trace, and raise before that step of the interpreter inside of what opens files and starts to read them."""
+    # Not CallThread.start(): no signal handler runs between the last call of a with block and the release of its lock.
+    steps, names = iter(range(10**9)), {"begin", "open", "_spread", "duplicates", "put"}
+
+    def trace(frame, event, _):
+        if frame.f_code.co_name not in names:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and next(steps) == step:
+            raise Interrupt
+        return trace
+
+    return trace
+
+
+def test_an_interrupt_at_any_step_leaves_nothing_behind(small_units, tmp_path, monkeypatch):
+    """Neither a call that nobody waits for nor an open file."""
+    nothing_at_once(monkeypatch)
+    reads, begins = batch(write(tmp_path, [3000]), [(0, 0, 3000)])
+    began, ended, traced = [], [], sys.gettrace()
+    with contextlib.closing(ReadEngine(2)) as engine:
+        read_tasks, opened = engine._read, open_files()
+
+        def slowly(*columns):
+            began.append(None)
+            time.sleep(0.0005)
+            counts = read_tasks(*columns)
+            ended.append(None)
+            return counts
+
+        monkeypatch.setattr(engine, "_read", slowly)
+        for step in range(2000):
+            sys.settrace(interrupt_at(step))
+            try:
+                pending = engine.start(reads)
+                break
+            except Interrupt:
+                sys.settrace(traced)
+                assert len(began) == len(ended), step
+                assert open_files() == opened, step
+            finally:
+                sys.settrace(traced)
+        count = len(began)
+        check(reads, begins, pending.wait())
+        assert 100 < step < 1999
+        assert len(ended) <= count + 1

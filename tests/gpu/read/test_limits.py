@@ -23,12 +23,15 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.locate import IndexCache, locate
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.survey import with_survey
 from linumpy.gpu.read.ticket import Request, Ticket
 from linumpy.gpu.read.wave import Part
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
+from linumpy.io import posix_aio
 from linumpy.io.file_reads import ReadEngine
 from linumpy.io.layout import read_layout
 from linumpy.plan.read.boxes import cut_boxes
+from linumpy.plan.read.plan import plan_read
 
 READ_IN_THREADS = """
 import os, resource, sys, threading, time
@@ -243,6 +246,17 @@ def test_few_indexes_of_shards_at_a_time_are_in_memory(tmp_path):
         missing = np.concatenate([found.missing for found in locate(part, engine, cache)])
     assert (np.sort(missing) == np.arange(70 * 512)).all()
     assert cache.misses == 70
+
+
+def test_a_survey_leaves_the_number_of_reading_threads_as_it_is(tmp_path, monkeypatch):
+    """The C library takes the number once: one of a survey would be that of all later reads."""
+    asked = []
+    monkeypatch.setattr(posix_aio, "set_threads", asked.append)
+    array = zarr.create_array(tmp_path / "a", shape=(8,), chunks=(4,), dtype="u1")
+    array[:] = 1
+    assert with_survey(plan_read(read_layout(array), None)).survey.reads == 2
+    ReadEngine().close()
+    assert len(set(asked)) == 1
 
 
 def test_a_shard_much_shorter_than_its_index_is_no_lack_of_memory(tmp_path):
