@@ -59,8 +59,7 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
 # Of CUDA: all but what is being written on other branches; it is formatted when these are merged.
-UNFORMATTED = ':!linumpy/gpu/codecs' ':!linumpy/gpu/read' ':!linumpy/rays'
-CUDA = $$(git ls-files '*.cu' '*.cuh' $(UNFORMATTED))
+CUDA = $$(git ls-files '*.cu' '*.cuh')
 
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .

@@ -8,9 +8,7 @@ struct Image {
 };
 static_assert(sizeof(Image) == IMAGE_NBYTES, "as linumpy.rays.images lays it out");
 
-struct Vector {
-    float x, y, z;
-};
+struct Vector { float x, y, z; };
 
 // The first index whose cumulative value is above u.
 __device__ inline int first_above(const float *cdf, int size, float u) {
@@ -35,7 +33,8 @@ __device__ inline void draw_pixel(const Image &image, bool snap, float &u, float
     if (image.cdf_y) {
         int cell;
         v = drawn(reinterpret_cast<const float *>(image.cdf_y), image.cdf_height, v, cell);
-        const float *const line = reinterpret_cast<const float *>(image.cdf_x) + static_cast<int64>(cell) * image.cdf_width;
+        const float *const line =
+            reinterpret_cast<const float *>(image.cdf_x) + static_cast<int64>(cell) * image.cdf_width;
         u = drawn(line, image.cdf_width, u, cell);
     }
     const float width = static_cast<float>(image.width), height = static_cast<float>(image.height);
@@ -132,7 +131,8 @@ __device__ inline bool lens_ray(const Image &image, float u, float v, Vector &o,
     o = {0.0f, 0.0f, 0.0f};
     d = {x, y, 1.0f};
     switch (image.lens) {
-        case 1: return undistort(k, x, y, d.x, d.y);
+        case 1:
+            return undistort(k, x, y, d.x, d.y);
         case 2: {
             const float r = sqrtf(x * x + y * y);
             return at_angle(fisheye_angle(k, r), x, y, r, d);
@@ -141,10 +141,15 @@ __device__ inline bool lens_ray(const Image &image, float u, float v, Vector &o,
             const float r = sqrtf(from_x * from_x + from_y * from_y);
             return at_angle(k[0] + r * (k[1] + r * (k[2] + r * (k[3] + r * k[4]))), from_x, from_y, r, d);
         }
-        case 4: return on_sphere(x, y, d);
-        case 5: return on_sphere((u - 0.5f) * 6.2831855f, (v - 0.5f) * 3.1415927f, d);
-        case 6: o = {x, y, 0.0f}, d = {0.0f, 0.0f, 1.0f}; return true;
-        default: return true;
+        case 4:
+            return on_sphere(x, y, d);
+        case 5:
+            return on_sphere((u - 0.5f) * 6.2831855f, (v - 0.5f) * 3.1415927f, d);
+        case 6:
+            o = {x, y, 0.0f}, d = {0.0f, 0.0f, 1.0f};
+            return true;
+        default:
+            return true;
     }
 }
 
@@ -153,19 +158,23 @@ __device__ inline void distortion_at(const Image &image, float u, float v, float
     const int width = image.map_width, height = image.map_height;
     const float x = fminf(fmaxf(u * static_cast<float>(width) - 0.5f, 0.0f), static_cast<float>(width - 1));
     const float y = fminf(fmaxf(v * static_cast<float>(height) - 0.5f, 0.0f), static_cast<float>(height - 1));
-    const int x0 = static_cast<int>(x), y0 = static_cast<int>(y), x1 = min(x0 + 1, width - 1), y1 = min(y0 + 1, height - 1);
+    const int x0 = static_cast<int>(x), y0 = static_cast<int>(y), x1 = min(x0 + 1, width - 1),
+              y1 = min(y0 + 1, height - 1);
     const float part_x = x - static_cast<float>(x0), part_y = y - static_cast<float>(y0);
     const float *const map = reinterpret_cast<const float *>(image.distortion);
     for (int c = 0; c < 2; ++c) {
-        const float a = map[(static_cast<int64>(y0) * width + x0) * 2 + c], b = map[(static_cast<int64>(y0) * width + x1) * 2 + c];
-        const float e = map[(static_cast<int64>(y1) * width + x0) * 2 + c], f = map[(static_cast<int64>(y1) * width + x1) * 2 + c];
+        const float a = map[(static_cast<int64>(y0) * width + x0) * 2 + c],
+                    b = map[(static_cast<int64>(y0) * width + x1) * 2 + c];
+        const float e = map[(static_cast<int64>(y1) * width + x0) * 2 + c],
+                    f = map[(static_cast<int64>(y1) * width + x1) * 2 + c];
         const float above = a + part_x * (b - a), below = e + part_x * (f - e);
         shift[c] = above + part_y * (below - above);
     }
 }
 
 // The ray of a pixel in the world's axes; t in [0, 1) is a random time while the shutter is open.
-__device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o, Vector &d) {
+__device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o,
+                                 Vector &d) {
     bool valid;
     if (image.rays) {
         const float *const given =
@@ -204,5 +213,6 @@ __device__ inline void world_ray(const Image &image, float u, float v, int colum
     o = {r[0] * p.x + r[1] * p.y + r[2] * p.z + (image.translation[0] + when * image.motion[0]),
          r[3] * p.x + r[4] * p.y + r[5] * p.z + (image.translation[1] + when * image.motion[1]),
          r[6] * p.x + r[7] * p.y + r[8] * p.z + (image.translation[2] + when * image.motion[2])};
-    d = {r[0] * q.x + r[1] * q.y + r[2] * q.z, r[3] * q.x + r[4] * q.y + r[5] * q.z, r[6] * q.x + r[7] * q.y + r[8] * q.z};
+    d = {r[0] * q.x + r[1] * q.y + r[2] * q.z, r[3] * q.x + r[4] * q.y + r[5] * q.z,
+         r[6] * q.x + r[7] * q.y + r[8] * q.z};
 }

@@ -24,7 +24,8 @@ struct Sample {
 };
 
 // A lane's sample, and the ray's optical depth after all 32.
-__device__ inline Sample next_sample(const float4 *rgb_sigma, const float *dt, int64 at, bool exists, int lane, float &depth) {
+__device__ inline Sample next_sample(const float4 *rgb_sigma, const float *dt, int64 at, bool exists, int lane,
+                                     float &depth) {
     Sample s;
     s.color = {0.0f, 0.0f, 0.0f, 0.0f};
     s.step = 0.0f;
@@ -39,8 +40,8 @@ __device__ inline Sample next_sample(const float4 *rgb_sigma, const float *dt, i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-composite(const float4 *__restrict__ rgb_sigma, const float *__restrict__ dt, const int64 *__restrict__ base,
-          const int *__restrict__ n_steps, float4 *__restrict__ rgba, int64 n_rays) {
+    composite(const float4 *__restrict__ rgb_sigma, const float *__restrict__ dt, const int64 *__restrict__ base,
+              const int *__restrict__ n_steps, float4 *__restrict__ rgba, int64 n_rays) {
     const int lane = threadIdx.x % WARP;
     const int64 ray = (static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x) / WARP;
     if (ray >= n_rays) return;
@@ -60,9 +61,9 @@ composite(const float4 *__restrict__ rgb_sigma, const float *__restrict__ dt, co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-composite_backward(const float4 *__restrict__ rgb_sigma, const float *__restrict__ dt, const int64 *__restrict__ base,
-                   const int *__restrict__ n_steps, const float4 *__restrict__ rgba, const float4 *__restrict__ grad_rgba,
-                   float4 *__restrict__ grad, int64 n_rays) {
+    composite_backward(const float4 *__restrict__ rgb_sigma, const float *__restrict__ dt,
+                       const int64 *__restrict__ base, const int *__restrict__ n_steps, const float4 *__restrict__ rgba,
+                       const float4 *__restrict__ grad_rgba, float4 *__restrict__ grad, int64 n_rays) {
     const int lane = threadIdx.x % WARP;
     const int64 ray = (static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x) / WARP;
     if (ray >= n_rays) return;

@@ -2,9 +2,7 @@
 // linumpy.rays.pcg32 and linumpy.rays.arithmetic. Sources that include this are compiled with -fmad=false.
 typedef unsigned long long uint64;
 
-struct Pcg32 {
-    uint64 state, inc;
-};
+struct Pcg32 { uint64 state, inc; };
 
 __device__ inline unsigned next_number(Pcg32 &rng) {
     const uint64 old = rng.state;
@@ -27,7 +25,9 @@ __device__ inline void advance(Pcg32 &rng, uint64 delta) {
 }
 
 // In [0, 1): the upper 24 bits, exactly.
-__device__ inline float as_unit_float(unsigned number) { return static_cast<float>(number >> 8) * 5.9604644775390625e-8f; }
+__device__ inline float as_unit_float(unsigned number) {
+    return static_cast<float>(number >> 8) * 5.9604644775390625e-8f;
+}
 
 // Of angles below 10^6 rad.
 __device__ inline void sine_cosine(float x, float &sine, float &cosine) {
@@ -35,9 +35,12 @@ __device__ inline void sine_cosine(float x, float &sine, float &cosine) {
     const double rest = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11;
     const double q = rest * rest;
     const double of_sine =
-        -1.0 / 6 + q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 + q * (-1.0 / 39916800 + q * (1.0 / 6227020800)))));
+        -1.0 / 6 +
+        q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 + q * (-1.0 / 39916800 + q * (1.0 / 6227020800)))));
     const double of_cosine =
-        -0.5 + q * (1.0 / 24 + q * (-1.0 / 720 + q * (1.0 / 40320 + q * (-1.0 / 3628800 + q * (1.0 / 479001600 + q * (-1.0 / 87178291200))))));
+        -0.5 + q * (1.0 / 24 +
+                    q * (-1.0 / 720 +
+                         q * (1.0 / 40320 + q * (-1.0 / 3628800 + q * (1.0 / 479001600 + q * (-1.0 / 87178291200))))));
     const double s = rest + rest * (q * of_sine), c = 1.0 + q * of_cosine;
     const int turn = static_cast<int>(static_cast<int64>(quarter) & 3);
     const float first = static_cast<float>(turn & 1 ? c : s), second = static_cast<float>(turn & 1 ? s : c);
@@ -48,7 +51,10 @@ __device__ inline void sine_cosine(float x, float &sine, float &cosine) {
 // Of -126 <= y <= 126.
 __device__ inline float exact_exp2(float y) {
     const float whole = rintf(y), f = y - whole;
-    const float p = 0.69314718f + f * (0.24022651f + f * (0.055504109f + f * (0.0096181291f + f * (0.0013333558f + f * (0.00015403530f + f * 0.000015252734f)))));
+    const float p =
+        0.69314718f +
+        f * (0.24022651f + f * (0.055504109f + f * (0.0096181291f +
+                                                    f * (0.0013333558f + f * (0.00015403530f + f * 0.000015252734f)))));
     return (1.0f + f * p) * __int_as_float((static_cast<int>(whole) + 127) << 23);
 }
 

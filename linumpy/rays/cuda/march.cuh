@@ -53,7 +53,8 @@ __device__ inline bool crop(float o, float d, float low, float high, float &ente
 }
 
 // Set where a ray enters the box, and how many points it has inside; jitter in [0, 1) moves them by a part of a step.
-__device__ inline void enter_box(Ray &ray, const Steps &steps, const Vector &low, const Vector &high, float near, float jitter) {
+__device__ inline void enter_box(Ray &ray, const Steps &steps, const Vector &low, const Vector &high, float near,
+                                 float jitter) {
     float enter = near, leave = 1e30f;
     ray.end = 0;
     const bool crosses = crop(ray.origin.x, ray.direction.x, low.x, high.x, enter, leave) &&
@@ -116,7 +117,8 @@ __device__ inline float exit_of(float o, float d, float inverse, float beyond, f
 }
 
 // Look at the voxel that point k lies in: whether it is occupied, and how many points from k on share that for certain.
-__device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bits, int mips, Walk &walk, int k, int &count) {
+__device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bits, int mips, Walk &walk, int k,
+                            int &count) {
     const float t = point_at(steps, ray.start, k), step = step_at(steps, t);
     const float x = ray.origin.x + t * ray.direction.x, y = ray.origin.y + t * ray.direction.y;
     const float z = ray.origin.z + t * ray.direction.z;
@@ -127,7 +129,8 @@ __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bit
     const int i = static_cast<int>(fminf(fmaxf(floorf(x * scale) + 64.0f, 0.0f), 127.0f));
     const int j = static_cast<int>(fminf(fmaxf(floorf(y * scale) + 64.0f, 0.0f), 127.0f));
     const int m = static_cast<int>(fminf(fmaxf(floorf(z * scale) + 64.0f, 0.0f), 127.0f));
-    const unsigned at = static_cast<unsigned>(mip) * 32768u + (spread(i >> 2) | spread(j >> 2) << 1 | spread(m >> 2) << 2);
+    const unsigned at =
+        static_cast<unsigned>(mip) * 32768u + (spread(i >> 2) | spread(j >> 2) << 1 | spread(m >> 2) << 2);
     if (at != walk.cached) walk.cached = at, walk.word = bits[at];
     // A word holds a block of 4³ voxels, each of its bytes one of 2³.
     const unsigned half = m & 2 ? walk.word.y : walk.word.x;
@@ -135,11 +138,14 @@ __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bit
     const bool occupied = byte >> (i & 1 | (j & 1) << 1 | (m & 1) << 2) & 1u;
     const int edge = byte ? 1 : walk.word.x | walk.word.y ? 2 : 4;
     const float size = __int_as_float((127 + mip) << 23), length = static_cast<float>(edge) * size;
-    const float low_x = static_cast<float>((i & -edge) - 64) * size, low_y = static_cast<float>((j & -edge) - 64) * size;
+    const float low_x = static_cast<float>((i & -edge) - 64) * size,
+                low_y = static_cast<float>((j & -edge) - 64) * size;
     const float low_z = static_cast<float>((m & -edge) - 64) * size;
     float leave = exit_of(ray.origin.x, ray.direction.x, walk.inverse.x, walk.beyond.x, low_x, length, walk.margin);
-    leave = fminf(leave, exit_of(ray.origin.y, ray.direction.y, walk.inverse.y, walk.beyond.y, low_y, length, walk.margin));
-    leave = fminf(leave, exit_of(ray.origin.z, ray.direction.z, walk.inverse.z, walk.beyond.z, low_z, length, walk.margin));
+    leave =
+        fminf(leave, exit_of(ray.origin.y, ray.direction.y, walk.inverse.y, walk.beyond.y, low_y, length, walk.margin));
+    leave =
+        fminf(leave, exit_of(ray.origin.z, ray.direction.z, walk.inverse.z, walk.beyond.z, low_z, length, walk.margin));
 #if CONE
     // Beyond, steps are so long that a coarser mip is looked at.
     if (mip < mips - 1) leave = fminf(leave, size / (steps.mip_scale * steps.cone) * 0.99999f);

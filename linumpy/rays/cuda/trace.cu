@@ -10,7 +10,8 @@
 #include "march.cuh"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
-constexpr int WARP = 32, WARPS = THREADS / WARP, STRIDE = THREADS + 1;  // a gap, so that runs of a ray lie in several banks
+constexpr int WARP = 32, WARPS = THREADS / WARP,
+              STRIDE = THREADS + 1;  // a gap, so that runs of a ray lie in several banks
 constexpr int SAMPLE_BITS = 36;  // of a number that holds a count of rays above a count of samples
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
 // A block's state: nothing yet (0), its aggregate, or its inclusive prefix; 26 bits for rays and 36 for samples.
@@ -28,11 +29,12 @@ struct Batch {
     float *max_level, *extra;
     int *image_indices;
     float *uv, *colors;
-    uint64 *counts;  // rays and samples taken, kept rays, their samples, dropped rays, ticket; then a word for each block
+    uint64
+        *counts;  // rays and samples taken, kept rays, their samples, dropped rays, ticket; then a word for each block
     uint64 rng_state, rng_inc, image_shift;
     int64 max_samples;
     int n_rays, n_images, n_extra, max_steps, mips, snap, random_level, keep_empty;
-    float box[6];     // of positions and marching: low and high, in the grid's coordinates
+    float box[6];  // of positions and marching: low and high, in the grid's coordinates
     float per_box[3];  // 1 / its edges
     float centre[3], voxels_per_unit, near, dt_scale;
     Steps steps;
@@ -48,7 +50,8 @@ struct Source {
 
 __device__ inline int choose_image(const Batch &batch, int index) {
     if (!batch.image_cdf)
-        return static_cast<int>(static_cast<uint64>(index) * batch.n_images / static_cast<unsigned>(batch.n_rays) % batch.n_images);
+        return static_cast<int>(static_cast<uint64>(index) * batch.n_images / static_cast<unsigned>(batch.n_rays) %
+                                batch.n_images);
     // The multiples of the golden ratio modulo 1 are spread evenly; a batch begins anywhere among them.
     const unsigned number = static_cast<unsigned>(index) * 2654435769u + static_cast<unsigned>(batch.image_shift);
     return first_above(batch.image_cdf, batch.n_images, as_unit_float(number));
@@ -76,7 +79,8 @@ __device__ inline bool make_source(const Batch &batch, int index, Source &source
     source.origin = {given[0], given[1], given[2]};
     source.direction = {given[3], given[4], given[5]};
     jitter = batch.jitter ? batch.jitter[index] : 0.0f;
-    return fabsf(source.origin.x) + fabsf(source.origin.y) + fabsf(source.origin.z) < 1e30f && normalize(source.direction);
+    return fabsf(source.origin.x) + fabsf(source.origin.y) + fabsf(source.origin.z) < 1e30f &&
+           normalize(source.direction);
 #endif
 }
 
@@ -89,9 +93,7 @@ __device__ inline void place(const Batch &batch, const Source &source, float jit
 }
 
 // A ray's samples: those from `done` to `kept` are in runs, and the rest begins at point `rest`.
-struct Found {
-    int count, done, kept, runs, rest;
-};
+struct Found { int count, done, kept, runs, rest; };
 
 // Find runs of occupied points from point k on. A run is its first point and the number of samples before it.
 __device__ inline void find_runs(const Batch &batch, const Ray &ray, int k, bool all, unsigned *runs, Found &found) {
@@ -177,7 +179,8 @@ __device__ inline uint64 reserve(const Batch &batch, uint64 value, int block, ui
     return before + inclusive - value;
 }
 
-__device__ inline void write_ray(const Batch &batch, const Source &source, int index, int64 slot, int64 base, int count) {
+__device__ inline void write_ray(const Batch &batch, const Source &source, int index, int64 slot, int64 base,
+                                 int count) {
     batch.n_steps[slot] = count;
     batch.base[slot] = base;
 #if IMAGES
@@ -213,7 +216,8 @@ __device__ inline void write_samples(const Batch &batch, const Ray &mine, const 
     for (int from = 0; from < WARP; ++from) {
         const int done = __shfl_sync(ALL, found.done, from), kept = __shfl_sync(ALL, found.kept, from);
         if (done >= kept) continue;
-        const Vector o = broadcast(mine.origin, from), d = broadcast(mine.direction, from), side = broadcast(looked, from);
+        const Vector o = broadcast(mine.origin, from), d = broadcast(mine.direction, from),
+                     side = broadcast(looked, from);
         const float start = __shfl_sync(ALL, mine.start, from);
         const int64 first = __shfl_sync(ALL, base, from);
         const int count = __shfl_sync(ALL, found.runs, from);
@@ -227,9 +231,11 @@ __device__ inline void write_samples(const Batch &batch, const Ray &mine, const 
                 else beyond = middle;
             }
             const unsigned key = runs[run * STRIDE];
-            const float t = point_at(batch.steps, start, static_cast<int>(key >> 10) + n - static_cast<int>(key & 1023u));
+            const float t =
+                point_at(batch.steps, start, static_cast<int>(key >> 10) + n - static_cast<int>(key & 1023u));
             if (lane < here) batch.dt[first + n] = step_at(batch.steps, t) * batch.dt_scale;
-            float *const positions = batch.positions + (first + begin) * 3, *const directions = batch.directions + (first + begin) * 3;
+            float *const positions = batch.positions + (first + begin) * 3, *const directions =
+                                                                                batch.directions + (first + begin) * 3;
 #pragma unroll
             for (int m = 0; m < 3; ++m) {
                 const int word = WARP * m + lane;
@@ -270,8 +276,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) trace(Batch batch) {
     }
     if (IMAGES) valid = valid && (found.count > 0 || batch.keep_empty);
     else valid = exists;
-    const uint64 before = reserve(batch, valid ? 1ull << SAMPLE_BITS | static_cast<uint64>(found.count) : 0, block, sums);
-    const int64 base = static_cast<int64>(before & SAMPLES), slot = IMAGES ? static_cast<int64>(before >> SAMPLE_BITS) : index;
+    const uint64 before =
+        reserve(batch, valid ? 1ull << SAMPLE_BITS | static_cast<uint64>(found.count) : 0, block, sums);
+    const int64 base = static_cast<int64>(before & SAMPLES),
+                slot = IMAGES ? static_cast<int64>(before >> SAMPLE_BITS) : index;
     const bool fits = valid && base + found.count <= batch.max_samples;
     const unsigned kept = __ballot_sync(ALL, fits), dropped = __ballot_sync(ALL, valid && !fits);
     const int sum = static_cast<int>(__shfl_sync(ALL, scanned(fits ? found.count : 0, threadIdx.x % WARP), WARP - 1));
@@ -282,7 +290,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) trace(Batch batch) {
     }
     if (fits) write_ray(batch, source, static_cast<int>(index), slot, base, found.count);
     else found = {0, 0, 0, 0, -1};
-    const Vector looked = {(source.direction.x + 1.0f) * 0.5f, (source.direction.y + 1.0f) * 0.5f, (source.direction.z + 1.0f) * 0.5f};
+    const Vector looked = {(source.direction.x + 1.0f) * 0.5f, (source.direction.y + 1.0f) * 0.5f,
+                           (source.direction.z + 1.0f) * 0.5f};
     for (;;) {
         __syncwarp();
         write_samples(batch, ray, found, base, looked, all_runs + threadIdx.x / WARP * WARP);

@@ -81,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) {
         taken = static_cast<unsigned>(atomicAdd(state, static_cast<uint64>(1)));
         const int above = min(static_cast<int>(taken / per_level), how.top) - 1;
-        while (above >= 0 && done[above] < static_cast<uint64>(per_level)) {}
+        while (above >= 0 && done[above] < static_cast<uint64>(per_level)) {
+        }
         __threadfence();
     }
     __syncthreads();
@@ -124,6 +125,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const uint4 words = numbers(how.window, USE_BINNED, call_of(position), how.key);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)
-        coords[3 * i + 2 - axis] =
-            coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));
+        coords[3 * i + 2 - axis] = coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));
 }

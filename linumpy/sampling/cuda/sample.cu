@@ -122,7 +122,8 @@ __device__ __forceinline__ void bring_coords(const float *coords, int64 begin, i
     constexpr int LINE = 32;  // floats
     const int64 at = 3 * begin + threadIdx.x % 32 * LINE;
 #ifdef __CUDA_ARCH__
-    if (threadIdx.x % 32 < GROUPS * 96 / LINE && at < 3 * count) asm volatile("prefetch.global.L2 [%0];" ::"l"(coords + at));
+    if (threadIdx.x % 32 < GROUPS * 96 / LINE && at < 3 * count)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(coords + at));
 #endif
 }
 #endif
@@ -236,8 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int a = 0; a < 3; ++a)
                     store(
                         gradient + (3 * c + a) * how.count + i,
-                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a])
-                                            : at[k][2 - a].f);
+                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
 #endif
             }
         }

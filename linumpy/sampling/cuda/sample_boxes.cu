@@ -64,7 +64,10 @@ __device__ __forceinline__ Tile tile_of(const Span *span, const Volume &how) {
     return made;
 }
 
-struct Place { INDEX row; int x; };
+struct Place {
+    INDEX row;
+    int x;
+};
 
 template <bool BORDER>
 __device__ __forceinline__ Place place_in(const Tile &tile, unsigned k, const Volume &how) {
@@ -80,7 +83,7 @@ __device__ __forceinline__ Place place_in(const Tile &tile, unsigned k, const Vo
 
 // Four voxels of a row, with those that repeat the border.
 template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *channel, const Place &place,
-                                                                const Volume &how) {
+                                                               const Volume &how) {
     const int n = how.dims[2];
 #if FOURS
     const int x = BORDER ? max(0, min(place.x, n - 4)) : place.x;
@@ -118,8 +121,8 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 __device__ __forceinline__ void store_four(float4 *to, const Four &four, const Volume &how) {
-    *to = float4{as_value(four.v[0], how), as_value(four.v[1], how), as_value(four.v[2], how),
-                 as_value(four.v[3], how)};
+    *to =
+        float4{as_value(four.v[0], how), as_value(four.v[1], how), as_value(four.v[2], how), as_value(four.v[3], how)};
 }
 
 template <bool BORDER>
@@ -131,8 +134,7 @@ __device__ __forceinline__ void fill(float4 *held, const Tile &tile, const SOURC
             const Place place = place_in<BORDER>(tile, k, how);
             if (BORDER && (place.x < 0 || place.x >= how.dims[2]))
                 store_four(held + k, four_at<true>(channel, place, how), how);
-            else
-                copy(held + k, channel + (place.row + place.x));
+            else copy(held + k, channel + (place.row + place.x));
         }
         wait_for_copies();
         return;

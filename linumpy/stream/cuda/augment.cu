@@ -29,10 +29,10 @@ template <class C> struct Widen<C, bfloat16_bits> {
 // Written by linumpy.stream.resample, field by field.
 struct Row {
     const SOURCE *source;  // the box, leading axes first
-    int64 row;             // of the batch
+    int64 row;  // of the batch
     int64 box_start[3], box_shape[3], volume[3];
     double matrix[9], offset[3];
-    const double *grid;    // displacements, components first; null without
+    const double *grid;  // displacements, components first; null without
     int64 grid_shape[3];
     double grid_scale[3], grid_origin[3];
     double low, span, gamma, contrast, noise;
@@ -205,12 +205,14 @@ extern "C" __global__ void blur(const Row *rows, OUT *out, int axis, int n, int6
     const int64 begin = static_cast<int64>(blockIdx.x) * columns;
     const int count = static_cast<int>(min(static_cast<int64>(columns), total - begin));
     double *weights = values + n * columns;
-    for (int d = threadIdx.x; d <= radius; d += blockDim.x) weights[d] = d ? exp(-0.5 * (d / sigma) * (d / sigma)) : 1.0;
+    for (int d = threadIdx.x; d <= radius; d += blockDim.x)
+        weights[d] = d ? exp(-0.5 * (d / sigma) * (d / sigma)) : 1.0;
     // Neighbouring threads take neighbours in memory: along the axis itself, or across it.
     for (int i = threadIdx.x; i < n * count; i += blockDim.x) {
         const int column = stride == 1 ? i / n : i % count, k = stride == 1 ? i % n : i / count;
         const int64 line = begin + column;
-        values[k * columns + column] = Widen<double, OUT>::of(crop[(line / stride) * stride * n + line % stride + k * stride]);
+        values[k * columns + column] =
+            Widen<double, OUT>::of(crop[(line / stride) * stride * n + line % stride + k * stride]);
     }
     __syncthreads();
     double sum = 1;
@@ -220,7 +222,8 @@ extern "C" __global__ void blur(const Row *rows, OUT *out, int axis, int n, int6
         const int64 line = begin + column, voxel = (line / stride) * stride * n + line % stride + k * stride;
         double value = values[k * columns + column];
         for (int d = 1; d <= radius; d++)
-            value += weights[d] * (values[reflected(k - d, n) * columns + column] + values[reflected(k + d, n) * columns + column]);
+            value += weights[d] *
+                     (values[reflected(k - d, n) * columns + column] + values[reflected(k + d, n) * columns + column]);
         value /= sum;
         crop[voxel] = Narrow<OUT, double>::of(changes ? changed(row, value, voxel) : value);
     }

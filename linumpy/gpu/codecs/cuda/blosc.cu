@@ -16,7 +16,7 @@ enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, RESERVED = 8, 
 struct Order {
     i64 source, target, nbytes;  // in the buffer of decoded streams, in that of chunks
     u32 block_nbytes, typesize;
-    int mode, chunk;             // mode: 0, BYTE_SHUFFLE or BIT_SHUFFLE
+    int mode, chunk;  // mode: 0, BYTE_SHUFFLE or BIT_SHUFFLE
 };
 
 struct BloscHead {
@@ -45,7 +45,8 @@ __device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, i64 cod
     }
     const u32 format = head.flags >> 5;
     head.codec = format == 1 ? LZ4 : format == 3 ? ZLIB : format == 4 ? ZSTD : NOTHING;
-    if (head.codec != codec) return UNSUPPORTED;  // frames may differ from what the metadata tells; the decoder that runs is one
+    if (head.codec != codec)
+        return UNSUPPORTED;  // frames may differ from what the metadata tells; the decoder that runs is one
     head.blocks = (head.nbytes - 1) / head.block_nbytes + 1;
     if (BLOSC_HEAD + 4ull * head.blocks > head.stored) return TRUNCATED;
     const bool split = !(head.flags & NOT_SPLIT) && head.typesize <= MOST_SPLITS &&
@@ -68,15 +69,17 @@ __device__ inline int note_block(const u8 *p, const BloscHead &head, u32 number,
         at += 4;
         if (stored == 0 || stored > head.stored - at) return TRUNCATED;
         const i64 target = chunk.target + static_cast<i64>(number) * head.block_nbytes + static_cast<i64>(k) * part;
-        to[k] = Stream{chunk.source + static_cast<i64>(at), stored, target, part, chunk.chunk, stored == part ? STORED : head.codec};
+        to[k] = Stream{chunk.source + static_cast<i64>(at), stored, target, part, chunk.chunk,
+                       stored == part ? STORED : head.codec};
         at += stored;
     }
     return FINE;
 }
 
 extern "C" __global__ void __launch_bounds__(LANES)
-    blosc_frames(const u8 *__restrict__ arena, const Stream *__restrict__ chunks, i64 count, const i64 *__restrict__ places,
-                 i64 codec, Stream *streams, i64 capacity, u64 *counters, Order *orders, int *status) {
+    blosc_frames(const u8 *__restrict__ arena, const Stream *__restrict__ chunks, i64 count,
+                 const i64 *__restrict__ places, i64 codec, Stream *streams, i64 capacity, u64 *counters, Order *orders,
+                 int *status) {
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Stream chunk = chunks[number];
         const u8 *p = arena + chunk.source;
@@ -96,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(LANES)
             state = NO_SPACE;
         } else if (state == FINE && whole) {
             if (lane_id() == 0)
-                streams[first] = Stream{chunk.source + BLOSC_HEAD, head.nbytes, chunk.target, head.nbytes, chunk.chunk, STORED};
+                streams[first] =
+                    Stream{chunk.source + BLOSC_HEAD, head.nbytes, chunk.target, head.nbytes, chunk.chunk, STORED};
         } else if (state == FINE) {
             for (u32 b = lane_id(); b < head.blocks; b += LANES) {
                 Stream *to = streams + first + static_cast<u64>(b) * head.splits;
@@ -111,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(LANES)
         if (lane_id() == 0) {
             const int sorted = head.flags & BYTE_SHUFFLE && head.typesize > 1 ? BYTE_SHUFFLE : head.flags & BIT_SHUFFLE;
             const int mode = whole ? 0 : sorted;
-            orders[number] = Order{chunk.target, places[number], chunk.target_nbytes, head.block_nbytes, head.typesize, mode, chunk.chunk};
+            orders[number] = Order{chunk.target,  places[number], chunk.target_nbytes, head.block_nbytes,
+                                   head.typesize, mode,           chunk.chunk};
         }
     }
 }

@@ -150,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Chunks that end in the CRC-32C of what stands before it. `at_source` says whether these are stored or decoded bytes.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    check_crc32c(const u8 *__restrict__ bytes, const Stream *__restrict__ chunks, i64 count, i64 at_source, int *status) {
+    check_crc32c(const u8 *__restrict__ bytes, const Stream *__restrict__ chunks, i64 count, i64 at_source,
+                 int *status) {
     __shared__ Scratch scratch;
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Stream chunk = chunks[number];

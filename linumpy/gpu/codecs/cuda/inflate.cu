@@ -142,9 +142,11 @@ __device__ inline int read_symbol(Bits &in, const Code &code) {
 __constant__ u16 RUN_BASE[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
                                  31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
 __constant__ u8 RUN_EXTRA[29] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
-__constant__ u16 BACK_BASE[30] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
-                                  193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
-__constant__ u8 BACK_EXTRA[30] = {0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
+__constant__ u16 BACK_BASE[30] = {1,    2,    3,    4,    5,    7,    9,    13,    17,    25,
+                                  33,   49,   65,   97,   129,  193,  257,  385,   513,   769,
+                                  1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+__constant__ u8 BACK_EXTRA[30] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
+                                  6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 __constant__ u8 WIDTH_ORDER[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
 
 __device__ inline bool fixed_codes(Tables &t) {
@@ -169,13 +171,15 @@ __device__ inline bool described_codes(Reader &r, Tables &t) {
         }
         if (symbol == 16 && n == 0) return false;
         const u8 width = symbol == 16 ? t.widths[n - 1] : 0;
-        int repeat = symbol == 16 ? 3 + static_cast<int>(r.in.take(2))
-                                  : symbol == 17 ? 3 + static_cast<int>(r.in.take(3)) : 11 + static_cast<int>(r.in.take(7));
+        int repeat = symbol == 16   ? 3 + static_cast<int>(r.in.take(2))
+                     : symbol == 17 ? 3 + static_cast<int>(r.in.take(3))
+                                    : 11 + static_cast<int>(r.in.take(7));
         if (n + repeat > lengths + distances) return false;
         while (repeat--) t.widths[n++] = width;
     }
     if (t.widths[256] == 0) return false;  // a block must be able to end
-    return make_code(t.lengths, t.widths, lengths, false) && make_code(t.distances, t.widths + lengths, distances, false);
+    return make_code(t.lengths, t.widths, lengths, false) &&
+           make_code(t.distances, t.widths + lengths, distances, false);
 }
 
 __device__ inline bool begin_block(Reader &r, Tables &t) {
@@ -239,8 +243,7 @@ __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
 
 // Where the deflate stream begins; 0 where the head is wrong. `kind` is UNSUPPORTED for a preset dictionary.
 __device__ inline u32 head_nbytes(const u8 *p, u32 nbytes, int codec) {
-    if (codec == ZLIB)
-        return nbytes >= 6 && (p[0] & 15) == 8 && (p[0] * 256u + p[1]) % 31 == 0 && !(p[1] & 32) ? 2 : 0;
+    if (codec == ZLIB) return nbytes >= 6 && (p[0] & 15) == 8 && (p[0] * 256u + p[1]) % 31 == 0 && !(p[1] & 32) ? 2 : 0;
     if (nbytes < 18 || p[0] != 31 || p[1] != 139 || p[2] != 8 || p[3] & 0xe0) return 0;
     u32 at = 10;
     if (p[3] & 4) at += 2 + load16(p + 10);

@@ -71,7 +71,9 @@ template <class S> struct Cast<bool_bits, S> {
     static __device__ bool_bits of(S v) { return bool_bits{static_cast<unsigned char>(v != S(0))}; }
 };
 template <> struct Cast<bool_bits, float> {
-    static __device__ bool_bits of(float v) { return bool_bits{static_cast<unsigned char>((__float_as_int(v) << 1) != 0)}; }
+    static __device__ bool_bits of(float v) {
+        return bool_bits{static_cast<unsigned char>((__float_as_int(v) << 1) != 0)};
+    }
 };
 template <> struct Cast<bool_bits, half_bits> {
     static __device__ bool_bits of(half_bits v) { return Cast<bool_bits, float>::of(widen(v)); }
@@ -81,7 +83,8 @@ template <> struct Cast<bool_bits, bool_bits> {
 };
 template <class R> struct Cast<bool_bits, complex_of<R>> {
     static __device__ bool_bits of(complex_of<R> v) {
-        return bool_bits{static_cast<unsigned char>(Cast<bool_bits, R>::of(v.re).bits | Cast<bool_bits, R>::of(v.im).bits)};
+        return bool_bits{
+            static_cast<unsigned char>(Cast<bool_bits, R>::of(v.re).bits | Cast<bool_bits, R>::of(v.im).bits)};
     }
 };
 template <class R, class S> struct Cast<complex_of<R>, S> {
@@ -137,7 +140,9 @@ __device__ inline TARGET_T fetch(const SOURCE_T *p) { return *p; }
 #else
 typedef SOURCE SOURCE_T;
 typedef TARGET TARGET_T;
-__device__ inline TARGET_T fetch(const SOURCE_T *p) { return Cast<TARGET_T, SOURCE_T>::of(Read<SOURCE_T, SWAP>::at(p)); }
+__device__ inline TARGET_T fetch(const SOURCE_T *p) {
+    return Cast<TARGET_T, SOURCE_T>::of(Read<SOURCE_T, SWAP>::at(p));
+}
 #endif
 
 // Units a thread moves; all are fetched before the first is stored, so that their latencies overlap.
