@@ -58,7 +58,7 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark-resampling --json bench-out/resampling.json --plot bench-out/resampling.png
 	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
-# Of CUDA: all but what is being written on other branches; it is formatted when these are merged.
+# Sources that clang-format formats.
 CUDA = $$(git ls-files '*.cu' '*.cuh')
 
 lint: $(VENV)/.has-lint
