@@ -141,7 +141,7 @@ def test_an_error_of_one_sample(arrays, tmp_path, cupy):
 
 
 def test_memory_is_flat_and_the_first_batch_is_soon_there(arrays, cupy):
-    with stream.Pipeline(config()) as p:  # compiles, and opens what a process opens once
+    with stream.Pipeline(config(dtype="bf16")) as p:  # compiles, and opens what a process opens once
         p.push(samples_of(arrays, 8))
         p.pop()
     begin = time.perf_counter()

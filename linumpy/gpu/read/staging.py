@@ -21,7 +21,7 @@ from linumpy.gpu.read.scatter import Conversion, ScatterLaunch, plan_scatter
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
 from linumpy.plan.decode.workspace import Workspace, decode_words, decoded_room, words_room
-from linumpy.plan.read.ring import ALIGN, Range, Ring, ring_nbytes
+from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes
 from linumpy.plan.read.scatter import ScatterTable
 from linumpy.plan.read.slabs import Slab
 
@@ -153,22 +153,27 @@ class DeviceStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""
         if host_nbytes > self._host_ring.nbytes < self.host_nbytes and self._host_ring.oldest() is None:
-            size = ring_nbytes(host_nbytes, self.host_nbytes)
-            self._host = None  # the old one goes back first
-            self._host = self._cupyx.empty_pinned((size,), dtype=np.uint8)
-            self._host_ring = Ring(size)
+            self._new_host_ring(ring_nbytes(host_nbytes, self.host_nbytes))
         if device_nbytes > self._device_ring.nbytes < self.scratch_bytes:
-            self._finish_device()
-            self._device = None
-            self._device = self._cupy.empty(ring_nbytes(device_nbytes, self.scratch_bytes), np.uint8)
-            self._device_ring = Ring(self._device.nbytes)
-            # CuPy may have handed out memory whose last use is still waiting on this stream.
-            self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
+            self._new_device_ring(ring_nbytes(device_nbytes, self.scratch_bytes))
+
+    def _new_host_ring(self, nbytes: int) -> None:
+        self._host = None  # the old one goes back first
+        self._host = self._cupyx.empty_pinned((nbytes,), dtype=np.uint8)
+        self._host_ring = Ring(nbytes)
+
+    def _new_device_ring(self, nbytes: int) -> None:
+        self._finish_device()
+        self._device = None
+        self._device = self._cupy.empty(nbytes, np.uint8)
+        self._device_ring = Ring(nbytes)
+        # CuPy may have handed out memory whose last use is still waiting on this stream.
+        self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
 
     def take_host(self, nbytes: int) -> Range | None:
-        """Give out pinned memory; None until an older range is free."""
+        """Give out pinned memory; None until an older range is free. A single slab may need more than the limit."""
         if nbytes > self._host_ring.nbytes and self._host_ring.oldest() is None:
-            self.prepare(0, nbytes)
+            self._new_host_ring(max(ring_nbytes(nbytes, self.host_nbytes), aligned(nbytes)))
         return self._host_ring.take(nbytes)
 
     def oldest_host(self) -> Range | None:
@@ -306,7 +311,7 @@ class DeviceStaging:
     def _take_device(self, nbytes: int) -> Range:
         """Give out device memory; what is queued from now on waits for those that had it before."""
         if nbytes > self._device_ring.nbytes:
-            self.prepare(nbytes, 0)
+            self._new_device_ring(max(ring_nbytes(nbytes, self.scratch_bytes), aligned(nbytes)))
         while (taken := self._device_ring.take(nbytes)) is None:
             oldest = self._device_ring.oldest()
             assert oldest is not None, f"{nbytes} bytes of {self._device_ring.nbytes}"
@@ -468,7 +473,8 @@ class HostStaging:
     def take_host(self, nbytes: int) -> Range | None:
         """Give out memory; None until an older range is free."""
         if nbytes > self._ring.nbytes and self._ring.oldest() is None:
-            self.prepare(0, nbytes)
+            self._host = np.empty(max(ring_nbytes(nbytes, self.host_nbytes), aligned(nbytes)), np.uint8)
+            self._ring = Ring(self._host.nbytes)
         return self._ring.take(nbytes)
 
     def oldest_host(self) -> Range | None:

@@ -23,6 +23,11 @@ def ring_nbytes(wanted: int, limit: int) -> int:
     return min(limit, max(_SMALLEST, 2 ** math.ceil(math.log2(max(1, wanted)))))
 
 
+def aligned(nbytes: int) -> int:
+    """Round a size up to where the next range may begin."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
 @dataclass(eq=False)
 class Range:
     """Bytes of a ring.
@@ -62,7 +67,7 @@ class Ring:
 
     def take(self, nbytes: int) -> Range | None:
         """Give out a range; None where it does not fit beside those that are in use."""
-        nbytes = -(-nbytes // ALIGN) * ALIGN
+        nbytes = aligned(nbytes)
         self._drop_free()
         if not self.ranges:
             self._next = 0

@@ -711,7 +711,7 @@ def on_gpu(seed):
 
 
 @pytest.mark.gpu
-@settings(inside_a_test, max_examples=60)
+@settings(inside_a_test, max_examples=20)  # each pair of dtypes compiles a kernel
 @given(**SETS, decode_on=st.sampled_from(["device", "host", None]))
 def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, boxes, decode_on):
     sets_against_zarr(on_gpu, groups, seed, broken, threads, boxes, decode_on=decode_on)
