@@ -115,7 +115,8 @@ class CallThread:
 
     def __del__(self) -> None:
         """End the thread when nobody can queue a call any more."""
-        self._calls.put(None)
+        if hasattr(self, "_calls"):  # else an interrupt came before it was made
+            self._calls.put(None)
 
 
 _threads: dict[threading.Thread, queue.SimpleQueue[Call | None]] = {}

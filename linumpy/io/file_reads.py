@@ -101,7 +101,7 @@ class Pending:
 
     def __init__(self, reads: FileReads) -> None:
         self._reads = reads
-        self._files: list[_File] = []
+        self._files = _Files()
         self._call: Call | None = None
         self._rows = np.empty(0, np.int64)
         self._results: ReadResults | None = None
@@ -156,10 +156,12 @@ class Pending:
         return self._results
 
     def abandon(self) -> None:
-        """Wait until nothing is read any more, whatever became of it, and close the files."""
+        """Wait until nothing is read any more, whatever became of it, and close the files; no interrupt ends it."""
         self._wait_through()
-        with self._lock:
-            self._close()
+        while True:
+            with contextlib.suppress(BaseException), self._lock:
+                self._files.close()
+                return
 
     def settle(self, results: ReadResults) -> None:
         """Note results that are there already; for the engine."""
@@ -181,7 +183,7 @@ class Pending:
                 file.look_again()
             columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
         finally:
-            self._close()
+            self._files.close()
         columns = columns.reshape(-1, 9)
         results = ReadResults(nbytes, columns[:, 0], columns[:, 1:5], columns[:, 5:])
         self._try_again(results)
@@ -210,10 +212,6 @@ class Pending:
             found = read_file(reads.paths[file], list(zip(*columns, strict=True)))
             results.opened[file], results.before[file], results.after[file], results.nbytes[begin:end] = found
 
-    def _close(self) -> None:
-        for file in self._files:
-            file.close()
-
 
 def _read_and_keep(read: Callable[..., np.ndarray], columns: tuple[np.ndarray, ...], _: object) -> np.ndarray:
     """Read, and keep the last argument alive until then."""
@@ -222,8 +220,6 @@ def _read_and_keep(read: Callable[..., np.ndarray], columns: tuple[np.ndarray, .
 
 class _File:
     """A file that is being read: its descriptors, and its versions before and after."""
-
-    __slots__ = ("after", "before", "descriptors", "opened", "refusal")
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -260,8 +256,20 @@ class _File:
                 # One call, too: a descriptor that was taken from the list is closed. It ends at the empty list.
                 collections.deque(map(os.close, iter(self.descriptors.pop, None)), 0)
 
+
+class _Files(list[_File]):
+    """The files of a batch; those that nobody waits for are closed at last.
+
+    One object of the batch has ``__del__``, not each file: an interrupt that comes there is lost.
+    """
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self:
+            file.close()
+
     def __del__(self) -> None:
-        """Close what nobody waited for."""
+        """Close what is open yet."""
         self.close()
 
 

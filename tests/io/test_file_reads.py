@@ -597,14 +597,19 @@ class Interrupt(BaseException):
     pass
 
 def interrupt(*_):
-    signal.setitimer(signal.ITIMER_REAL, random.random() * 0.002 + 1e-5)
+    # Once a round: a second one could come before start() has begun to end what it started.
+    global armed
+    signal.setitimer(signal.ITIMER_REAL, random.random() * between + 1e-5)
     if armed:
+        armed = False
         raise Interrupt
 
 armed = False
 file_reads.SMALL_READS, seconds = int(sys.argv[1]), float(sys.argv[2])
+between = 0.002
 if sys.argv[3] != "POSIX":
     posix_aio.why_unavailable = lambda: "there is none"
+    between = 0.02  # else hardly a batch would come to its end: each starts threads
 paths = sys.argv[4:]
 contents = [np.frombuffer(open(path, "rb").read(), np.uint8) for path in paths]
 count = len(paths)
@@ -633,7 +638,6 @@ while time.monotonic() - begin < seconds:
         assert (results.nbytes == size).all()
         assert all((row == content).all() for row, content in zip(memory, contents))
     except Interrupt:
-        armed = False
         came += 1
         if pending:
             pending[0].abandon()
