@@ -661,7 +661,10 @@ def interrupted(folder, kind, small, seconds):
 
 @pytest.mark.parametrize(("kind", "small"), [(KINDS[0], 0), (KINDS[0], 8), (KINDS[1], 0)])
 def test_interrupts_at_any_time(tmp_path, kind, small):
-    came, good = interrupted(tmp_path, kind, small, 1)
+    came = good = 0
+    for seconds in (1, 4, 15):  # a machine with other work gets fewer batches to their end
+        if came <= 20 or good <= 5:
+            came, good = interrupted(tmp_path, kind, small, seconds)
     assert came > 20
     assert good > 5
 

@@ -325,7 +325,7 @@ class Loop:
         if self.engine is None or not self._files // 2 <= files <= 2 * self._files:
             if self.engine is not None:
                 self.engine.close()
-            self.engine, self._files = ReadEngine(descriptors=files), files
+            self.engine, self._files = ReadEngine(descriptors=max(1, files // _READ_AHEAD)), files
 
     def _chunks_in_flight(self, kind: object) -> int:
         return sum(
