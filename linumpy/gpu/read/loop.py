@@ -34,6 +34,7 @@ from linumpy.gpu.read.works import DEPTH, STAGED_SLAB, Cutter, Limits, Work, buf
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
 from linumpy.plan.decode.workspace import MARGIN
+from linumpy.plan.read.ring import aligned
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Loop:
         self._shares = contextlib.ExitStack()
         self._held, self._files = False, 0
         self.counts: dict[str, float] = dict.fromkeys(
-            ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "settle"), 0
+            ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place"), 0
         )
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
@@ -390,11 +391,11 @@ class Loop:
             return 0
         if work.kind == "host":
             part, spans = work.rows[0]
-            return -(-len(spans) * buffer_nbytes(part.layout.chunk_nbytes) // 512) * 512
+            return aligned(len(spans) * buffer_nbytes(part.layout.chunk_nbytes))
         assert work.slab is not None
         if work.kind == "device":
             return int(self.staging.encoded_nbytes(work.way, work.slab))
-        return -(-work.slab.end // 512) * 512
+        return aligned(work.slab.end)
 
     def _plan_tables(self, work: Work) -> None:
         sources = work.sources()
@@ -463,7 +464,6 @@ class Loop:
             self._abandon(work, error)
 
     def _place(self, work: Work) -> None:
-        begin = time.perf_counter()
         if work.kind == "device":
             assert work.slab is not None
             assert work.way is not None
@@ -479,14 +479,14 @@ class Loop:
                 place = self.staging.place_read if self._is_direct(work) else self.staging.place
                 work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
         self.counts["slabs"] += 1
-        self._note_placed(work, begin)
+        self._note_placed(work)
         if work.kind == "device":
             self._decoding.append(work)
         else:
             self._finish(work, stored=work.kind != "fill")
 
     @staticmethod
-    def _note_placed(work: Work, begin: float) -> None:
+    def _note_placed(work: Work) -> None:
         assert work.placed is not None
         for part, _ in work.rows:
             if work.placed.event is not None:
@@ -506,11 +506,11 @@ class Loop:
             return
         for window in part.box_windows(int(spans[0]), self.limits.slab_nbytes - 16):
             plan = self.staging.plan_tables([part.window_table(int(spans[0]), window)])
-            nbytes = -(-(window[1] - window[0]) // 512) * 512
+            nbytes = aligned(window[1] - window[0])
             taken = self._take(nbytes + plan.nbytes)
             self.staging.host_view(taken)[: window[1] - window[0]] = buffer[window[0] : window[1]]
             work.placed = self.staging.place(taken, nbytes, plan, timed=work.timed)
-            self._note_placed(work, 0.0)
+            self._note_placed(work)
         self._finish(work, stored=True)
 
     def _look_at_decoders(self) -> None:

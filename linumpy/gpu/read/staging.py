@@ -219,7 +219,7 @@ class DeviceStaging:
 
         With `in_place` the tables name chunks on the device by their addresses.
         """
-        words = -(-nbytes // ALIGN) * ALIGN
+        words = aligned(nbytes)
         device = self._take_device(words + plan.nbytes)
         base = self._address(device)
         _write(self.host_view(taken)[words:], plan)
@@ -250,7 +250,7 @@ class DeviceStaging:
         assert way.slot is not None
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
-        status_at, device_words = _status_offset(space, chunks), -(-way.slot.nbytes // ALIGN) * ALIGN
+        status_at, device_words = _status_offset(space, chunks), aligned(way.slot.nbytes)
         device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan)
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
@@ -283,7 +283,7 @@ class DeviceStaging:
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
         status_at = _status_offset(space, chunks)
-        words_at, device_words = -(-(status_at + 4 * chunks) // ALIGN) * ALIGN, -(-way.slot.nbytes // ALIGN) * ALIGN
+        words_at, device_words = aligned(status_at + 4 * chunks), aligned(way.slot.nbytes)
         device = self._take_device(device_words + plan.nbytes)
         base, host = self._address(device), self.host_address(taken)
         view, records = self.host_view(taken), self._records(slab, way, chunk_nbytes)
@@ -395,7 +395,7 @@ class DirectStaging(DeviceStaging):
 
     def place_read(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool) -> Placed:
         """Scatter a slab of raw chunks that lies on the device."""
-        base, words = self.read_address(taken), -(-nbytes // ALIGN) * ALIGN
+        base, words = self.read_address(taken), aligned(nbytes)
         pinned = self._cupyx.empty_pinned((max(1, plan.nbytes),), dtype=np.uint8)
         _write(pinned, plan)
         self._copy(base + words, int(pinned.ctypes.data), plan.nbytes)
@@ -411,7 +411,7 @@ class DirectStaging(DeviceStaging):
     def encoded_nbytes(self, way: DecodeWay, slab: Slab) -> int:
         """Device memory that a slab of encoded chunks takes, tables not counted in."""
         assert way.slot is not None
-        return -(-way.slot.nbytes // ALIGN) * ALIGN
+        return aligned(way.slot.nbytes)
 
     def _upload(
         self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan

@@ -98,10 +98,6 @@ class Part:
             widen=self.conversion.is_copy,
         )
 
-    def largest_table(self, spans: np.ndarray) -> int:
-        """Rows that the table of spans has at most."""
-        return int((self.wanted.first_box[spans + 1] - self.wanted.first_box[spans]).sum())
-
     def box_windows(self, span: int, nbytes: int) -> list[tuple[int, int]]:
         """Part the bytes of one decoded chunk into windows of at most `nbytes` that hold whole boxes."""
         rows = self.wanted.boxes[self.wanted.first_box[span] : self.wanted.first_box[span + 1]]

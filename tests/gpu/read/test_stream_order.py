@@ -147,9 +147,9 @@ def test_each_box_is_scattered_once(tmp_path, monkeypatch, kind, direct):
         (tmp_path / "a/c/2/0").unlink()
     targets, real = [], loop.Loop._note_placed
 
-    def note(work, begin):
+    def note(work):
         targets.extend(address for _, table in work.plan.tables for address in table.target.tolist())
-        real(work, begin)
+        real(work)
 
     monkeypatch.setattr(loop.Loop, "_note_placed", staticmethod(note))
     options = {"decode_on": kind} if kind != "raw" else {}
