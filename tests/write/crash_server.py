@@ -73,7 +73,9 @@ JOBS = {"write": write, "resample": resample, "script": script, "file": file}
 def run(asked):
     """In the forked process: do the job, and tell how it went."""
     told = {"error": None, "made": None}
-    SHIM.crash_arm(MODES[asked["mode"]], ctypes.c_long(asked["nth"]), int(asked["without_exchange"]))
+    letter, occurrence = asked["start"]
+    mode, nth, without_exchange = MODES[asked["mode"]], ctypes.c_long(asked["nth"]), int(asked["without_exchange"])
+    SHIM.crash_arm(mode, nth, without_exchange, ctypes.c_char(letter.encode()), ctypes.c_long(occurrence))
     try:
         told["made"] = JOBS[asked["job"]](Path(asked["place"]), **asked["options"])
     except SystemExit as error:

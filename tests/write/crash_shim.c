@@ -17,14 +17,18 @@
 enum { OFF, KILL, FULL, INTERRUPT, TERMINATE, SHORT };
 #define LONGEST 65536
 
-static atomic_long count;
-static long nth;
+static atomic_long count, starts, at;
+static long nth, first;
+static char start;
 static int mode, no_exchange, armed;
 static char trace[LONGEST + 1];
 
-void crash_arm(int new_mode, long new_nth, int without_exchange) {
-    mode = new_mode, nth = new_nth, no_exchange = without_exchange;
+/* Calls are numbered from the `occurrence`-th call of letter `from` on, or from the first call where it is 0. */
+void crash_arm(int new_mode, long new_nth, int without_exchange, char from, long occurrence) {
+    mode = new_mode, nth = new_nth, no_exchange = without_exchange, start = from, first = occurrence;
     atomic_store(&count, 0);
+    atomic_store(&starts, 0);
+    atomic_store(&at, 0);
     armed = 1;
 }
 
@@ -38,11 +42,20 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* Notes a call; returns whether it fails for want of space. A disk that is full stays so, but names can be removed. */
-static int full(char letter, int takes_space) {
+/* Notes a call; gives its number, or 0 before the numbering starts. */
+static long noted(char letter) {
+    long call = atomic_fetch_add(&count, 1) + 1;
+    if (call <= LONGEST) trace[call - 1] = letter;
+    if (!start) return call;
+    if (letter == start) atomic_fetch_add(&starts, 1);
+    return atomic_load(&starts) < first ? 0 : atomic_fetch_add(&at, 1) + 1;
+}
+
+/* Whether a call fails for want of space. A disk that is full stays so, but names can be removed. */
+static int full(char letter, int takes_space, long *its_number) {
+    *its_number = 0;
     if (!armed) return 0;
-    long number = atomic_fetch_add(&count, 1) + 1;
-    if (number <= LONGEST) trace[number - 1] = letter;
+    long number = *its_number = noted(letter);
     if (mode == KILL && number == nth && letter != 'w') die();
     if (number == nth && mode == INTERRUPT) syscall(SYS_kill, getpid(), SIGINT);
     if (number == nth && mode == TERMINATE) syscall(SYS_kill, getpid(), SIGTERM);
@@ -58,9 +71,10 @@ static int is_file(int fd) {
 static size_t allowed(int fd, size_t size, int *dies, int *fails) {
     *dies = *fails = 0;
     if (!armed || !is_file(fd)) return size;
-    *fails = full('w', 1);
+    long number;
+    *fails = full('w', 1, &number);
     if (mode == SHORT) return size > 7 ? 7 : size;
-    *dies = mode == KILL && nth && atomic_load(&count) == nth;
+    *dies = mode == KILL && nth && number == nth;
     return *dies ? size / 2 : size;
 }
 
@@ -73,7 +87,8 @@ static size_t allowed(int fd, size_t size, int *dies, int *fails) {
     return done;
 
 #define CHANGE(letter, takes_space, call) \
-    if (full(letter, takes_space)) { errno = ENOSPC; return -1; } \
+    long number; \
+    if (full(letter, takes_space, &number)) { errno = ENOSPC; return -1; } \
     return call;
 
 ssize_t write(int fd, const void *data, size_t size) { WRITE(syscall(SYS_write, fd, data, part), fd, size) }
@@ -85,12 +100,14 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
 
 ssize_t writev(int fd, const struct iovec *parts, int n) {
-    if (is_file(fd) && full('W', 1)) { errno = ENOSPC; return -1; }
+    long number;
+    if (is_file(fd) && full('W', 1, &number)) { errno = ENOSPC; return -1; }
     return syscall(SYS_writev, fd, parts, n);
 }
 
 static int opened(int folder, const char *path, int flags, int permissions) {
-    if ((flags & (O_CREAT | O_TRUNC)) && full('o', flags & O_CREAT)) { errno = ENOSPC; return -1; }
+    long number;
+    if ((flags & (O_CREAT | O_TRUNC)) && full('o', flags & O_CREAT, &number)) { errno = ENOSPC; return -1; }
     return syscall(SYS_openat, folder, path, flags, permissions);
 }
 

@@ -1,7 +1,8 @@
 """Killed at any call that writes, or with a full disk from it on: the old output or the new one, and a rerun completes.
 
 In the manner of SQLite's crash tests. ``crash_shim.c`` counts the calls of a process and ends it at the n-th; a write
-is cut in half. The short run takes some of the calls, and those that rename the output; ``-m slow`` takes each.
+is cut in half. The short run takes some of the calls, and those that rename the output; ``-m slow`` takes each. Threads
+write, so that a call has not the same number in each run: those at the renaming are counted from it.
 """
 
 import hashlib
@@ -86,13 +87,15 @@ class Bench:
             (shutil.copytree if self.before.is_dir() else shutil.copy)(self.before, place)
         return place
 
-    def run(self, place, mode="off", nth=0, *, overwrite=None, without_exchange=None):
+    def run(self, place, mode="off", call=(0, "\0", 0), *, overwrite=None, without_exchange=None):
+        nth, *start = call
         overwrite = self.overwrite if overwrite is None else overwrite
         asked = {
             "job": self.job,
             "place": str(place),
             "mode": mode,
             "nth": nth,
+            "start": start,
             "without_exchange": self.without_exchange if without_exchange is None else without_exchange,
             "options": self.options | {"overwrite": overwrite},
             "log": str(self.log),
@@ -103,14 +106,17 @@ class Bench:
         return told
 
     def calls(self, every, some=3, renames="x", last=1):
-        """Choose calls by their number: all of them, or some, the last, and the last that rename."""
+        """Choose calls, each by its number and from which call on it counts (letter, occurrence).
+
+        All of them, or some, the last, and those at the last that rename.
+        """
         count = len(self.trace)
         if every or self.job == "file":
-            return range(1, count + 2)
-        found = [number for number, letter in enumerate(self.trace, 1) if letter == renames][-last:]
-        # Threads write, so that the same call has not always the same number.
-        near = [number + step for number in found for step in (0, 1, 3, 6)]
-        return sorted({*near, *np.linspace(1, count, some + 2)[1:-1].astype(int).tolist()})
+            return [(number, "\0", 0) for number in range(1, count + 2)]
+        found = self.trace.count(renames)
+        spread = [(int(number), "\0", 0) for number in np.linspace(1, count, some + 2)[1:-1]]
+        near = [(1 + step, renames, found - back) for back in range(last) for step in (0, 1, 3, 6)]
+        return [*spread, *near]
 
     def check_rerun(self, place):
         """Run it once more, to its end: the exact output, and nothing else is left beside it."""
@@ -152,13 +158,13 @@ every = pytest.mark.parametrize("every", [False, _ALL], ids=["some", "all"])
 def test_killed_at_any_call(server, tmp_path, job, overwrite, every):
     bench = Bench(server, tmp_path, job, overwrite=overwrite)
     killed, seen = 0, set()
-    for nth in bench.calls(every):
+    for call in bench.calls(every):
         place = bench.fresh()
-        told = bench.run(place, "kill", nth)
+        told = bench.run(place, "kill", call)
         assert told["status"] in (0, -signal.SIGKILL), told
         killed += told["status"] != 0
         found = files_of(place)
-        assert found in (bench.old, bench.new), f"killed at call {nth} of {bench.trace}"
+        assert found in (bench.old, bench.new), f"killed at call {call} of {bench.trace}"
         seen.add(found == bench.new)
         bench.check_rerun(place)
         shutil.rmtree(place.parent)
@@ -172,11 +178,11 @@ def test_killed_where_names_cannot_be_exchanged(server, tmp_path, job, every):
     """Between its two renames nothing is at the place; whatever the next run does, it puts the old one back first."""
     bench = Bench(server, tmp_path, job, overwrite=True, without_exchange=True)
     put_back = 0
-    for nth in bench.calls(every, some=0, renames="r", last=2):
+    for call in bench.calls(every, some=0, renames="r", last=2):
         place = bench.fresh()
-        bench.run(place, "kill", nth)
+        bench.run(place, "kill", call)
         found = files_of(place)
-        assert found in (bench.old, bench.new, None), f"killed at call {nth} of {bench.trace}"
+        assert found in (bench.old, bench.new, None), f"killed at call {call} of {bench.trace}"
         put_back += found is None
         refused = bench.run(place, overwrite=False)
         assert refused["error"].startswith("FileExistsError"), refused
@@ -192,19 +198,19 @@ def test_a_disk_that_is_full_from_a_call_on(server, tmp_path, job, overwrite, ev
     """One clear error, and what was there is there."""
     bench = Bench(server, tmp_path, job, overwrite=overwrite)
     failed = 0
-    for nth in bench.calls(every, some=2):
+    for call in bench.calls(every, some=2):
         place = bench.fresh()
-        told = bench.run(place, "full", nth)
+        told = bench.run(place, "full", call)
         assert told["status"] == 0, told
         found = files_of(place)
         if told["error"] is None:
-            assert found == bench.new, nth
+            assert found == bench.new, call
         else:
             failed += 1
             text = told["error"] if job != "script" else bench.log.read_text()
             assert "No space left on device" in text, text
             assert str(place) in text, text
-            assert found in (bench.old, bench.new), f"full from call {nth} of {bench.trace} on"
+            assert found in (bench.old, bench.new), f"full from call {call} of {bench.trace} on"
             beside = set(os.listdir(place.parent)) - {"place"}
             assert beside <= ({".place.unfinished"} if job == "resample" else set())
         bench.check_rerun(place)
@@ -219,13 +225,13 @@ def test_signals_at_any_call(server, tmp_path, job, sent, every):
     """SIGINT, and in scripts SIGTERM, unwinds and leaves nothing but what a run may go on with."""
     bench = Bench(server, tmp_path, job, overwrite=True)
     stopped = 0
-    for nth in bench.calls(every, some=2):
+    for call in bench.calls(every, some=2):
         place = bench.fresh()
-        told = bench.run(place, sent, nth)
+        told = bench.run(place, sent, call)
         unwinds = sent == "interrupt" or job == "script"
         assert told["status"] in ((0,) if unwinds else (0, -signal.SIGTERM)), told
         stopped += told["status"] != 0 or told["error"] is not None
-        assert files_of(place) in (bench.old, bench.new), f"{sent} at call {nth} of {bench.trace}"
+        assert files_of(place) in (bench.old, bench.new), f"{sent} at call {call} of {bench.trace}"
         bench.check_rerun(place)
         shutil.rmtree(place.parent)
     assert stopped
