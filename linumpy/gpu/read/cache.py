@@ -15,12 +15,13 @@ import numpy as np
 
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.wave import Part
+from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.scatter import ScatterTable
 
 #: Device memory is taken in blocks of this size, or of one chunk.
 _BLOCK_NBYTES = 64 * 2**20
 _ALIGN = 256
-#: Arrays of more chunks than this are not kept: their table of chunks would take more than 64 MiB.
+#: Chunks of all arrays that are known, of which a table has one number each: 64 MiB.
 _MOST_CHUNKS = 2**24
 _BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
 
@@ -35,15 +36,14 @@ class _Slots:
         Where each begins.
     used : numpy.ndarray of int64, (slots,)
         When it was used last; -1 for one that is empty, a large number for one that is being filled.
-    array, chunk : numpy.ndarray of int64, (slots,)
-        What it holds.
+    chunk : numpy.ndarray of int64, (slots,)
+        Number of the chunk that it holds, counted over all arrays; -1 for none.
     version : numpy.ndarray of int64, (slots, 3)
         Of the file that it was read from.
     """
 
     address: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     used: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    array: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     chunk: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     version: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
 
@@ -52,7 +52,6 @@ class _Slots:
         n = len(address)
         self.address = np.concatenate([self.address, address])
         self.used = np.concatenate([self.used, np.full(n, -1)])
-        self.array = np.concatenate([self.array, np.full(n, -1)])
         self.chunk = np.concatenate([self.chunk, np.full(n, -1)])
         self.version = np.concatenate([self.version, np.zeros((n, 3), np.int64)])
 
@@ -76,21 +75,26 @@ class ChunkCache:
         self._allocate = allocate
         self._blocks: list[Any] = []
         self._slots: dict[int, _Slots] = {}
-        self._arrays: dict[tuple[str, int], int] = {}
-        self._tables: list[np.ndarray] = []
+        #: Number of the first chunk of each array, and the slot of each chunk, -1 for those that are not there.
+        self._first: dict[object, int] = {}
+        self._slot = np.empty(0, np.int32)
+        self._known = 0
         self._now = 0
         self.hits = self.misses = 0
 
     def keeps(self, part: Part) -> bool:
-        """Say whether chunks of an array are kept at all."""
-        few = math.prod(_grid(part)) <= _MOST_CHUNKS
-        return part.by_chunk and few and part.layout.chunk_nbytes <= self.nbytes
+        """Say whether chunks of these arrays are kept at all."""
+        if not part.by_chunk or part.layout.chunk_nbytes > self.nbytes:
+            return False
+        return sum(math.prod(layout.grid_shape) for layout in part.layouts) <= _MOST_CHUNKS
 
     def find(self, part: Part, spans: np.ndarray) -> np.ndarray:
         """Return the address of each span's chunk, -1 for those that are not there."""
-        slots, table = self._slots_of(part), self._table(part)
+        self._forget_where_full(part)
+        slots = self._slots_of(part)
         self._now += 1
-        slot = table[_number(part, spans)]
+        number = self._number(part, spans)  # lengthens the table where it must
+        slot = self._slot[number]
         there = slot >= 0
         versions = part.versions[part.wanted.object_index[spans]]
         there[there] = (slots.version[slot[there]] == versions[there]).all(axis=1)
@@ -120,14 +124,13 @@ class ChunkCache:
 
     def keep(self, part: Part, spans: np.ndarray, slot: np.ndarray) -> None:
         """Note that chunks are in their slots."""
-        slots, table = self._slots_of(part), self._table(part)
+        slots = self._slots_of(part)
         rows = slot >= 0
-        slot, number = slot[rows], _number(part, spans[rows])
-        stale = table[number]
+        slot, number = slot[rows], self._number(part, spans[rows])
+        stale = self._slot[number]
         self._empty(slots, stale[stale >= 0])
-        table[number] = slot
+        self._slot[number] = slot
         slots.used[slot], slots.chunk[slot] = self._now, number
-        slots.array[slot] = self._arrays[_key(part)]
         slots.version[slot] = part.versions[part.wanted.object_index[spans[rows]]]
 
     def drop(self, part: Part, slot: np.ndarray) -> None:
@@ -148,13 +151,30 @@ class ChunkCache:
     def _slots_of(self, part: Part) -> _Slots:
         return self._slots.setdefault(_room(part), _Slots())
 
-    def _table(self, part: Part) -> np.ndarray:
-        """Slot of each chunk of an array, -1 for those that are not there."""
-        key = _key(part)
-        if key not in self._arrays:
-            self._arrays[key] = len(self._tables)
-            self._tables.append(np.full(math.prod(_grid(part)), -1, np.int64))
-        return self._tables[self._arrays[key]]
+    def _number(self, part: Part, spans: np.ndarray) -> np.ndarray:
+        """Number the chunks of spans: array after array, and in C order."""
+        first = np.array([self._first_of(layout) for layout in part.layouts], np.int64)
+        steps = np.array([layout.grid_steps for layout in part.layouts], np.int64).reshape(len(first), -1)
+        array = part.wanted.array[spans]
+        number = first[array] + (part.wanted.chunk[spans] * steps[array]).sum(axis=1)
+        if self._known > len(self._slot):
+            more = max(self._known, 2 * len(self._slot)) - len(self._slot)
+            self._slot = np.concatenate([self._slot, np.full(more, -1, np.int32)])
+        return number
+
+    def _first_of(self, layout: ArrayLayout) -> int:
+        first = self._first.setdefault(_key(layout), self._known)
+        if first == self._known:
+            self._known += math.prod(layout.grid_shape)
+        return first
+
+    def _forget_where_full(self, part: Part) -> None:
+        """Forget all chunks where those of further arrays would make the table too long."""
+        new = [layout for layout in part.layouts if _key(layout) not in self._first]
+        if self._known + sum(math.prod(layout.grid_shape) for layout in new) > _MOST_CHUNKS:
+            for slots in self._slots.values():
+                self._empty(slots, np.flatnonzero(slots.chunk >= 0))
+            self._first, self._known = {}, 0
 
     def _grow(self, part: Part, slots: _Slots, wanted: int) -> None:
         """Take more device memory, while there may be more."""
@@ -170,31 +190,15 @@ class ChunkCache:
             slots.extend(address + np.arange(nbytes // each) * each)
 
     def _empty(self, slots: _Slots, some: np.ndarray) -> None:
-        full = some[slots.array[some] >= 0]
-        for array in np.unique(slots.array[full]).tolist():
-            mine = full[slots.array[full] == array]
-            table = self._tables[array]
-            chunk = slots.chunk[mine]
-            table[chunk[table[chunk] == mine]] = -1
-        slots.array[some], slots.used[some] = -1, -1
+        full = some[slots.chunk[some] >= 0]
+        chunk = slots.chunk[full]
+        self._slot[chunk[self._slot[chunk] == full]] = -1
+        slots.chunk[some], slots.used[some] = -1, -1
 
 
-def _key(part: Part) -> tuple[str, int]:
-    return str(part.layout.root), part.layout.chunk_nbytes
+def _key(layout: ArrayLayout) -> object:
+    return layout.root, layout.grid_shape, layout.geometry
 
 
 def _room(part: Part) -> int:
     return -(-part.layout.chunk_nbytes // _ALIGN) * _ALIGN
-
-
-def _grid(part: Part) -> list[int]:
-    layout = part.layout
-    return [-(-n // size) for n, size in zip(layout.shape, layout.chunk_shape, strict=True)]
-
-
-def _number(part: Part, spans: np.ndarray) -> np.ndarray:
-    """Number the chunks of spans in C order."""
-    number = np.zeros(len(spans), np.int64)
-    for axis, size in enumerate(_grid(part)):
-        number = number * size + part.wanted.chunk[spans, axis]
-    return number

@@ -349,15 +349,15 @@ class Loop:
 
     def _start(self, work: Work) -> None:
         """Start the reads of a slab, or the decoding of chunks."""
+        if work.kind == "fill":
+            for part, spans in work.rows:
+                part.check_still_there(spans)
         if all(part.wanted_by_nobody() for part, _ in work.rows):
             self._finish(work, stored=False)
             return
         if work.kind == "large":
             self._place_large(work)
             return
-        if work.kind == "fill":
-            for part, _ in work.rows:
-                part.check_still_there()
         self._plan_tables(work)
         assert work.plan is not None
         work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
@@ -678,7 +678,7 @@ class Loop:
             self.counts["jobs"] += 1
             # Of a part no more than this: what a ticket refers to must not refer to its output.
             timings = part.together.timings if len(done) == 1 else [row for one in done for row in one.timings]
-            describe = functools.partial(self._describe, part.layout, part.conversion, timings, self.engine_name)
+            describe = functools.partial(self._describe, part.layout_of(job), part.conversion, timings, self.engine_name)
             ticket.settle(events, describe)
 
 

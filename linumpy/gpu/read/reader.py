@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,34 +175,59 @@ class Reader:
         return self.submit_layout(self.layout_of(source, level), region, out=out, dtype=dtype)
 
     def submit_many(
-        self, source: Source, regions: Any, *, level: int = 0, outs: Sequence[Any] | None = None, dtype: Any = None
+        self,
+        source: Source | Sequence[Source],
+        regions: Any,
+        *,
+        level: int = 0,
+        outs: Sequence[Any] | None = None,
+        dtype: Any = None,
     ) -> list[Ticket]:
-        """Ask for many regions of one array, planned together.
+        """Ask for many regions, planned together.
 
         Parameters
         ----------
-        source, level, dtype
+        source : as for :meth:`submit`, or list of these
+            The array; or, in a list, that of each region.
+        level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
             First voxel and the one behind the last, along each axis; or what :meth:`submit` takes.
         outs : sequence of arrays, optional
-            One for each region.
-        """
-        layout = self.layout_of(source, level)
-        if isinstance(regions, np.ndarray):
-            start, stop = _bounds(regions, layout.shape)
-            shapes = [tuple(row) for row in (stop - start).tolist()]
-        else:
-            boxes = [normalize_region(region, layout.shape) for region in regions]
-            start = np.array([box.start for box in boxes], np.int64).reshape(-1, len(layout.shape))
-            stop = np.array([box.stop for box in boxes], np.int64).reshape(-1, len(layout.shape))
-            shapes = [box.shape for box in boxes]
-        kept = None if isinstance(regions, np.ndarray) else np.array([box.kept for box in boxes], bool)
-        return self._submit(layout, start, stop, shapes, kept, outs, dtype)
+            One for each region. Without `dtype` each region is cast to the dtype of its own.
 
-    def submit_batch(self, jobs: Iterable[tuple[Source, Any, Any, Any]]) -> list[Ticket]:
-        """Ask for regions of many arrays: tuples of source, region, `out` or None, dtype or None."""
-        return [self.submit(source, region, out=out, dtype=dtype) for source, region, out, dtype in jobs]
+        Raises
+        ------
+        UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
+            As :meth:`submit`, for any of the regions; then none is read.
+        """
+        regions = regions if isinstance(regions, np.ndarray) else list(regions)
+        layouts, array = self._layouts_of(source, len(regions), level)
+        if outs is not None and len(outs) != len(regions):
+            raise ValueError(f"outs has {len(outs)} arrays, but there are {len(regions)} regions")
+        if not len(regions):
+            return []
+        if isinstance(regions, np.ndarray):
+            start, stop = _bounds(regions, layouts, array)
+            kept = None
+        else:
+            boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, array.tolist(), strict=True)]
+            if len({len(box.start) for box in boxes}) > 1:
+                raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
+            start, stop = (np.array([getattr(box, side) for box in boxes], np.int64) for side in ("start", "stop"))
+            kept = np.array([box.kept for box in boxes], bool)
+        return self._submit(layouts, array, start, stop, kept, outs, dtype)
+
+    def _layouts_of(self, source: Source | Sequence[Source], count: int, level: int) -> tuple[list[Any], np.ndarray]:
+        """List the layouts of sources, each once, and which of them each region is of."""
+        if not isinstance(source, (list, tuple)):
+            return [self.layout_of(source, level)], np.zeros(count, np.int64)
+        if len(source) != count:
+            raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
+        numbers: dict[int, int] = {}
+        array = [numbers.setdefault(id(one), len(numbers)) for one in source]
+        first = {number: one for one, number in zip(reversed(source), reversed(array), strict=True)}
+        return [self.layout_of(first[number], level) for number in range(len(first))], np.array(array, np.int64)
 
     def submit_layout(
         self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
@@ -212,7 +237,7 @@ class Reader:
         start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
         kept = np.array([box.kept], bool).reshape(1, -1)
         outs = None if out is None else [out]
-        return self._submit(layout, start, stop, [box.shape], kept, outs, dtype, timed=timed)[0]
+        return self._submit([layout], np.zeros(1, np.int64), start, stop, kept, outs, dtype, timed=timed)[0]
 
     def layout_of(self, source: Source, level: int = 0) -> ArrayLayout:
         """Say how an array is stored; known ones are not opened again while their metadata is as it was.
@@ -230,10 +255,10 @@ class Reader:
 
     def _submit(
         self,
-        layout: ArrayLayout,
+        layouts: list[ArrayLayout],
+        array: np.ndarray,
         start: np.ndarray,
         stop: np.ndarray,
-        shapes: list[tuple[int, ...]],
         kept: np.ndarray | None,
         outs: Sequence[Any] | None,
         dtype: Any,
@@ -242,33 +267,40 @@ class Reader:
     ) -> list[Ticket]:
         if os.getpid() != self._process:
             raise RuntimeError("this reader was made by the parent of this process: make one here")
-        if outs is not None and len(outs) != len(shapes):
-            raise ValueError(f"outs has {len(outs)} arrays, but there are {len(shapes)} regions")
-        if not shapes:
-            return []
-        given = dtype if dtype is not None or outs is None else getattr(outs[0], "dtype", None)
-        target = cast_dtype(layout.dtype, given)
+        numbers = array.tolist()
+        targets = _targets(layouts, numbers, outs, dtype)
+        shapes = _shapes(stop - start, kept)
+        home = ready = None
         with _context_of(self._cupy, self.device):
-            arrays = self._outputs(shapes, target) if outs is None else [*outs]
-            for array, shape in zip(arrays, shapes, strict=True):
-                _check_out(array, shape, target, on_device=self.on_device)
-            home = ready = None
             if self._cupy is not None:
                 home = self._cupy.cuda.get_current_stream()
+            if outs is None:
+                xp = np if self._cupy is None else self._cupy
+                arrays = [xp.empty(shape, target) for shape, target in zip(shapes, targets, strict=True)]
+            else:
+                arrays = [*outs]
+                for one, shape, target in zip(arrays, shapes, targets, strict=True):
+                    _check_out(one, shape, target, on_device=self.on_device)
+            if home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
-        tickets = [Ticket(array, layout.name, self._order, home if outs is None else None) for array in arrays]
+        own = home if outs is None else None
+        tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
             ticket.timed = timed
-        conversion = Conversion(layout.dtype, target, layout.swapped)
-        strides = _strides(arrays, kept, (len(shapes), layout.rank))
-        addresses = np.array([_address(array) for array in arrays], np.int64)
-        jobs = _Jobs(self.limits, layout, conversion, start, stop, strides, addresses, ready, tickets)
-        self._loop.submit(jobs, jobs.boxes)
+        strides = _strides(arrays, kept, start.shape)
+        addresses = np.array([_address(one) for one in arrays], np.int64)
+        made = []
+        for rows in _alike(layouts, numbers, targets):
+            layout, some = layouts[numbers[rows[0]]], slice(None) if len(rows) == len(numbers) else rows
+            conversion = Conversion(layout.dtype, targets[rows[0]], layout.swapped)
+            jobs = _Jobs(
+                self.limits, layouts, array[some], conversion, start[some], stop[some], strides[some], addresses[some],
+                ready, [tickets[row] for row in rows],
+            )  # fmt: skip
+            made.append(jobs)
+        for jobs in made:  # none of them is queued where one cannot be made
+            self._loop.submit(jobs, jobs.boxes)
         return tickets
-
-    def _outputs(self, shapes: list[tuple[int, ...]], dtype: np.dtype) -> list[Any]:
-        xp = np if self._cupy is None else self._cupy
-        return [xp.empty(shape, dtype) for shape in shapes]
 
     def _order(self, stream: Any, events: list[Any]) -> None:
         """Let a stream wait for events."""
@@ -395,12 +427,13 @@ def _close_loop(loop: Loop, process: int) -> None:
 
 
 class _Jobs:
-    """Regions of one array as the loop takes them: one request, or several where the regions are large."""
+    """Regions of arrays of one geometry as the loop takes them: one request, or several where the regions are large."""
 
     def __init__(
         self,
         limits: Limits,
-        layout: ArrayLayout,
+        layouts: list[ArrayLayout],
+        array: np.ndarray,
         conversion: Conversion,
         start: np.ndarray,
         stop: np.ndarray,
@@ -409,7 +442,8 @@ class _Jobs:
         ready: Any,
         tickets: list[Ticket],
     ) -> None:
-        self._limits, self._layout, self._conversion = limits, layout, conversion
+        self._limits, self._layouts, self._array, self._conversion = limits, layouts, array, conversion
+        self._layout = layout = layouts[array[0]]
         self._strides, self._ready, self._tickets = strides, ready, tickets
         self._most = min(_REQUEST_BOXES, limits.boxes)
         self._portions = self._cut(start, stop, addresses)
@@ -446,12 +480,11 @@ class _Jobs:
             large = np.flatnonzero(~small[rows])
             take = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
             rows = rows[len(take) :]
-            tickets = [self._tickets[row] for row in take.tolist()]
-            yield self._request(start[take], stop[take], addresses[take], self._strides[take], tickets)
+            yield self._request(take, start[take], stop[take], addresses[take])
 
     def _cut_one(self, row: int, start: np.ndarray, stop: np.ndarray, address: int) -> Iterator[Request]:
         """Part a large region along the grid of stored objects."""
-        layout, ticket, strides = self._layout, self._tickets[row], self._strides[row]
+        layout, ticket, strides = self._layouts[self._array[row]], self._tickets[row], self._strides[row]
         plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
         chunk = np.array(layout.chunk_shape, np.int64)
         pending = None
@@ -463,19 +496,20 @@ class _Jobs:
             begin = np.maximum(start, corners[:, 0] * chunk)
             end = np.minimum(stop - corners[:, 1] * chunk + chunk, chunk) + (corners[:, 1] - 1) * chunk
             at = np.array([address + int(((begin - start) * strides).sum())])
-            pending = self._request(begin[None], end[None], at, strides[None], [ticket])
+            pending = self._request(np.array([row]), begin[None], end[None], at)
         if pending is not None:
             yield pending
 
-    def _request(
-        self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray, strides: np.ndarray, tickets: list[Ticket]
-    ) -> Request:
-        layout = self._layout
+    def _request(self, rows: np.ndarray, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Request:
+        layout, strides = self._layout, self._strides[rows]
         raw = layout.chain is None
         longest = self._limits.box_nbytes(layout.chunk_nbytes, raw=raw)
         boxes = cut_boxes(layout, start, stop, strides, longest)
         by_chunk = not raw or is_cut_whole(layout, longest)
-        return Request(layout, self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets)
+        tickets = [self._tickets[row] for row in rows.tolist()]
+        return Request(
+            self._layouts, self._array[rows], self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets
+        )
 
 
 class Layouts:
@@ -564,17 +598,49 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _bounds(regions: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    if regions.ndim != 3 or regions.shape[1:] != (len(shape), 2) or regions.dtype.kind not in "iu":
-        raise RegionError(
-            f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {len(shape)}, 2)"
-        )
+def _bounds(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rank = layouts[0].rank
+    if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
+        raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
+    if any(layout.rank != rank for layout in layouts):
+        raise RegionError(f"regions have {rank} axes, but not all arrays do")
     start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
-    wrong = ((start < 0) | (stop < start) | (stop > np.array(shape, np.int64))).any(axis=1)
+    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)[array]
+    wrong = ((start < 0) | (stop < start) | (stop > shape)).any(axis=1)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
+        shape = layouts[array[row]].shape
         raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
     return start, stop
+
+
+def _targets(layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Any] | None, dtype: Any) -> list[np.dtype]:
+    """Settle the dtype of each output."""
+    if dtype is not None or outs is None:
+        of_array = [cast_dtype(layout.dtype, dtype) for layout in layouts]
+        return [of_array[number] for number in numbers]
+    wanted = [getattr(out, "dtype", None) for out in outs]
+    known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
+    return [known[pair] for pair in zip(numbers, wanted, strict=True)]
+
+
+def _shapes(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
+    """Shapes of the outputs: of the axes that regions keep."""
+    if kept is None or kept.all():
+        return [tuple(row) for row in extent.tolist()]
+    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
+
+
+def _alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
+    """Bring rows together that are cut, decoded and cast alike."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    known: dict[tuple[int, np.dtype], list[int]] = {}
+    for row, pair in enumerate(zip(numbers, targets, strict=True)):
+        rows = known.get(pair)
+        if rows is None:
+            rows = known[pair] = kinds.setdefault((layouts[pair[0]].geometry, pair[1]), [])
+        rows.append(row)
+    return list(kinds.values())
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:

@@ -145,10 +145,12 @@ class DeviceStaging:
         return self._copies, self._scatters, *self._decodes
 
     def order_behind(self, events: list[Any]) -> None:
-        """Let all that is queued from now on wait for events of the callers' streams."""
+        """Let all that is queued from now on wait for events of the callers' streams.
+
+        Only the stream of copies waits: all that other streams do for a slab waits for the slab's copy.
+        """
         for event in events:
-            for stream in self.streams:
-                stream.wait_event(event)
+            self._copies.wait_event(event)
 
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""

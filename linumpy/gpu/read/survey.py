@@ -79,4 +79,5 @@ def _part(plan: ReadPlan, longest: int | None) -> Part:
     ticket = Ticket(None, layout.name, lambda *_: None, None)
     conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
     by_chunk = layout.chain is not None or is_cut_whole(layout, longest)
-    return Part([Request(layout, conversion, boxes, strides, np.zeros(1, np.int64), by_chunk, None, [ticket])])
+    none = np.zeros(1, np.int64)
+    return Part([Request([layout], none, conversion, boxes, strides, none, by_chunk, None, [ticket])])

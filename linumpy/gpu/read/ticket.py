@@ -75,12 +75,14 @@ class Together:
 
 @dataclass(eq=False)
 class Request:
-    """Regions of one array that were submitted together.
+    """Regions of arrays of one geometry that were submitted together.
 
     Attributes
     ----------
-    layout : ArrayLayout
-        How the array is stored.
+    layouts : list of ArrayLayout
+        How the arrays are stored.
+    array : numpy.ndarray of int64, (regions,)
+        Which of them each region is of.
     conversion : Conversion
         Stored type and type of the outputs.
     boxes : Boxes
@@ -97,7 +99,8 @@ class Request:
         One for each region.
     """
 
-    layout: ArrayLayout
+    layouts: list[ArrayLayout]
+    array: np.ndarray
     conversion: Conversion
     boxes: Boxes
     target_strides: np.ndarray

@@ -1,6 +1,6 @@
-"""What several jobs want of one array at the same time, and how far it has been done.
+"""What several jobs want of arrays of one geometry at the same time, and how far it has been done.
 
-In: requests of one array. Out: spans to read, tables that scatter them, and the tickets whose last box is done.
+In: requests. Out: spans to read, tables that scatter them, and the tickets whose last box is done.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.scatter import Conversion, fill_bytes
 from linumpy.gpu.read.ticket import JobCounts, Request, Ticket, Together
+from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
 from linumpy.plan.read.wanted import merge
@@ -21,23 +22,24 @@ VERSION_COLUMNS = 3
 
 
 class Part:
-    """Requests of one array that are carried out together.
+    """Requests of arrays of one geometry that are carried out together.
 
     Parameters
     ----------
     requests : list of Request
-        Of one layout and one conversion.
+        Of one geometry and one conversion.
     whole_chunks : bool
         Whether raw chunks that one read takes are read whole, as those are that are kept.
     """
 
     def __init__(self, requests: list[Request], *, whole_chunks: bool = False) -> None:
         first = requests[0]
-        self.layout, self.conversion, self.by_chunk = first.layout, first.conversion, first.by_chunk
+        self.layout, self.conversion, self.by_chunk = first.layouts[0], first.conversion, first.by_chunk
+        self.layouts, self._array = _arrays_of(requests)
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
         boxes, strides, addresses = _joined(requests)
         self._boxes = boxes
-        self.wanted = merge(self.layout, boxes, by_chunk=self.by_chunk)
+        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
         if whole_chunks and self.by_chunk and self.layout.chain is None:
             self.wanted.offset[:], self.wanted.nbytes[:] = 0, self.layout.chunk_nbytes
         self._geometry = geometry(self.layout, boxes, strides)
@@ -56,9 +58,6 @@ class Part:
         self.chunks = self._remaining.copy() if self.by_chunk else _count_chunks(boxes, jobs)
         self.together = Together()
         self._over = np.zeros(jobs, bool)
-        keys = self.layout.keys
-        assert keys is not None
-        self._path, self._separator = f"{self.layout.root}/{keys.prefix}", keys.separator
 
     @property
     def boxes(self) -> int:
@@ -187,20 +186,26 @@ class Part:
 
     def paths(self, objects: np.ndarray) -> list[str]:
         """Paths of stored objects."""
-        start, separator = self._path, self._separator
-        return [start + separator.join(map(str, row)) for row in self.wanted.objects[objects].tolist()]
+        keys = [layout.chunk_path for layout in self.layouts]
+        arrays, rows = self.wanted.object_array[objects].tolist(), self.wanted.objects[objects].tolist()
+        return [keys[array][0] + keys[array][1].join(map(str, row)) for array, row in zip(arrays, rows, strict=True)]
+
+    def layout_of(self, job: int) -> ArrayLayout:
+        """Layout of the array that a job reads."""
+        return self.layouts[self._array[job]]
 
     def object_name(self, number: int) -> str:
         """Name a stored object as an error does."""
-        kind = "chunk" if self.layout.shard is None else "shard"
+        layout = self.layouts[self.wanted.object_array[number]]
+        kind = "chunk" if layout.shard is None else "shard"
         where = tuple(self.wanted.objects[number].tolist())
-        return f"{kind} {where} of {self.layout.name}: {self.paths(np.array([number]))[0]}"
+        return f"{kind} {where} of {layout.name}: {self.paths(np.array([number]))[0]}"
 
     def chunk_name(self, span: int) -> str:
         """Name the chunk of a span as an error does."""
         number = self.wanted.object_index[span]
         chunk = tuple(self.wanted.chunk[span].tolist())
-        name = f"chunk {chunk} of {self.layout.name}: {self.paths(number[None])[0]}"
+        name = f"chunk {chunk} of {self.layouts[self.wanted.array[span]].name}: {self.paths(number[None])[0]}"
         if self.layout.shard is None:
             return name
         begin = int(self.stored_offset[span])
@@ -213,13 +218,14 @@ class Part:
             f" and has {found_nbytes} now): read it again when its writer is done"
         )
 
-    def check_still_there(self) -> None:
-        """Tell chunks that were never written from an array that has gone: a disk unmounted, a folder moved."""
-        name = "zarr.json" if self.layout.zarr_format == 3 else ".zarray"
-        if not os.path.exists(f"{self.layout.root}/{name}"):
-            raise ChunkError(
-                f"chunks of {self.layout.name} are missing, and so is {self.layout.root}/{name}: is the folder gone?"
-            )
+    def check_still_there(self, spans: np.ndarray) -> None:
+        """Tell chunks that were never written from arrays that have gone: a disk unmounted, a folder moved."""
+        for number in np.unique(self.wanted.array[spans]).tolist():
+            layout = self.layouts[number]
+            metadata = f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+            if not os.path.exists(metadata):
+                gone = ChunkError(f"chunks of {layout.name} are missing, and so is {metadata}: is the folder gone?")
+                self.fail(spans[self.wanted.array[spans] == number], gone)
 
     @property
     def file_nbytes(self) -> int | None:
@@ -228,11 +234,27 @@ class Part:
 
 
 def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Part]:
-    """Bring the requests of each array and output type together; see :class:`Part`."""
+    """Bring the requests of each geometry and output type together; see :class:`Part`."""
     alike: dict[object, list[Request]] = {}
     for request in requests:
-        alike.setdefault((id(request.layout), request.conversion, request.by_chunk), []).append(request)
+        kind = (request.layouts[0].geometry, request.conversion, request.by_chunk)
+        alike.setdefault(kind, []).append(request)
     return [Part(some, whole_chunks=whole_chunks) for some in alike.values()]
+
+
+def _arrays_of(requests: list[Request]) -> tuple[list[ArrayLayout], np.ndarray]:
+    """List the arrays of requests, each once, and which of them each region is of."""
+    if len(requests) == 1:
+        return requests[0].layouts, requests[0].array
+    numbers: dict[int, int] = {}
+    layouts: list[ArrayLayout] = []
+    arrays = []
+    for request in requests:
+        for layout in request.layouts:
+            if numbers.setdefault(id(layout), len(layouts)) == len(layouts):
+                layouts.append(layout)
+        arrays.append(np.array([numbers[id(layout)] for layout in request.layouts])[request.array])
+    return layouts, np.concatenate(arrays)
 
 
 def _joined(requests: list[Request]) -> tuple[Boxes, np.ndarray, np.ndarray]:

@@ -219,9 +219,8 @@ def test_the_output_of_a_failed_job_is_written_no_more(tmp_path, monkeypatch):
         monkeypatch.setattr(fake_cupy.Device, "load", fails_at(1))
         with fake_device(seed) as device, Reader(0) as reader, device.cupy.cuda.Stream(non_blocking=True):
             outs = [device.full((40, 60), 7, array.dtype) for array in arrays]
-            jobs = [(array, ..., out, None) for array, out in zip(arrays, outs, strict=True)]
             with reference.together(reader):
-                tickets = reader.submit_batch(jobs)
+                tickets = reader.submit_many(arrays, [..., ...], outs=outs)
             for ticket, out in zip(tickets, outs, strict=True):
                 if ticket.exception() is not None:
                     values = out.host.copy()  # no stream is waited for
