@@ -224,7 +224,9 @@ def _read_indexes(
     # Only what there is: a file may be much shorter than the index that it should have.
     buffer = np.empty((count, int(nbytes.max())), np.uint8)
     address = buffer.ctypes.data + np.arange(count) * buffer.shape[1]
-    results = engine.start(FileReads([paths[row] for row in rows], np.arange(count), offset, nbytes, address)).wait()
+    some = [paths[row] for row in rows]
+    versions = part.versions[objects[rows]]
+    results = engine.start(FileReads(some, np.arange(count), offset, nbytes, address, versions=versions)).wait()
     part.together.files_opened += count
     part.together.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
     known, chunk_nbytes = {}, part.layout.chunk_nbytes if part.layout.chain is None else None

@@ -29,7 +29,7 @@ from linumpy.gpu.read.host_decode import DecodePool
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.ticket import JobCounts, Request, Together
-from linumpy.gpu.read.wave import Part, parts_of
+from linumpy.gpu.read.wave import VERSION_COLUMNS, Part, parts_of
 from linumpy.gpu.read.works import DEPTH, STAGED_SLAB, Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
@@ -238,8 +238,8 @@ class Loop:
             return True
 
     def _rest_engines(self) -> None:
-        """Put process-wide settings back that only reads need."""
-        for engine in (self._direct_engine, self._long_engine):
+        """Close files that are kept open, and put process-wide settings back that only reads need."""
+        for engine in (self._direct_engine, self._long_engine, self.engine):
             if engine is not None:
                 engine.rest()
 
@@ -326,7 +326,8 @@ class Loop:
         if self.engine is None or not self._files // 2 <= files <= 2 * self._files:
             if self.engine is not None:
                 self.engine.close()
-            self.engine, self._files = ReadEngine(descriptors=max(1, files // _READ_AHEAD)), files
+            each = max(1, files // (_READ_AHEAD + 1))
+            self.engine, self._files = ReadEngine(descriptors=each, kept_descriptors=each), files
 
     def _chunks_in_flight(self, kind: object) -> int:
         return sum(
@@ -745,7 +746,14 @@ def _file_reads(work: Work, base: int) -> FileReads:
     paths: list[str] = []
     for part, numbers in work.files:
         paths += part.paths(numbers)
-    return FileReads(paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place)
+    # Shards are read again and again, and stay open; chunks in files of their own are read once.
+    versions = [
+        part.versions[numbers] if part.layout.shard is not None else np.full((len(numbers), VERSION_COLUMNS), -1)
+        for part, numbers in work.files
+    ]
+    return FileReads(
+        paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place, versions=np.concatenate(versions)
+    )
 
 
 def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, int]]:

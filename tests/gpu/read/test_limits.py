@@ -240,7 +240,8 @@ def test_few_indexes_of_shards_at_a_time_are_in_memory(tmp_path):
     conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
     boxes, strides = cut_boxes(layout, start, stop, np.ones((1, 2), np.int64)), np.ones((1, 2), np.int64)
     ticket = Ticket(None, "a", lambda *_: None, None)
-    part = Part([Request(layout, conversion, boxes, strides, np.zeros(1, np.int64), True, None, [ticket])])
+    none = np.zeros(1, np.int64)
+    part = Part([Request([layout], none, conversion, boxes, strides, none, True, None, [ticket])])
     engine, cache = ReadEngine(2), IndexCache(2**24)
     with contextlib.closing(engine), at_most(20, 64):
         missing = np.concatenate([found.missing for found in locate(part, engine, cache)])
