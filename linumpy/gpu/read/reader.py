@@ -291,11 +291,15 @@ class Reader:
         addresses = np.array([_address(one) for one in arrays], np.int64)
         made = []
         for rows in _alike(layouts, numbers, targets):
-            layout, some = layouts[numbers[rows[0]]], slice(None) if len(rows) == len(numbers) else rows
-            conversion = Conversion(layout.dtype, targets[rows[0]], layout.swapped)
+            mine, some, which = layouts, slice(None), array
+            if len(rows) < len(numbers):
+                some = rows
+                used, which = np.unique(array[rows], return_inverse=True)
+                mine = [layouts[number] for number in used.tolist()]
+            conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped)
             jobs = _Jobs(
-                self.limits, layouts, array[some], conversion, start[some], stop[some], strides[some], addresses[some],
-                ready, [tickets[row] for row in rows],
+                self.limits, mine, which, conversion, start[some], stop[some], strides[some], addresses[some], ready,
+                [tickets[row] for row in rows],
             )  # fmt: skip
             made.append(jobs)
         for jobs in made:  # none of them is queued where one cannot be made
@@ -443,7 +447,7 @@ class _Jobs:
         tickets: list[Ticket],
     ) -> None:
         self._limits, self._layouts, self._array, self._conversion = limits, layouts, array, conversion
-        self._layout = layout = layouts[array[0]]
+        self._layout = layout = layouts[0]
         self._strides, self._ready, self._tickets = strides, ready, tickets
         self._most = min(_REQUEST_BOXES, limits.boxes)
         self._portions = self._cut(start, stop, addresses)
