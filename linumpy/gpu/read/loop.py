@@ -26,11 +26,13 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.read.cache import ChunkCache
 from linumpy.gpu.read.engines import LONG_READ_NBYTES, CuFileEngine
 from linumpy.gpu.read.host_decode import DecodePool
+from linumpy.gpu.read.jobs import Request
+from linumpy.gpu.read.limits import DEPTH, STAGED_SLAB, Limits
 from linumpy.gpu.read.locate import IndexCache, is_missing, locate
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.ticket import JobCounts, Request, Together
+from linumpy.gpu.read.ticket import JobCounts, Together
 from linumpy.gpu.read.wave import VERSION_COLUMNS, Part, parts_of
-from linumpy.gpu.read.works import DEPTH, STAGED_SLAB, Cutter, Limits, Work, buffer_nbytes, host_works, kind_of
+from linumpy.gpu.read.works import Cutter, Work, buffer_nbytes, host_works, kind_of
 from linumpy.io.budget import PROCESS, Share
 from linumpy.io.file_reads import FileReads, ReadEngine, ReadResults
 from linumpy.plan.decode.workspace import MARGIN
@@ -276,8 +278,8 @@ class Loop:
                     if self._queue and self._queue[0] is source:
                         self._queue.popleft()
                     continue
-                boxes += len(request.boxes)
-                self._queued_boxes = max(0, self._queued_boxes - len(request.boxes))
+                boxes += request.count
+                self._queued_boxes = max(0, self._queued_boxes - request.count)
                 self._changed.notify_all()
             requests.append(request)
         if not requests:
@@ -679,7 +681,8 @@ class Loop:
             self.counts["jobs"] += 1
             # Of a part no more than this: what a ticket refers to must not refer to its output.
             timings = part.together.timings if len(done) == 1 else [row for one in done for row in one.timings]
-            describe = functools.partial(self._describe, part.layout_of(job), part.conversion, timings, self.engine_name)
+            layout = part.layout_of(job)
+            describe = functools.partial(self._describe, layout, part.conversion, timings, self.engine_name)
             ticket.settle(events, describe)
 
 

@@ -6,42 +6,33 @@ of different jobs share reads, decoders and kernels; a chunk that several of the
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
-import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import zarr
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.errors import RegionError, UnsupportedLayoutError
+from linumpy.gpu.read.jobs import Jobs, Regions
+from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.gpu.read.limits import limits_for
 from linumpy.gpu.read.loop import Loop
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
-from linumpy.gpu.read.ticket import Request, Ticket
-from linumpy.gpu.read.works import Limits, limits_for
-from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.gpu.read.ticket import Ticket
+from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
-from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
-#: Layouts that are kept.
-_LAYOUTS = 2048
 #: Smallest slab: a few blocks of a file.
 _MIN_SLAB = 4096
-#: Boxes that one request has; a larger region becomes several, made when it is their turn.
-_REQUEST_BOXES = 2**16
 
 
 @dataclass(frozen=True)
@@ -297,11 +288,8 @@ class Reader:
                 used, which = np.unique(array[rows], return_inverse=True)
                 mine = [layouts[number] for number in used.tolist()]
             conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped)
-            jobs = _Jobs(
-                self.limits, mine, which, conversion, start[some], stop[some], strides[some], addresses[some], ready,
-                [tickets[row] for row in rows],
-            )  # fmt: skip
-            made.append(jobs)
+            regions = Regions(which, start[some], stop[some], strides[some], addresses[some])
+            made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
         for jobs in made:  # none of them is queued where one cannot be made
             self._loop.submit(jobs, jobs.boxes)
         return tickets
@@ -430,178 +418,6 @@ def _close_loop(loop: Loop, process: int) -> None:
         loop.close()
 
 
-class _Jobs:
-    """Regions of arrays of one geometry as the loop takes them: one request, or several where the regions are large."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        layouts: list[ArrayLayout],
-        array: np.ndarray,
-        conversion: Conversion,
-        start: np.ndarray,
-        stop: np.ndarray,
-        strides: np.ndarray,
-        addresses: np.ndarray,
-        ready: Any,
-        tickets: list[Ticket],
-    ) -> None:
-        self._limits, self._layouts, self._array, self._conversion = limits, layouts, array, conversion
-        self._layout = layout = layouts[0]
-        self._strides, self._ready, self._tickets = strides, ready, tickets
-        self._most = min(_REQUEST_BOXES, limits.boxes)
-        self._portions = self._cut(start, stop, addresses)
-        chunk = np.array(layout.chunk_shape, np.int64)
-        count = np.where(stop > start, -(-stop // chunk) - start // chunk, 0)
-        self._counts = count.astype(float).prod(axis=1)
-        self.boxes = int(min(self._counts.sum(), self._most))
-        # The first request is made by the caller's thread, the others when it is their turn.
-        self._first: Request | None = next(self._portions)
-
-    def next_request(self) -> Request | None:
-        """Return the next request; None at the end."""
-        if self._first is not None:
-            request, self._first = self._first, None
-            return request
-        return next(self._portions, None)
-
-    def abandon(self, error: BaseException) -> None:
-        """End jobs of which nothing has begun; those that have are ended with their wave."""
-        for ticket in self._tickets:
-            if not ticket.done():
-                ticket.fail(error)
-                ticket.settle([], None)
-
-    def _cut(self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Iterator[Request]:
-        rows = np.arange(len(start))
-        small = self._counts <= self._most
-        while len(rows):
-            if not small[rows[0]]:
-                yield from self._cut_one(int(rows[0]), start[rows[0]], stop[rows[0]], int(addresses[rows[0]]))
-                rows = rows[1:]
-                continue
-            end = int(np.searchsorted(np.cumsum(self._counts[rows]), self._most, side="right"))
-            large = np.flatnonzero(~small[rows])
-            take = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
-            rows = rows[len(take) :]
-            yield self._request(take, start[take], stop[take], addresses[take])
-
-    def _cut_one(self, row: int, start: np.ndarray, stop: np.ndarray, address: int) -> Iterator[Request]:
-        """Part a large region along the grid of stored objects."""
-        layout, ticket, strides = self._layouts[self._array[row]], self._tickets[row], self._strides[row]
-        plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
-        chunk = np.array(layout.chunk_shape, np.int64)
-        pending = None
-        for box in plan.batches(self._most):
-            if pending is not None:
-                ticket.portions += 1  # the ticket is not over before the last request is
-                yield pending
-            corners = np.array(box, np.int64)
-            begin = np.maximum(start, corners[:, 0] * chunk)
-            end = np.minimum(stop - corners[:, 1] * chunk + chunk, chunk) + (corners[:, 1] - 1) * chunk
-            at = np.array([address + int(((begin - start) * strides).sum())])
-            pending = self._request(np.array([row]), begin[None], end[None], at)
-        if pending is not None:
-            yield pending
-
-    def _request(self, rows: np.ndarray, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Request:
-        layout, strides = self._layout, self._strides[rows]
-        raw = layout.chain is None
-        longest = self._limits.box_nbytes(layout.chunk_nbytes, raw=raw)
-        boxes = cut_boxes(layout, start, stop, strides, longest)
-        by_chunk = not raw or is_cut_whole(layout, longest)
-        tickets = [self._tickets[row] for row in rows.tolist()]
-        return Request(
-            self._layouts, self._array[rows], self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets
-        )
-
-
-class Layouts:
-    """Layouts of the arrays that were read last; for several threads.
-
-    A path is looked at again when the files of its metadata are other ones; an open array has the metadata that it was
-    opened with.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
-
-    def get(self, source: Source, level: int) -> ArrayLayout:
-        """Return the layout of an array."""
-        return self.find(source, level)[0]
-
-    def find(self, source: Source, level: int) -> tuple[ArrayLayout, bool]:
-        """Return the layout of an array, and whether it was known."""
-        key = _key(source, level)
-        with self._lock:
-            entry = self._known.get(key) if key is not None else None
-        if entry is not None and _version(source, entry[1]) == entry[0]:
-            with self._lock:
-                self._known[key] = entry
-                self._known.move_to_end(key)
-            return entry[2], True
-        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
-        before = _version(source, files)
-        layout = read_layout(open_source(source, level))
-        if files and layout.root is not None and f"{layout.root}/zarr.json" not in files:  # an image's resolution
-            own = _metadata_files(layout.root)
-            before, files = [*before, *_version(source, own)], files + own
-        if key is not None:
-            with self._lock:
-                self._known[key] = (before, files, layout)
-                while len(self._known) > _LAYOUTS:
-                    self._known.popitem(last=False)
-        return layout, False
-
-
-#: Layouts that all readers of this process know.
-LAYOUTS = Layouts()
-
-
-def _key(source: Source, level: int) -> object:
-    """Name a source that may be known; None for others."""
-    if isinstance(source, zarr.Array):
-        return "array", id(source.metadata), str(source.store_path), level
-    if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
-        return "path", _folder(source), level
-    return None
-
-
-def _folder(source: Any) -> str:
-    """Path of a source, its dots left to the file system: behind a link they are not those of the text."""
-    return os.path.join(os.getcwd(), source)
-
-
-def _metadata_files(folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
-
-
-def _version(source: Source, files: list[str]) -> Any:
-    """What must be the same for a layout to hold."""
-    return _Same(source.metadata) if isinstance(source, zarr.Array) else [_stamp(path) for path in files]
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """An object that equals itself alone; held, so that no other one gets its identity."""
-
-    held: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.held is other.held
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _bounds(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rank = layouts[0].rank
     if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
@@ -681,36 +497,3 @@ def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:
         return ""
     stored, by_host = ticket.counts.chunks - ticket.counts.filled, ticket.counts.by_host
     return f"{layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
-
-
-_readers: dict[tuple[int | str, bool], Reader] = {}
-_readers_lock = threading.Lock()
-
-
-def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
-    """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
-    with _readers_lock:
-        reader = _readers.get((device, direct))
-        if reader is None or reader.is_closed:
-            reader = _readers[device, direct] = Reader(device, direct=direct)
-        return reader
-
-
-def release() -> None:
-    """Close the readers that this process shares, and give back their memory; the next read makes new ones."""
-    with _readers_lock:
-        readers = list(_readers.values())
-        _readers.clear()
-    for reader in readers:
-        reader.close()
-
-
-def _forget() -> None:
-    """In a child process, which has none of its parent's threads."""
-    global _readers_lock
-    _readers_lock = threading.Lock()
-    _readers.clear()
-
-
-atexit.register(release)
-os.register_at_fork(after_in_child=_forget)

@@ -1,7 +1,4 @@
-"""Jobs of a reader: what was asked for, and the ticket by which its caller waits for it.
-
-In: an array's layout and regions of it (:class:`Request`). Out: a :class:`Ticket` each. Errors of a job are its own.
-"""
+"""The ticket by which a caller waits for a region that it has asked for. Errors of a job are its own."""
 
 from __future__ import annotations
 
@@ -12,12 +9,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from linumpy.gpu.read.report import ReadReport
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,43 +63,6 @@ class Together:
     timings: list[tuple[str, tuple[Any, Any, Any]]] = field(default_factory=list)
     files_opened: int = 0
     index_nbytes: int = 0
-
-
-@dataclass(eq=False)
-class Request:
-    """Regions of arrays of one geometry that were submitted together.
-
-    Attributes
-    ----------
-    layouts : list of ArrayLayout
-        How the arrays are stored.
-    array : numpy.ndarray of int64, (regions,)
-        Which of them each region is of.
-    conversion : Conversion
-        Stored type and type of the outputs.
-    boxes : Boxes
-        Of all regions.
-    target_strides : numpy.ndarray of int64, (regions, rank)
-        Bytes between neighbours in each output, along the axes of the array.
-    addresses : numpy.ndarray of int64, (regions,)
-        Where each output begins.
-    by_chunk : bool
-        Whether each chunk that a region touches is one box.
-    ready : object
-        Event that the outputs' memory may be written after; None in host memory.
-    tickets : list of Ticket
-        One for each region.
-    """
-
-    layouts: list[ArrayLayout]
-    array: np.ndarray
-    conversion: Conversion
-    boxes: Boxes
-    target_strides: np.ndarray
-    addresses: np.ndarray
-    by_chunk: bool
-    ready: Any
-    tickets: list[Ticket]
 
 
 class Ticket:

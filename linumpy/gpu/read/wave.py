@@ -6,14 +6,16 @@ In: requests. Out: spans to read, tables that scatter them, and the tickets whos
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from linumpy.errors import ChunkError
+from linumpy.gpu.read.jobs import Regions, Request
 from linumpy.gpu.read.scatter import Conversion, fill_bytes
-from linumpy.gpu.read.ticket import JobCounts, Request, Ticket, Together
+from linumpy.gpu.read.ticket import JobCounts, Ticket, Together
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import Boxes
+from linumpy.plan.read.boxes import Boxes, cut_boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
 from linumpy.plan.read.wanted import merge
 
@@ -34,16 +36,16 @@ class Part:
 
     def __init__(self, requests: list[Request], *, whole_chunks: bool = False) -> None:
         first = requests[0]
-        self.layout, self.conversion, self.by_chunk = first.layouts[0], first.conversion, first.by_chunk
+        self.layout, self.conversion, self.by_chunk = first.layouts[0], first.conversion, first.boxes is None
         self.layouts, self._array = _arrays_of(requests)
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
-        boxes, strides, addresses = _joined(requests)
-        self._boxes = boxes
+        regions = Regions.joined([request.regions for request in requests])
+        self._boxes = boxes = _boxes_of(requests, regions)
         self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
         if whole_chunks and self.by_chunk and self.layout.chain is None:
             self.wanted.offset[:], self.wanted.nbytes[:] = 0, self.layout.chunk_nbytes
-        self._geometry = geometry(self.layout, boxes, strides)
-        self._target = addresses[boxes.region] + boxes.target_offset
+        self._geometry = geometry(self.layout, boxes, regions.strides)
+        self._target = regions.addresses[boxes.region] + boxes.target_offset
         self._source = boxes.offset
         if self.layout.chain is None:  # of a raw chunk no more is read than its boxes need
             self._source = boxes.offset - _of_boxes(self.wanted.offset, self.wanted.first_box, self.wanted.boxes)
@@ -237,7 +239,7 @@ def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Par
     """Bring the requests of each geometry and output type together; see :class:`Part`."""
     alike: dict[object, list[Request]] = {}
     for request in requests:
-        kind = (request.layouts[0].geometry, request.conversion, request.by_chunk)
+        kind = (request.layouts[0].geometry, request.conversion, request.boxes is None)
         alike.setdefault(kind, []).append(request)
     return [Part(some, whole_chunks=whole_chunks) for some in alike.values()]
 
@@ -245,7 +247,7 @@ def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Par
 def _arrays_of(requests: list[Request]) -> tuple[list[ArrayLayout], np.ndarray]:
     """List the arrays of requests, each once, and which of them each region is of."""
     if len(requests) == 1:
-        return requests[0].layouts, requests[0].array
+        return requests[0].layouts, requests[0].regions.array
     numbers: dict[int, int] = {}
     layouts: list[ArrayLayout] = []
     arrays = []
@@ -253,21 +255,18 @@ def _arrays_of(requests: list[Request]) -> tuple[list[ArrayLayout], np.ndarray]:
         for layout in request.layouts:
             if numbers.setdefault(id(layout), len(layouts)) == len(layouts):
                 layouts.append(layout)
-        arrays.append(np.array([numbers[id(layout)] for layout in request.layouts])[request.array])
+        arrays.append(np.array([numbers[id(layout)] for layout in request.layouts])[request.regions.array])
     return layouts, np.concatenate(arrays)
 
 
-def _joined(requests: list[Request]) -> tuple[Boxes, np.ndarray, np.ndarray]:
-    if len(requests) == 1:
-        return requests[0].boxes, requests[0].target_strides, requests[0].addresses
+def _boxes_of(requests: list[Request], regions: Regions) -> Boxes:
+    """Cut the regions of all requests, unless they have been cut; boxes number the regions of all requests."""
+    if requests[0].boxes is None:
+        return cut_boxes(requests[0].layouts[0], regions.start, regions.stop, regions.strides)
+    boxes = [request.boxes for request in requests if request.boxes is not None]
     first = np.cumsum([0, *(len(request.tickets) for request in requests)]).tolist()
-    boxes = Boxes.joined([request.boxes for request in requests])
-    region = [request.boxes.region + begin for request, begin in zip(requests, first, strict=False)]
-    return (
-        Boxes(np.concatenate(region), boxes.chunk, boxes.offset, boxes.nbytes, boxes.extent, boxes.target_offset),
-        np.concatenate([request.target_strides for request in requests]),
-        np.concatenate([request.addresses for request in requests]),
-    )
+    region = [one.region + begin for one, begin in zip(boxes, first, strict=False)]
+    return replace(Boxes.joined(boxes), region=np.concatenate(region))
 
 
 def _of_boxes(of_spans: np.ndarray, first_box: np.ndarray, boxes: np.ndarray) -> np.ndarray:

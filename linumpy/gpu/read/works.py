@@ -5,7 +5,6 @@ In: the parts of a wave. Out: :class:`Work` records, a batch of stored objects a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,91 +12,22 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.read.cache import ChunkCache
+from linumpy.gpu.read.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, Limits
 from linumpy.gpu.read.locate import Found
 from linumpy.gpu.read.staging import Placed, TablePlan
 from linumpy.gpu.read.wave import Part
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room
-from linumpy.plan.layout import MAX_RANK
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
 from linumpy.plan.read.scatter import table_nbytes
 from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack, run_starts
 
-#: Slabs whose memory is in use at the same time.
-DEPTH = 3
-#: Staged slabs of this size pass through the processor's cache; larger ones measured slower.
-STAGED_SLAB = 32 * 2**20
 #: Bytes between two encoded chunks of a shard that are read along: about what a read of its own costs.
 _GAP = 64 * 1024
-#: Open files of a slab; more gain nothing.
-_MAX_FILES = 1024
-#: Bytes of the words of a box, of three axes, with a part of a header.
-_ROW_NBYTES = 64
-_ALIGN = 64
 
 Kind = tuple[DecodeChain, int]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the slabs of a reader.
-
-    Attributes
-    ----------
-    scratch_bytes : int
-        Device memory for all of them.
-    slab_nbytes : int
-        Bytes of a slab of raw or decoded chunks.
-    pieces : int
-        Spans of a slab.
-    threads : int
-        Threads that decode on the host.
-    decode_on : str or None
-        Where to decode, ``"device"`` or ``"host"``; None for where it takes less time.
-    on_device : bool
-        Whether there is a device.
-    slot_nbytes : int or None
-        Device memory of a slab of encoded chunks at most; None for a third of the scratch.
-    """
-
-    scratch_bytes: int
-    slab_nbytes: int
-    pieces: int
-    threads: int
-    decode_on: str | None
-    on_device: bool
-    slot_nbytes: int | None = None
-
-    @property
-    def longest(self) -> int:
-        """Longest span of a box, well below a slab so that slabs are filled."""
-        return max(16, (self.slab_nbytes - _ALIGN) // 4)
-
-    @property
-    def boxes(self) -> int:
-        """Boxes of a wave or request: a table of both fits beside a slab, even if all boxes lie in one chunk."""
-        free = self.scratch_bytes // DEPTH - self.slab_nbytes
-        return max(64, free // (2 * table_nbytes(MAX_RANK, 1)))
-
-    @property
-    def raw(self) -> SlabLimits:
-        """Of slabs of raw chunks."""
-        return SlabLimits(self.slab_nbytes, _MAX_FILES, _ALIGN, pieces=self.pieces)
-
-    def box_nbytes(self, chunk_nbytes: int, *, raw: bool) -> int | None:
-        """Longest box of chunks of so many bytes; None for one box a chunk."""
-        return None if not raw and chunk_nbytes <= self.slab_nbytes else self.longest
-
-
-def limits_for(scratch_bytes: int, *, on_device: bool, decode_on: str | None, slab_nbytes: int | None) -> Limits:
-    """Size slabs: three at a time fit the scratch, with their tables."""
-    room = scratch_bytes // DEPTH
-    slab = min(slab_nbytes or STAGED_SLAB, room * 3 // 4 // 4096 * 4096)
-    pieces = max(1, min(MAX_PIECES, (room - slab) // _ROW_NBYTES))
-    threads = max(1, min(16, len(os.sched_getaffinity(0))))
-    return Limits(scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes)
 
 
 @dataclass(eq=False)
@@ -178,7 +108,7 @@ class Work:
 
 def buffer_nbytes(chunk_nbytes: int) -> int:
     """Bytes of the buffer that the host decodes a chunk into."""
-    return -(-chunk_nbytes // _ALIGN) * _ALIGN
+    return -(-chunk_nbytes // SLAB_ALIGN) * SLAB_ALIGN
 
 
 class Cutter:
@@ -236,7 +166,7 @@ class Cutter:
     def _host_nbytes(self, part: Part) -> int:
         raw = part.layout.chain is None
         nbytes = int(part.wanted.nbytes.sum()) if raw else len(part.wanted) * part.layout.chunk_nbytes
-        return min(nbytes + part.boxes * _ROW_NBYTES + 2**16, 2**40)
+        return min(nbytes + part.boxes * ROW_NBYTES + 2**16, 2**40)
 
     def cut(
         self, find: Callable[[Part], Iterator[Found]], failed: Callable[[Part, np.ndarray], None]
@@ -340,7 +270,7 @@ def kind_of(part: Part) -> Kind | None:
 
 def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> DecodeWay:
     """Choose where chunks are decoded, by how many of them are in flight; beside it lie tables of so many bytes."""
-    room = limits.scratch_bytes - max(tables_nbytes, DEPTH * limits.pieces * _ROW_NBYTES)
+    room = limits.scratch_bytes - max(tables_nbytes, DEPTH * limits.pieces * ROW_NBYTES)
     return choose_way(
         kind[0],
         kind[1],
@@ -358,7 +288,7 @@ def encoded_limits(way: DecodeWay) -> SlabLimits:
     slot = way.slot
     assert slot is not None
     return SlabLimits(
-        slot.stored_nbytes, _MAX_FILES, _ALIGN, pieces=min(slot.chunks, MAX_PIECES), capacity=slot.capacity, gap=_GAP
+        slot.stored_nbytes, MAX_FILES, SLAB_ALIGN, pieces=min(slot.chunks, MAX_PIECES), capacity=slot.capacity, gap=_GAP
     )
 
 
@@ -380,7 +310,7 @@ def estimate_scratch(plan: ReadPlan, limits: Limits) -> int:
     layout, chunks = plan.layout, plan.chunk_count
     if not chunks or not limits.on_device:
         return 0
-    needed = chunks * (layout.chunk_nbytes + _ROW_NBYTES + _ALIGN) + 2**16
+    needed = chunks * (layout.chunk_nbytes + ROW_NBYTES + SLAB_ALIGN) + 2**16
     if layout.chain is not None:
         way = way_of((layout.chain, layout.chunk_nbytes), chunks, limits)
         if way.slot is not None:

@@ -18,19 +18,19 @@ from stores import plain_values, random_values, same
 
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu import kvikio_zarr, plan_zarr_read
-from linumpy.gpu.read import loop, reader
+from linumpy.gpu.read import jobs, loop
 from linumpy.gpu.read import request as output
+from linumpy.gpu.read.jobs import Regions, Request
 from linumpy.gpu.read.locate import IndexCache, locate
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.survey import with_survey
-from linumpy.gpu.read.ticket import Request, Ticket
+from linumpy.gpu.read.ticket import Ticket
 from linumpy.gpu.read.wave import Part
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
 from linumpy.io import posix_aio
 from linumpy.io.file_reads import ReadEngine
 from linumpy.io.layout import read_layout
-from linumpy.plan.read.boxes import cut_boxes
 from linumpy.plan.read.plan import plan_read
 
 READ_IN_THREADS = """
@@ -182,19 +182,19 @@ def test_a_small_part_at_the_far_end_of_a_huge_array(tmp_path):
 def test_the_requests_of_one_read_fill_its_result(tmp_path, monkeypatch, options, decode_on, region, most):
     array = zarr.create_array(tmp_path / "a", shape=(40, 30, 20), dtype="u2", fill_value=7, **options)
     array[:20] = plain_values("u2", (20, 30, 20), 1)  # the rest is not stored
-    requests, real = [], reader._Jobs._request
+    requests, real = [], jobs.Jobs._request
 
     def note(self, *arguments):
         requests.append(real(self, *arguments))
         return requests[-1]
 
-    monkeypatch.setattr(reader, "_REQUEST_BOXES", most)
-    monkeypatch.setattr(reader._Jobs, "_request", note)
+    monkeypatch.setattr(jobs, "REQUEST_BOXES", most)
+    monkeypatch.setattr(jobs.Jobs, "_request", note)
     job = reference.make_job(array, region, decode_on=decode_on)
     assert same(reference.execute(job), array[region])
     per_object = int(np.prod(job.plan.chunks_per_object))
-    assert all(len(request.boxes) <= max(most, per_object) for request in requests)
-    assert sum(len(request.boxes) for request in requests) == job.plan.chunk_count == job.stats.boxes
+    assert all(request.count <= max(most, per_object) for request in requests)
+    assert sum(request.count for request in requests) == job.plan.chunk_count == job.stats.boxes
     assert (job.plan.chunk_count > most) == (len(requests) > 1) or per_object > most
 
 
@@ -215,7 +215,7 @@ def test_the_report_of_a_read_of_several_requests_counts_all_of_them(tmp_path, m
 
     whole, stats = read()
     assert stats.jobs == 1
-    monkeypatch.setattr(reader, "_REQUEST_BOXES", 30)
+    monkeypatch.setattr(jobs, "REQUEST_BOXES", 30)
     monkeypatch.setattr(loop, "WAVE_BOXES", wave)
     several, stats = read()
     assert stats.jobs == 1
@@ -238,10 +238,9 @@ def test_few_indexes_of_shards_at_a_time_are_in_memory(tmp_path):
     start, stop = np.array([[0, 3]]), np.array([[70 * 512, 4]])
     layout = read_layout(array)
     conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
-    boxes, strides = cut_boxes(layout, start, stop, np.ones((1, 2), np.int64)), np.ones((1, 2), np.int64)
     ticket = Ticket(None, "a", lambda *_: None, None)
-    none = np.zeros(1, np.int64)
-    part = Part([Request([layout], none, conversion, boxes, strides, none, True, None, [ticket])])
+    regions = Regions(np.zeros(1, np.int64), start, stop, np.ones((1, 2), np.int64), np.zeros(1, np.int64))
+    part = Part([Request([layout], conversion, regions, None, 70 * 512, None, [ticket])])
     engine, cache = ReadEngine(2), IndexCache(2**24)
     with contextlib.closing(engine), at_most(20, 64):
         missing = np.concatenate([found.missing for found in locate(part, engine, cache)])
@@ -324,7 +323,7 @@ def test_the_requests_of_one_read_fill_its_result_on_the_device(tmp_path, monkey
         reference.use_own_readers(monkeypatch, decode_on=decode_on)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
     whole, one = read_zarr_via_kvikio(array, return_report=True)
-    monkeypatch.setattr(reader, "_REQUEST_BOXES", 11)
+    monkeypatch.setattr(jobs, "REQUEST_BOXES", 11)
     parts, several = read_zarr_via_kvikio(array, return_report=True)
     assert same(to_host(whole), array[...])
     assert same(to_host(parts), array[...])

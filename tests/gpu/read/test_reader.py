@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
-from linumpy.gpu.read import loop, reader
-from linumpy.gpu.read.reader import Reader, release, shared_reader
+from linumpy.gpu.read import jobs, loop
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.shared import release, shared_reader
 from linumpy.plan.region import normalize_region
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -235,11 +236,11 @@ def write_jobs(folder, groups, seed, broken):
 
 def sets_against_zarr(make, groups, seed, broken, threads, boxes, **options):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_REQUEST_BOXES", boxes)
-        jobs = write_jobs(Path(folder), groups, seed, broken)
+        patch.setattr(jobs, "REQUEST_BOXES", boxes)
+        wanted = write_jobs(Path(folder), groups, seed, broken)
         with make(seed) as place, Reader(place.device, **options) as one:
-            carry_out(one, place, jobs, threads, random.Random(seed))
-            assert one.stats().jobs == len(jobs)
+            carry_out(one, place, wanted, threads, random.Random(seed))
+            assert one.stats().jobs == len(wanted)
 
 
 def on_host(seed):

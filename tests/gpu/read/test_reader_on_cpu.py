@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import loop, reader
+from linumpy.gpu.read import jobs, loop
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
@@ -60,7 +60,7 @@ def test_same_bytes_as_zarr(case, slab, direct, read_through, boxes, seed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_pieces, "READ_THROUGH_BYTES", read_through)
         patch.setattr(plan_boxes, "READ_THROUGH_BYTES", read_through)
-        patch.setattr(reader, "_REQUEST_BOXES", boxes)
+        patch.setattr(jobs, "REQUEST_BOXES", boxes)
         array = write(case, Path(folder) / "a")
         got = reference.read(array, case.region, slab_nbytes=slab, direct=direct, seed=seed)
         assert same(got, array[case.region])
