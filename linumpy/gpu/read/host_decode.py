@@ -9,13 +9,39 @@ from __future__ import annotations
 
 import ctypes
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.io.plain_reads import version
+
+
+class PendingDecodes:
+    """Chunks that are being decoded.
+
+    Parameters
+    ----------
+    tasks : list of Future
+        Each gives an error or None for each of its chunks.
+    """
+
+    def __init__(self, tasks: list[Future[list[Exception | None]]]) -> None:
+        self._tasks = tasks
+
+    def done(self) -> bool:
+        """Say whether all have ended."""
+        return all(task.done() for task in self._tasks)
+
+    def wait(self) -> list[Exception | None]:
+        """Wait for all; return an error for each chunk, None where it was decoded."""
+        return [error for task in self._tasks for error in task.result()]
+
+    def abandon(self) -> None:
+        """Wait until nothing is written any more."""
+        wait(self._tasks)
 
 
 class DecodePool:
@@ -31,19 +57,34 @@ class DecodePool:
         self.threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
-    def start(self, part: Part, span: int, address: int) -> Future[None]:
-        """Start to decode one chunk to an address."""
+    def start(self, part: Part, spans: np.ndarray, addresses: np.ndarray) -> PendingDecodes:
+        """Start to decode chunks to addresses, by no more tasks than there are threads: each costs Python."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
-        nbytes = part.layout.chunk_nbytes
-        buffer = np.frombuffer(memoryview((ctypes.c_ubyte * nbytes).from_address(address)), np.uint8)
-        return self._pool.submit(_decode, part, span, buffer)
+        step = -(-len(spans) // self.threads)
+        rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
+        return PendingDecodes(
+            [self._pool.submit(_decode_some, part, rows[first : first + step]) for first in range(0, len(rows), step)]
+        )
 
     def close(self) -> None:
         """Let the threads end."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
+
+
+def _decode_some(part: Part, rows: list[tuple[int, int]]) -> list[Exception | None]:
+    """Decode spans to addresses; one that fails leaves the others as they are."""
+    errors: list[Exception | None] = []
+    for span, address in rows:
+        try:
+            buffer = (ctypes.c_ubyte * part.layout.chunk_nbytes).from_address(address)
+            _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
+            errors.append(None)
+        except Exception as error:
+            errors.append(error)
+    return errors
 
 
 def _decode(part: Part, span: int, buffer: np.ndarray) -> None:
@@ -68,7 +109,7 @@ def _read(part: Part, span: int) -> bytes:
     except OSError as error:
         raise ChunkError(f"{part.chunk_name(span)} cannot be read: {error.strerror}") from error
     for found in (before, after):
-        if (part.versions[number] != (found.st_ino, found.st_size, found.st_mtime_ns)).any():
+        if (part.versions[number] != version(found)[:3]).any():
             raise part.replaced(number, found.st_size)
     if len(stored) != nbytes:
         raise ChunkError(f"{part.chunk_name(span)}: {len(stored)} of {nbytes} bytes could be read")

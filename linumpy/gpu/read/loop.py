@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -369,8 +369,9 @@ class Loop:
             self._place(work)
             return
         if work.kind == "host":
-            rows = [(part, span, place) for part, spans, at in work.sources() for span, place in _pairs(spans, at)]
-            work.pending = [self._pool.start(part, span, base + place) for part, span, place in rows]
+            ((part, spans, place),) = work.sources()
+            assert place is not None
+            work.pending = self._pool.start(part, spans, base + place)
         else:
             assert work.slab is not None
             assert self.engine is not None
@@ -501,9 +502,8 @@ class Loop:
         """Decode a chunk that no slab holds, and scatter it window after window."""
         (part, spans), *_ = work.rows
         buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
-        try:
-            self._pool.start(part, int(spans[0]), int(buffer.ctypes.data)).result()
-        except ChunkError as error:
+        (error,) = self._pool.start(part, spans, np.array([buffer.ctypes.data])).wait()
+        if error is not None:
             part.fail(spans, error)
             self._finish(work, stored=False)
             return
@@ -604,8 +604,7 @@ class Loop:
 
     def _lost_chunks(self, work: Work) -> bool:
         """Check chunks that the host decoded."""
-        wait(work.pending)
-        errors = [future.exception() for future in work.pending]
+        errors = work.pending.wait()
         if not any(errors):
             return False
         ((part, spans),) = work.rows
@@ -633,9 +632,7 @@ class Loop:
 
     def _abandon(self, work: Work, error: BaseException) -> None:
         """Fail all jobs of a work that cannot go on."""
-        if isinstance(work.pending, list):
-            wait(work.pending)
-        elif work.pending is not None:
+        if work.pending is not None:
             work.pending.abandon()
         with contextlib.suppress(Exception):  # what a device that has failed says of this, it has said already
             self.staging.await_queued()  # some of its kernels may have started, and write to outputs
@@ -688,8 +685,6 @@ class Loop:
 
 def _has_ended(work: Work) -> bool:
     """Say whether all bytes of a work are there."""
-    if work.kind == "host":
-        return all(future.done() for future in work.pending)
     return bool(work.pending.done())
 
 
@@ -757,11 +752,6 @@ def _file_reads(work: Work, base: int) -> FileReads:
     return FileReads(
         paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place, versions=np.concatenate(versions)
     )
-
-
-def _pairs(spans: np.ndarray, place: np.ndarray | None) -> Iterator[tuple[int, int]]:
-    assert place is not None
-    return zip(spans.tolist(), place.tolist(), strict=True)
 
 
 def _host_memory() -> int:

@@ -11,7 +11,7 @@ import functools
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -272,7 +272,7 @@ class Reader:
                 arrays = [*outs]
                 for one, shape, target in zip(arrays, shapes, targets, strict=True):
                     _check_out(one, shape, target, on_device=self.on_device)
-            if home is not None:
+            if self._cupy is not None and home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
         own = home if outs is None else None
         tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
@@ -282,13 +282,12 @@ class Reader:
         addresses = np.array([_address(one) for one in arrays], np.int64)
         made = []
         for rows in _alike(layouts, numbers, targets):
-            mine, some, which = layouts, slice(None), array
+            mine, regions = layouts, Regions(array, start, stop, strides, addresses)
             if len(rows) < len(numbers):
-                some = rows
                 used, which = np.unique(array[rows], return_inverse=True)
                 mine = [layouts[number] for number in used.tolist()]
+                regions = replace(regions.take(np.array(rows)), array=which)
             conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped)
-            regions = Regions(which, start[some], stop[some], strides[some], addresses[some])
             made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
         for jobs in made:  # none of them is queued where one cannot be made
             self._loop.submit(jobs, jobs.boxes)

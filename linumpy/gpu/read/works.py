@@ -24,6 +24,8 @@ from linumpy.plan.read.ring import Range, ring_nbytes
 from linumpy.plan.read.scatter import table_nbytes
 from linumpy.plan.read.slabs import MAX_PIECES, Slab, SlabLimits, Spans, pack, run_starts
 
+#: Chunks that a thread of the host decodes one after another, at most.
+_ROUNDS = 4
 #: Bytes between two encoded chunks of a shard that are read along: about what a read of its own costs.
 _GAP = 64 * 1024
 
@@ -299,8 +301,10 @@ def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
         for span in spans.tolist():
             yield Work("large", [(part, np.array([span]))])
         return
-    # Few chunks at a time, so that the first ones are scattered while the threads decode the others.
-    step = max(1, min(limits.slab_nbytes // each, max(1, limits.threads), limits.pieces))
+    # Few chunks at a time, so that the first ones are scattered while the threads decode the others; but of many
+    # chunks some for each thread, since a task costs as much Python as a chunk.
+    rounds = max(1, min(_ROUNDS, len(spans) // (2 * limits.threads)))
+    step = max(1, min(limits.slab_nbytes // each, rounds * limits.threads, limits.pieces))
     for first in range(0, len(spans), step):
         yield Work("host", [(part, spans[first : first + step])])
 
