@@ -19,13 +19,13 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
+from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.loop.works import estimate_scratch
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.shared import shared_reader
-from linumpy.gpu.read.works import estimate_scratch
 from linumpy.io.source import Source
 from linumpy.plan.read.plan import plan_read
 

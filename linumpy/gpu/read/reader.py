@@ -18,15 +18,17 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.errors import RegionError, UnsupportedLayoutError
-from linumpy.gpu.read.jobs import Jobs, Regions
+from linumpy.gpu.loop.jobs import Jobs, Regions
+from linumpy.gpu.loop.limits import limits_for
+from linumpy.gpu.loop.loop import Loop
+from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import limits_for
-from linumpy.gpu.read.loop import Loop
-from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
-from linumpy.gpu.read.ticket import Ticket
+from linumpy.gpu.staging.device import DeviceStaging
+from linumpy.gpu.staging.direct import DirectStaging
+from linumpy.gpu.staging.host import HostStaging
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, normalize_region
@@ -344,11 +346,13 @@ class Reader:
     @property
     def device_bytes(self) -> int:
         """Device memory that is held for slabs."""
-        return 0 if self._loop.staging is None else int(self._loop.staging.arena_nbytes)
+        carrier = self._loop.carrier
+        return 0 if carrier is None else int(carrier.staging.arena_nbytes)
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        counts, indexes, cache = self._loop.counts, self._loop.indexes, self._loop.cache
+        counts, indexes, carrier = self._loop.counts, self._loop.indexes, self._loop.carrier
+        cache = None if carrier is None else carrier.cache
         return ReaderStats(
             jobs=int(counts["jobs"]),
             chunks=int(counts["chunks"]),

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from linumpy.gpu.read.jobs import Regions, make_request
-from linumpy.gpu.read.limits import Limits, limits_for
-from linumpy.gpu.read.locate import IndexCache, locate
+from linumpy.gpu.loop.jobs import Regions, make_request
+from linumpy.gpu.loop.limits import Limits, limits_for
+from linumpy.gpu.loop.locate import IndexCache, locate
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.loop.wave import Part
+from linumpy.gpu.loop.works import Cutter, Work, estimate_scratch, way_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.ticket import Ticket
-from linumpy.gpu.read.wave import Part
-from linumpy.gpu.read.works import Cutter, Work, estimate_scratch, way_of
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.file_reads import ReadEngine
 from linumpy.plan.read.pieces import c_strides
 from linumpy.plan.read.plan import ReadPlan, Survey

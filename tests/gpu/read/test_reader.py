@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
-from linumpy.gpu.read import jobs, loop
+from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.shared import release, shared_reader
+from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -250,7 +251,7 @@ def on_host(seed):
 @contextlib.contextmanager
 def on_fake(seed):
     with reference.fake_device(seed) as fake, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "ReadEngine", reference.SmallEngine)
+        patch.setattr(engines, "ReadEngine", reference.SmallEngine)
         yield OnFake(fake)
 
 
@@ -353,7 +354,7 @@ class Slow(reference.SmallEngine):
 @pytest.fixture
 def slow(monkeypatch):
     monkeypatch.setattr(Slow, "go", threading.Event())
-    monkeypatch.setattr(loop, "ReadEngine", Slow)
+    monkeypatch.setattr(engines, "ReadEngine", Slow)
     yield Slow.go
     Slow.go.set()
 
@@ -528,11 +529,11 @@ def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
         tickets.clear()
 
     some(500)
-    wait_until(lambda: not one._loop.engine.open_files)  # those that an idle reader keeps are closed
+    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)  # those that an idle reader keeps are closed
     held = len(os.listdir("/proc/self/fd")), threads_of_readers()
     memory = memory_of_process()
     some(count)
-    wait_until(lambda: not one._loop.engine.open_files)
+    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)
     assert (len(os.listdir("/proc/self/fd")), threads_of_readers()) == held
     assert memory_of_process() - memory < 16 * 2**20
     stats = one.stats()

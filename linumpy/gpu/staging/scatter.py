@@ -99,7 +99,7 @@ def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
     """Choose the kernel for boxes of so many axes, moved in units of so many bytes."""
     if not 1 <= rank <= MAX_RANK:
         raise ValueError(f"a table of {rank} axes: 1 to {MAX_RANK} are scattered")
-    package = "linumpy.gpu.read.cuda"
+    package = "linumpy.gpu.staging.cuda"
     if conversion.is_copy:
         return KernelSpec("scatter", "scatter", (("RANK", str(rank)), ("COPY_UNIT", str(unit))), package)
     defines = (

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.loop.report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,15 +18,15 @@ from stores import plain_values, random_values, same
 
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu import kvikio_zarr, plan_zarr_read
-from linumpy.gpu.read import jobs, loop
+from linumpy.gpu.loop import jobs, loop
+from linumpy.gpu.loop.jobs import Regions, Request
+from linumpy.gpu.loop.locate import IndexCache, locate
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.read import request as output
-from linumpy.gpu.read.jobs import Regions, Request
-from linumpy.gpu.read.locate import IndexCache, locate
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.survey import with_survey
-from linumpy.gpu.read.ticket import Ticket
-from linumpy.gpu.read.wave import Part
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
 from linumpy.io import posix_aio
 from linumpy.io.file_reads import ReadEngine
@@ -39,7 +39,8 @@ import os, resource, sys, threading, time
 import numpy as np
 import reference
 import zarr
-from linumpy.gpu.read import loop
+from linumpy.gpu.loop import carrier, jobs, loop
+from linumpy.gpu.staging import engines
 from linumpy.gpu.read.reader import Reader
 
 place, decode_on, count = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
@@ -56,8 +57,8 @@ def slow(real, began=threading.local()):
         return real(*arguments)
     return call
 
-loop.ReadEngine = reference.SmallEngine
-loop.Loop._complete = slow(loop.Loop._complete)
+engines.ReadEngine = reference.SmallEngine
+carrier.Carrier.complete = slow(carrier.Carrier.complete)
 failures, wrong, ready = [], [], threading.Barrier(count)
 
 def work():

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.wave import Part
+from linumpy.gpu.loop.wave import Part
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.scatter import ScatterTable
 

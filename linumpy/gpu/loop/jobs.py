@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.read.limits import Limits
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.ticket import Ticket
+from linumpy.gpu.loop.limits import Limits
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes, cut_boxes, is_cut_whole
 from linumpy.plan.read.plan import ReadPlan

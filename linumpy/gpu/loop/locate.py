@@ -1,6 +1,6 @@
 """Find the stored bytes of spans: sizes of files, indexes of shards.
 
-In: a :class:`~linumpy.gpu.read.wave.Part`. Out: where its spans lie and which are not stored, a batch of objects after
+In: a :class:`~linumpy.gpu.loop.wave.Part`. Out: where its spans lie and which are not stored, a batch of objects after
 another, so that what is found is read while the rest is looked for. Errors are noted for the jobs that they concern.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read.wave import Part
+from linumpy.gpu.loop.wave import Part
 from linumpy.io.file_reads import FileReads, ReadEngine
 from linumpy.plan.read.shards import ShardIndexError, read_index
 from linumpy.plan.read.spans import shard_spans

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from linumpy.gpu.read import kvikio_settings
-from linumpy.gpu.read.kvikio_settings import read_threads, transfer_settings
+from linumpy.gpu.staging import kvikio_settings
+from linumpy.gpu.staging.kvikio_settings import read_threads, transfer_settings
 
 
 @pytest.fixture

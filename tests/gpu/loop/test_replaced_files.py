@@ -9,7 +9,7 @@ import zarr
 from stores import random_values, same
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import host_decode, loop
+from linumpy.gpu.loop import carrier, host_decode, loop
 from linumpy.io import posix_aio
 from linumpy.io.file_reads import Pending
 from linumpy.io.plain_reads import read_files
@@ -150,7 +150,7 @@ def test_between_two_pieces_of_a_raw_chunk(tmp_path, monkeypatch, change):
     old, new = tmp_path / "a/c/0/0", tmp_path / "b/c/0/0"
     expected, placed = array[...], []
     assert same(reference.execute(reference.make_job(array, slab_nbytes=8192)), expected)
-    place = loop.Loop._place
+    place = carrier.Carrier._place
 
     def once(self, work):
         placed.append(work)
@@ -158,6 +158,6 @@ def test_between_two_pieces_of_a_raw_chunk(tmp_path, monkeypatch, change):
             change(new, old)
         place(self, work)
 
-    monkeypatch.setattr(loop.Loop, "_place", once)
+    monkeypatch.setattr(carrier.Carrier, "_place", once)
     with pytest.raises(ChunkError, match=rf"chunk \(0, 0\) of .*({CHANGED})"):
         reference.execute(reference.make_job(array, slab_nbytes=8192))

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.read.cache import ChunkCache
-from linumpy.gpu.read.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, Limits
-from linumpy.gpu.read.locate import Found
-from linumpy.gpu.read.staging import Placed, TablePlan
-from linumpy.gpu.read.wave import Part
+from linumpy.gpu.loop.cache import ChunkCache
+from linumpy.gpu.loop.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, Limits
+from linumpy.gpu.loop.locate import Found
+from linumpy.gpu.loop.wave import Part
+from linumpy.gpu.staging.device import Placed, TablePlan
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodeWay, choose_way
 from linumpy.plan.decode.workspace import decoded_room

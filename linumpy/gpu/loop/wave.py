@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read.jobs import Regions, Request
-from linumpy.gpu.read.scatter import Conversion, fill_bytes
-from linumpy.gpu.read.ticket import JobCounts, Ticket, Together
+from linumpy.gpu.loop.jobs import Regions, Request
+from linumpy.gpu.loop.ticket import JobCounts, Ticket, Together
+from linumpy.gpu.staging.scatter import Conversion, fill_bytes
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes, cut_boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry

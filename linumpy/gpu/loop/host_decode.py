@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read.wave import Part
+from linumpy.gpu.loop.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.plain_reads import version
 

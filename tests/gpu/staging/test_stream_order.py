@@ -28,8 +28,8 @@ from stores import cases, random_values, same, write
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
 from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
+from linumpy.gpu.loop import carrier
 from linumpy.gpu.oct import surface as interface
-from linumpy.gpu.read import loop
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
 
@@ -145,13 +145,13 @@ def test_each_box_is_scattered_once(tmp_path, monkeypatch, kind, direct):
     array = raw(tmp_path / "a", chunks=(2, 60)) if kind == "raw" else encoded(tmp_path / "a")
     if kind == "raw":
         (tmp_path / "a/c/2/0").unlink()
-    targets, real = [], loop.Loop._note_placed
+    targets, real = [], carrier.Carrier._note_placed
 
     def note(work):
         targets.extend(address for _, table in work.plan.tables for address in table.target.tolist())
         real(work)
 
-    monkeypatch.setattr(loop.Loop, "_note_placed", staticmethod(note))
+    monkeypatch.setattr(carrier.Carrier, "_note_placed", staticmethod(note))
     options = {"decode_on": kind} if kind != "raw" else {}
     assert same(read(array, ..., 1, direct=direct, **options), array[...])
     assert len(targets) == len(set(targets)) == (4 if kind == "raw" else 40)

@@ -1,4 +1,4 @@
-"""Reads through kvikio: into device memory by GPUDirect Storage, and long ones into pinned host memory.
+"""Engines that read slabs: batches of plain reads, and kvikio, by GPUDirect Storage or for long reads.
 
 Without GPUDirect Storage kvikio reads with POSIX calls too. Each read passes through Python by itself, 15 to 30 µs, so
 that short ones are faster in batches (:mod:`linumpy.io.file_reads`); of long ones there are few, and kvikio's threads
@@ -18,13 +18,69 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.read.kvikio_settings import transfer_settings
+from linumpy.device import kvikio_mode
+from linumpy.gpu.staging.kvikio_settings import transfer_settings
+from linumpy.io.file_reads import ReadEngine
 from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults
 
 #: One task of a read into host memory; into device memory tasks are of kvikio's own size.
 _HOST_TASK = 2**20
 #: Reads that are longer than this on average go through kvikio where it can be used.
 LONG_READ_NBYTES = 2 * 2**20
+
+
+class Engines:
+    """What reads slabs: batches of plain reads, and kvikio where it takes less time or reads into device memory.
+
+    Parameters
+    ----------
+    staging : DeviceStaging or HostStaging
+        The memory that is read into.
+    """
+
+    def __init__(self, staging: Any) -> None:
+        self.batches: ReadEngine | None = None
+        self._direct = self._long = None
+        self._descriptors = 0
+        self.name = "no file was read"
+        if staging.direct:
+            self._direct = CuFileEngine(staging.read_view, direct=True)
+        elif staging.on_device and kvikio_mode()[0] != "none":
+            self._long = CuFileEngine(staging.pinned_view, direct=False)
+
+    def use(self, descriptors: int, batches: int) -> None:
+        """Have so many files open at most, in so many batches at a time and between them."""
+        if self.batches is not None:
+            if self._descriptors // 2 <= descriptors <= 2 * self._descriptors:
+                return
+            self.batches.close()
+        each = max(1, descriptors // (batches + 1))
+        self.batches, self._descriptors = ReadEngine(descriptors=each, kept_descriptors=each), descriptors
+
+    def start(self, reads: FileReads, *, direct: bool, raw: bool) -> Any:
+        """Start to read a slab, of raw or of encoded chunks."""
+        engine = self._choose(reads, direct=direct, raw=raw)
+        self.name = engine.name
+        return engine.start(reads)
+
+    def _choose(self, reads: FileReads, *, direct: bool, raw: bool) -> Any:
+        if direct:
+            return self._direct
+        # Of encoded chunks decoding takes longer than reading: what kvikio takes to set up counts for more.
+        is_long = raw and float(reads.nbytes.mean()) > LONG_READ_NBYTES
+        return self._long if is_long and self._long is not None else self.batches
+
+    def rest(self) -> None:
+        """Close files that are kept open, and put process-wide settings back that only reads need."""
+        for engine in (self._direct, self._long, self.batches):
+            if engine is not None:
+                engine.rest()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.rest()
+        if self.batches is not None:
+            self.batches.close()
 
 
 class CuFileEngine:
