@@ -92,7 +92,8 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
 def _reader_for(request: ReadRequest, device: int, *, direct: bool) -> Iterator[Reader]:
     """Use the reader that all callers share, or one of its own where another amount of scratch is asked for."""
     if request.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
-        yield shared_reader(device, direct=direct)
+        with shared_reader(device, direct=direct) as reader:
+            yield reader
         return
     with Reader(device, request.scratch_bytes, direct=direct) as reader:
         yield reader

@@ -140,6 +140,23 @@ def test_what_is_open_is_read_to_its_end_when_another_file_takes_its_name(tmp_pa
 
 
 @pytest.mark.parametrize("change", CHANGES)
+def test_a_raw_chunk_is_kept_in_the_version_that_was_looked_at(tmp_path, monkeypatch, change):
+    """With a cache raw chunks are looked at before they are read: another file of the same size is no such chunk."""
+    array, old, new, _ = two_versions(tmp_path, compressors=RAW)
+    real, calls = loop.locate, []
+
+    def found_first(part, engine, indexes, *, versions):
+        found = list(real(part, engine, indexes, versions=versions))
+        calls.append(change(new, old))
+        yield from found
+
+    monkeypatch.setattr(loop, "locate", found_first)
+    with pytest.raises(ChunkError, match=rf"\(1, 0\) of .*/a/c/1/0.*({CHANGED})"):
+        reference.execute(reference.make_job(array, cache_bytes=2**20))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_between_two_pieces_of_a_raw_chunk(tmp_path, monkeypatch, change):
     """A chunk that is longer than a slab is opened for each of them."""
     shape = (512, 48)

@@ -27,7 +27,6 @@ from stores import cases, encoded_cases, plain_values, random_values, regions, s
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.read.shared import release, shared_reader
 from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
 
@@ -444,50 +443,6 @@ def test_interrupts_at_random_times_leave_the_reader_usable(tmp_path, one):
         signal.signal(signal.SIGALRM, old)
     assert interrupts > 5
     assert same(one.submit(array).result(), expected)
-
-
-@pytest.mark.timeout(60)
-def test_a_child_makes_its_own_shared_reader(tmp_path):
-    array = make(tmp_path / "a")
-    expected = array[...]
-    parent = shared_reader("cpu")
-    assert same(parent.submit(array).result(), expected)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            signal.alarm(30)
-            try:
-                parent.submit(array)
-            except RuntimeError as error:
-                status = 3 if "made by the parent of this process: make one here" in str(error) else 4
-            mine = shared_reader("cpu")
-            right = mine is not parent and same(mine.submit(array).result(), expected)
-            parent.close()
-            release()
-            status = 0 if right and status == 3 else status
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    assert same(parent.submit(array).result(), expected)
-    release()
-
-
-def test_release(tmp_path):
-    array = make(tmp_path / "a")
-    release()
-    before = threads_of_readers()
-    first = shared_reader("cpu")
-    assert shared_reader("cpu") is first
-    assert same(first.submit(array).result(), array[...])
-    release()
-    assert threads_of_readers() == before
-    second = shared_reader("cpu")
-    assert second is not first
-    assert same(second.submit(array).result(), array[...])
-    second.close()
-    assert shared_reader("cpu") is not second, "a closed reader must not be handed out"
-    release()
 
 
 def memory_of_process():
