@@ -97,7 +97,7 @@ class Request:
 
 def chunk_counts(layout: ArrayLayout, regions: Regions) -> np.ndarray:
     """Chunks that each region touches, as floating-point numbers: there may be very many."""
-    chunk = np.array(layout.chunk_shape, np.int64)
+    chunk = layout.chunk_sizes
     count = -(-regions.stop // chunk) - regions.start // chunk
     count[regions.stop <= regions.start] = 0
     return count.prod(axis=1, dtype=np.float64)
@@ -180,7 +180,7 @@ class Jobs:
         one, ticket = self._regions.take(slice(row, row + 1)), self._tickets[row]
         layout, start, stop = self._layouts[one.array[0]], one.start[0], one.stop[0]
         plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
-        chunk = np.array(layout.chunk_shape, np.int64)
+        chunk = layout.chunk_sizes
         pending = None
         for box in plan.batches(self._most):
             if pending is not None:
