@@ -6,6 +6,7 @@ In: a type, a device, and what names the volume. Out: a :class:`~linumpy.samplin
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -18,6 +19,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.sampling import draws, regular
+from linumpy.sampling.arguments import whole
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume, check_order
@@ -121,9 +123,9 @@ def _opener(kind: str, device: str) -> Callable[..., Field]:
     }
     for other in _OPENERS:
         table[other] = dict.fromkeys(("cuda", "cpu"), _other(other))
-    if kind not in table:
+    if not isinstance(kind, str) or kind not in table:
         raise ValueError(f"type={kind!r}: choose one of {', '.join(table)}")
-    if name not in table[kind]:
+    if not isinstance(name, str) or name not in table[kind]:
         raise ValueError(f"device={device!r} of type {kind!r}: choose one of {', '.join(table[kind])}")
     return table[kind][name]
 
@@ -212,7 +214,11 @@ def _check_labels(voxels: Any, how: Evaluation, low_high: tuple[float, float] | 
 
 def _array(array: Any) -> Any:
     """Take an array of any package as NumPy's or CuPy's."""
-    if isinstance(array, np.ndarray) or is_device_array(array):
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
+    if isinstance(array, np.ndarray):
+        return array.view(np.ndarray)
+    if is_device_array(array):
         return array
     if hasattr(array, "__dlpack__"):
         if array.__dlpack_device__()[0] == 1:  # kDLCPU
@@ -244,11 +250,16 @@ def _regular_on_host(
     return on_host(voxels, regular.check_range(range), how)
 
 
-def on_host(voxels: np.ndarray, low_high: tuple[float, float] | None, how: Evaluation) -> HostVolume:
+def on_host(
+    voxels: np.ndarray,
+    low_high: tuple[float, float] | None,
+    how: Evaluation,
+    check: Callable[[], None] | None = None,
+) -> HostVolume:
     """Sample voxels (C, Z, Y, X) where they are."""
     _check_host(how)
     _check_labels(voxels, how, low_high)
-    return HostVolume(voxels, spline_order=how.spline_order, low_high=low_high, labels=how.labels)
+    return HostVolume(voxels, spline_order=how.spline_order, low_high=low_high, labels=how.labels, check=check)
 
 
 def _check_host(how: Evaluation) -> None:
@@ -279,7 +290,8 @@ def _mapped(
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order == 3:
         raise ValueError("spline_order=3 needs the whole volume: use device 'cpu' or 'cuda'")
-    made = on_host(source.map(), low_high, how)
+    voxels = source.map()
+    made = on_host(voxels, low_high, how, check=functools.partial(source.check_mapped, voxels))
     _tell(source, low_high, "mapped into memory")
     return made
 
@@ -302,12 +314,12 @@ def _in_slabs(
     if how.spline_order != 1 or how.labels:
         raise ValueError("spline_order and labels: the device 'out_of_core' interpolates linearly")
     _check_host(how)
-    slabs = _setting(num_blocks, "VNR_NUM_BLOCKS", 64)
+    slabs = _setting("num_blocks", num_blocks, "VNR_NUM_BLOCKS", 64)
     made = SlabVolume(
         source,
         low_high,
         slabs=slabs,
-        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
+        replaced=_setting("num_concurrent_blocks", num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
         key=key_of(how.seed),
     )
     plan = made.plan
@@ -320,11 +332,11 @@ def _in_slabs(
     return made
 
 
-def _setting(given: int | None, variable: str, default: int) -> int:
+def _setting(argument: str, given: int | None, variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
-    if given is None and text and not text.isdigit():
+    if given is None and text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
-    return int(text or default) if given is None else int(given)
+    return int(text or default) if given is None else whole(argument, given, 1, 2**31, "number of slabs")
 
 
 def _tell(source: regular.RawFile, low_high: tuple[float, float], cache: str) -> None:

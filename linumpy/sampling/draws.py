@@ -13,6 +13,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.sampling.arguments import whole
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
@@ -72,8 +73,8 @@ def stratified(strata: int) -> Draw:
     ValueError
         A number of strata along an axis that is not a power of two from 2 to 1024.
     """
-    bits = int(strata).bit_length() - 1
-    if strata != 2**bits or not 1 <= bits <= _MOST_SIDE_BITS:
+    bits = whole("strata", strata, 2, 2**_MOST_SIDE_BITS, "boxes along each axis").bit_length() - 1
+    if strata != 2**bits:
         raise ValueError(
             f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis"
         )
@@ -111,6 +112,8 @@ def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> 
         raise ValueError("mask and importance: give one of them, such as importance=density * mask")
     if mask is not None:
         made = np.asarray(mask.get() if is_device_array(mask) else mask)
+        if made.dtype.kind == "f" and np.isnan(made).any():
+            raise ValueError("mask holds NaN, which is neither inside nor outside: give 0 or another number")
         return weighted(made != 0)
     if importance is None:
         return None
@@ -227,5 +230,15 @@ def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
     words = numbers(index, Use.WEIGHTED, key)
     coords = np.empty((index.size, 3), np.float32)
     for axis, word in enumerate(words[:3]):
-        coords[:, axis] = (at[2 - axis] + (word + 0.5) * 2.0**-32) / how.grid[2 - axis]
+        coords[:, axis] = in_cell(at[2 - axis], word, how.grid[2 - axis])
     return coords
+
+
+def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
+    """Return float32 coordinates in cells, of which there are so many along the axis, by words of the generator.
+
+    float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
+    the number below.
+    """
+    made = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
+    return np.where(made.astype(np.float64) * cells >= cell + 1.0, np.nextafter(made, np.float32(0)), made)

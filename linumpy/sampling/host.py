@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import array_module
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, plan_boxes
 from linumpy.sampling.threads import in_threads
 
@@ -28,15 +29,27 @@ def normalisation(low: float, high: float) -> tuple[float, float]:
     return low, 1 / (high - low) if high > low else 0.0
 
 
-def normalised(values: np.ndarray, low_high: tuple[float, float] | None) -> np.ndarray:
-    """Return voxels as float32, by `low_high` brought into 0 to 1."""
+def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
+    """Return voxels, NumPy or CuPy, as float32, by `low_high` brought into 0 to 1; NaN stays NaN."""
     if low_high is None:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
-    moved = values.astype(np.float64)
+    # Cut first: infinity times the 0 of a range of no width would be NaN.
+    moved = values.astype(np.float64).clip(*low_high)
     moved -= low
     moved *= scale
-    return np.clip(moved, 0, 1, out=moved).astype(np.float32)
+    return moved.astype(np.float32)
+
+
+def range_of(voxels: Any) -> tuple[float, float]:
+    """Return the smallest and the largest voxel, NumPy or CuPy; of those that are NaN only where all are."""
+    low, high = float(voxels.min()), float(voxels.max())
+    if low == low:
+        return low, high
+    if isinstance(voxels, np.ndarray):
+        return float(np.fmin.reduce(voxels, axis=None)), float(np.fmax.reduce(voxels, axis=None))
+    xp = array_module(voxels)
+    return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
 
 
 Place = tuple[np.ndarray, np.ndarray]
@@ -81,6 +94,8 @@ class HostVolume:
         Of what is decoded; by default it is searched for.
     labels : bool
         Values are int32, of the nearest voxel.
+    check : callable, optional
+        Called before voxels are read; raises where they cannot be.
     """
 
     def __init__(
@@ -91,13 +106,15 @@ class HostVolume:
         low_high: tuple[float, float] | None = None,
         value_range: tuple[float, float] | None = None,
         labels: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> None:
         check_order(spline_order)
+        self._check = check
         self._order, self._labels, self._low_high = spline_order, labels, low_high
         self.n_channels = voxels.shape[0]
         self.dims = (voxels.shape[1], voxels.shape[2], voxels.shape[3])
         if value_range is None:
-            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+            value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
@@ -127,6 +144,9 @@ class HostVolume:
         gradient : ndarray, optional
             Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
         """
+
+        if self._check is not None:
+            self._check()
 
         def part(begin: int, end: int) -> None:
             self._part(coords[begin:end], out[:, begin:end], None if gradient is None else gradient[..., begin:end])

@@ -15,7 +15,7 @@ import numpy as np
 
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling import draws
-from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of
+from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
 from linumpy.sampling.boxes import window as count_samples
 from linumpy.sampling.draws import Draw
@@ -64,10 +64,10 @@ class Sampler:
         spacing: tuple[float, ...] | None = None,
     ) -> None:
         self.field, self.device, self.spacing = field, device, spacing
-        self._key, self._strata, self._weights = key_of(seed), strata, weights
+        self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
-        if window is not None and not 1 <= window <= MOST_SAMPLES:
-            raise ValueError(f"window={window}: give 1 to {MOST_SAMPLES} samples")
+        if window is not None:
+            window = whole("window", window, 1, MOST_SAMPLES, "samples that are put in order together")
         self._window_size = window or getattr(field, "window_size", None)
         self._window: Uploaded | None = None
         self._used = 0  # samples of the window that were given out
@@ -207,7 +207,7 @@ class Sampler:
         if order not in self._draws:
             made = self._weights
             if made is None:
-                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": draws.stratified(self._strata)}[order]
+                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
             self._draws[order] = made.moved(self._xp)
         return self._draws[order]
 

@@ -85,6 +85,10 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
     return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
 
 
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
+
+
 def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
     return voxels[offset:].take(index)
 
@@ -136,7 +140,7 @@ class SlabVolume:
         self._file = os.open(source.filename, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         source.check_size(os.fstat(self._file).st_size)
-        self._pool = ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
+        self._pool, self._process = _readers(), os.getpid()
         self._taken = 0  # slabs of the order that were taken
         self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
         self._coming: list[Future[_Slab]] = []
@@ -229,11 +233,27 @@ class SlabVolume:
 
     def _receive(self) -> None:
         """Take in the slabs that were asked for in place of the oldest ones; all, the first time."""
+        if self._process != os.getpid():
+            self._begin_in_child()
         if not self._slabs and not self._coming:
             self._ask(self.held)
         coming, self._coming = self._coming, []
-        arrived = [one.result() for one in coming]
+        try:
+            arrived = [one.result() for one in coming]
+        except BaseException:
+            # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
+            self._taken -= len(coming)
+            if self._slabs:
+                self._ask(len(coming))
+            raise
         self._slabs = (self._slabs + arrived)[-self.held :]
+
+    def _begin_in_child(self) -> None:
+        """Ask for the same slabs by threads of this process: a forked child has none of its parent's."""
+        asked, self._coming = len(self._coming), []
+        self._pool, self._process = _readers(), os.getpid()
+        self._taken -= asked
+        self._ask(asked)
 
     def _request(self) -> None:
         """Ask for the slabs of the next batch, unless all are in memory."""

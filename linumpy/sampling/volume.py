@@ -17,7 +17,7 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
-from linumpy.sampling.host import check_order, normalisation
+from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 
 #: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
@@ -120,7 +120,7 @@ class DeviceVolume:
         z, y, x = (int(n) for n in voxels.shape[1:])
         self.dims = (z, y, x)
         if value_range is None:
-            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+            value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
         self._low_high = low_high
         self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
@@ -211,14 +211,9 @@ class DeviceVolume:
 
         made = self._xp.empty(voxels.shape, np.float32)
         for channel, out in zip(voxels, made, strict=True):
-            out[...] = spline_filter(self._as_values(channel), order=3, output=np.float32, mode="mirror")
+            voxels_in_range = normalised(channel, self._low_high)
+            out[...] = spline_filter(voxels_in_range, order=3, output=np.float32, mode="mirror")
         return made
-
-    def _as_values(self, channel: Any) -> Any:
-        if self._low_high is None:
-            return channel.astype(np.float32)
-        low, scale = normalisation(*self._low_high)
-        return self._xp.clip((channel.astype(np.float64) - low) * scale, 0, 1).astype(np.float32)
 
     def _chosen(self, layout: str | None, limit: int | None) -> str:
         if layout is not None and layout not in LAYOUTS:

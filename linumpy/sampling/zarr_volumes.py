@@ -46,6 +46,8 @@ def open_channels(
     """
     node = open_node(source)
     if isinstance(node, zarr.Array):
+        if 0 in node.shape:
+            raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
         if level or channel is not None or time is not None:
             raise ValueError("level, channel and time choose from an OME-Zarr image; this is a single array")
         return _of_array(node, channel_axis)
@@ -59,12 +61,16 @@ def open_channels(
     made = list(volumes.volumes.values())
     if made[0].ndim != 3:
         raise ValueError(f"{volumes.name} has {made[0].ndim} axes of space; three are sampled")
+    if 0 in made[0].shape:
+        raise ValueError(f"{volumes.name} has shape {made[0].shape}: an axis is empty, so there is nothing to sample")
     return made
 
 
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
     if array.ndim == 3 and channel_axis is None:
         return [Volume(array, (None, None, None))]
+    if channel_axis is not None and (isinstance(channel_axis, bool) or not isinstance(channel_axis, (int, np.integer))):
+        raise ValueError(f"channel_axis={channel_axis!r}: give the number of an axis, 0 to 3")
     if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
         raise ValueError(
             f"the array has shape {array.shape}: give one of axes (Z, Y, X), or of four with channel_axis= (0 to 3)"

@@ -1,5 +1,9 @@
 """Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
 
+import contextlib
+import threading
+import time
+
 import numpy as np
 import pytest
 import zarr
@@ -165,6 +169,100 @@ def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
     check(voxels, coords, values)
 
 
+class Refusing:
+    """A reader that refuses some requests before it reads anything."""
+
+    def __init__(self, reader, refused):
+        self._reader, self._refused, self.calls = reader, refused, 0
+
+    def submit_many(self, *args, **options):
+        self.calls += 1
+        if self.calls in self._refused:
+            raise OSError("no descriptor is left")
+        return self._reader.submit_many(*args, **options)
+
+
+@pytest.mark.parametrize("refused", [{1}, {2}, {4}])
+def test_pages_that_could_not_be_asked_for_are_asked_for_again(refused, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, 40, channels=2)
+    field._cache._reader = Refusing(reader, refused)
+    coords, values = points(2000), np.full((2, 2000), np.nan, np.float32)
+    for _ in range(3):
+        with contextlib.suppress(OSError):
+            field.decode(coords, values)
+    assert field._cache._reader.calls > max(refused)
+    check(voxels, coords, values)
+
+
+class Interrupted:
+    """A ticket whose first wait is interrupted; its read ends when it is waited for again."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def result(self):
+        self.waits += 1
+        if self.waits == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_wait_leaves_no_read_behind(tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, 300)
+    interrupted = Interrupted()
+    coords, values = points(2000), np.full((1, 2000), np.nan, np.float32)
+    field._cache.request([(0, 0, 0)])
+    field._cache._tickets[0, 0, 0].insert(0, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        field.decode(coords, values)
+    # The slot may hold another page from now on, so nothing may still be read into it.
+    assert interrupted.waits == 2
+    assert (0, 0, 0) not in field._cache._held
+    field.decode(coords, values)
+    check(voxels, coords, values)
+
+
+def test_two_threads_on_one_sampler(tmp_path, reader, monkeypatch):
+    _, field = paged(tmp_path, reader, ahead=500)
+    active, most = [0], [0]
+
+    def counted(*args):
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        time.sleep(0.001)  # long enough for another thread to begin, were it not kept out
+        active[0] -= 1
+
+    monkeypatch.setattr(pages, "load", lambda spec: lambda *args: None)
+    monkeypatch.setattr(field, "_pass", counted)
+    sampler, made = Sampler(field, seed=5), []
+
+    def run():
+        for count in (300, 500):
+            made.append(sampler.sample(count))
+            sampler.decode(made[-1][0])
+
+    running = [threading.Thread(target=run) for _ in range(3)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    assert len(made) == 6
+    assert most[0] == 1
+
+
+def test_voxels_that_are_no_number(tmp_path, reader):
+    voxels, array = stored(tmp_path, "f4")
+    voxels[0, 4, 5, 6] = array[4, 5, 6] = np.nan
+    voxels[0, 20, 20, 20] = array[20, 20, 20] = np.inf
+    _, field = paged(tmp_path, reader, voxels=voxels, array=array, low_high=(200, 700))
+    coords, values = points(20_000), np.empty((1, 20_000), np.float32)
+    field.decode(coords, values)
+    beside = truth(np.isnan(voxels), coords, 1) > 0
+    assert beside.any()
+    assert np.array_equal(np.isnan(values), beside)
+    expected = truth(np.nan_to_num(voxels, nan=0, posinf=1e6), coords, 1, (200, 700))
+    assert np.abs(values - expected)[~beside].max() < 1e-6
+
+
 @pytest.mark.parametrize("slots", [16, 100, 2000])
 @pytest.mark.parametrize("dims", [(1000, 30, 500), (64, 64, 64), (3, 3, 3)])
 def test_parts_fit_into_the_cache(slots, dims):
@@ -196,6 +294,15 @@ def test_arrays_in_host_memory(tmp_path):
         create_sampler("zarr", "cpu", source=array)
     with pytest.raises(ValueError, match="single array"):
         create_sampler("zarr", "cpu", source=array, level=1, channel_axis=0)
+    with pytest.raises(ValueError, match=r"channel_axis=1\.5"):
+        create_sampler("zarr", "cpu", source=array, channel_axis=1.5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 4), (2, 0, 4, 4), (2, 4, 4, 0)])
+def test_arrays_without_voxels(shape, tmp_path):
+    array = zarr.create_array(tmp_path / "empty.zarr", shape=shape, dtype="u2", chunks=(1, 4, 4, 4))
+    with pytest.raises(ValueError, match=r"has shape \(.*\): an axis is empty"):
+        create_sampler("zarr", "cpu", source=array, channel_axis=0)
 
 
 def ome_image(folder, channels=2, times=1):
@@ -226,7 +333,8 @@ def specs():
     base = {"INDEX": "int64", "LAYOUT": "0"}
     for source in (volume.CUDA_TYPES[one] for one in volume.KEPT):
         for draw in "01":
-            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": draw})
+            normalise = str(int(draw) * (2 if source in ("float", "half_bits") else 1))
+            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": normalise})
     yield pages._spec("mark", base | {"SOURCE": "float", "DRAW": "0", "NORMALISE": "0"})
 
 

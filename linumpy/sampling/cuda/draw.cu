@@ -61,8 +61,11 @@ __device__ uint64 chosen_cell(const Draw &how, const int64 *ids, const uint64 *c
     return begin;
 }
 
+// float32 rounds some coordinates of a cell to its upper border, which is part of the next cell: those become the number
+// below. No such coordinate is 0, whose bits have none below.
 __device__ __forceinline__ float in_cell(unsigned cell, unsigned word, int cells) {
-    return static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
+    const float made = static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
+    return static_cast<double>(made) * cells >= cell + 1.0 ? __int_as_float(__float_as_int(made) - 1) : made;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ coords, const int64 *__restrict__ ids,

@@ -2,7 +2,7 @@
 // number.cuh and elements.cuh.
 //
 // Definitions: SOURCE (type of a voxel), INDEX (int, or int64 where voxels need it), LAYOUT, NORMALISE (1: voxels become
-// (v - low) · scale, cut to 0 to 1).
+// (v - low) · scale, cut to 0 to 1; 2: the same, and NaN stays NaN).
 //
 // A random point costs as many sectors of 32 bytes as hold its voxels. Layouts, with their memory and the sectors of a
 // point for 4-byte voxels:
@@ -63,7 +63,9 @@ __device__ __forceinline__ float doubt(const float *u) {
 
 __device__ __forceinline__ float as_value(SOURCE v, const Volume &how) {
     const float value = Widen<float, SOURCE>::of(v);
-#if NORMALISE
+#if NORMALISE == 2
+    return value == value ? __saturatef((value - how.low) * how.scale) : value;
+#elif NORMALISE
     return __saturatef((value - how.low) * how.scale);
 #else
     return value;
