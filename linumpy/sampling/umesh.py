@@ -25,6 +25,8 @@ from linumpy.sampling.files.umesh import Mesh, read_umesh
 _SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.cuda")
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
+#: Of the domain along an axis, so that products of float32 coordinates and cells are finite.
+_LARGEST = 1e34
 _THREE, _ONE = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
 _NO_BLOCKS = Blocks(_THREE, _ONE, _THREE, _ONE, np.zeros(0, np.float32))
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
@@ -214,7 +216,10 @@ def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[n
     if not len(low):
         raise ValueError("there is no grid and no element with a volume")
     if not np.isfinite(low).all() or not np.isfinite(high).all():
-        raise ValueError("a vertex of an element lies at no finite place")
+        raise ValueError("a vertex of an element has a coordinate that is not finite")
+    extent = (high.max(0) - low.min(0)).max()
+    if extent > _LARGEST:
+        raise ValueError(f"grids and elements reach over {extent:g} units, {_LARGEST:g} at most")
     return low, high
 
 

@@ -255,7 +255,8 @@ def test_counts_that_cannot_be(tmp_path):
         (lambda: content(CORNERS["tets"], [1, 2, 3, 4], tets=[[0, -1, 2, 3]]), r"has vertices \[0, -1, 2, 3\]"),
         (lambda: content(CORNERS["tets"], [1, 2], tets=[[0, 1, 2, 3]]), "4 vertices and 2 values"),
         (lambda: content(CORNERS["tets"], names=(), tets=[[0, 1, 2, 3]]), "vertices have no values"),
-        (lambda: content(CORNERS["tets"] * np.nan, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "no finite place"),
+        (lambda: content(CORNERS["tets"] * np.nan, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "coordinate that is not finite"),
+        (lambda: content(CORNERS["tets"] * 6e38 - 3e38, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "6e\\+38 units"),
     ],
 )
 def test_faulty_meshes(tmp_path, make, problem):

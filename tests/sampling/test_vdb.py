@@ -178,6 +178,14 @@ def test_counts_that_cannot_be(files, tmp_path):
             open_vdb(damaged(tmp_path, broken))
 
 
+def test_a_grid_larger_than_any_memory(files, tmp_path):
+    content = (files / "warp_float.nvdb").read_bytes()
+    for size in (2**63 - 1, 2**64 - 1):
+        broken = content[:16] + struct.pack("<Q", size) + content[24:]
+        with pytest.raises(SourceError, match=f"they are not {size} bytes once unzipped"):
+            open_vdb(damaged(tmp_path, broken, "warp_float.nvdb"))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_damage_gives_our_errors_or_values(files, tmp_path, seed):
     """No crash, no other exception, no memory beyond that of the file, whatever bytes are changed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from dataclasses import dataclass, field
 
@@ -270,7 +271,7 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Form) -> byt
 def unzip(content: bytes, nbytes: int) -> bytes:
     """Decode a zlib stream of a known size; ValueError where it has another."""
     try:
-        decoded = zlib.decompressobj().decompress(content, nbytes + 1)
+        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(decoded) != nbytes:

@@ -12,6 +12,7 @@ import binascii
 import lzma
 import math
 import os
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from typing import Any
@@ -288,7 +289,7 @@ def _decompress(content: bytes, compressor: str, nbytes: int) -> bytes:
         return unzip(content, nbytes)
     if compressor == "vtkLZMADataCompressor":
         try:
-            decoded = lzma.LZMADecompressor().decompress(content, nbytes + 1)
+            decoded = lzma.LZMADecompressor().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
         except lzma.LZMAError as error:
             raise ValueError(str(error)) from error
     elif compressor == "vtkLZ4DataCompressor":
