@@ -144,7 +144,6 @@ class HostVolume:
         gradient : ndarray, optional
             Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
         """
-
         if self._check is not None:
             self._check()
 

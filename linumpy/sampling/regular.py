@@ -69,7 +69,7 @@ class RawFile:
         flat = np.fromfile(self.filename, self.dtype, math.prod(self.shape), offset=self.offset)
         return flat.reshape(self.shape)
 
-    def map(self) -> np.ndarray:
+    def map(self) -> np.memmap:
         """Map the voxels into memory, read-only."""
         self.check_size(os.path.getsize(self.filename))
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)

@@ -19,7 +19,7 @@ from linumpy.sampling.volume import DeviceVolume
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
 HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]
-SLABS = dict.fromkeys(HOST, {}) | {"out_of_core": {"num_blocks": 4, "num_concurrent_blocks": 2}}
+SLABS = {name: {} for name in HOST} | {"out_of_core": {"num_blocks": 4, "num_concurrent_blocks": 2}}
 
 
 def check(sampler, voxels, low_high=None, count=3000, order=None):
