@@ -29,7 +29,7 @@ from linumpy.sampling.volume import DeviceVolume
 log = logging.getLogger(__name__)
 
 _HOST = ("cpu", "openvkl")
-#: Fields of other formats: module of this package, and the function that opens one.
+#: Fields of other formats: module of linumpy.sampling.fields, and the function that opens one.
 _OPENERS = {
     "openvdb": ("vdb", "open_vdb"),
     "vtkm": ("vtk_images", "open_vtk"),
@@ -149,7 +149,7 @@ def _other(kind: str) -> Callable[..., Field]:
     def opener(how: Evaluation, **source: Any) -> Field:
         if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
             raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} has none of them")
-        made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.{module}"), function)
+        made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.fields.{module}"), function)
         _check_names(kind, made, source)
         return made(**source)
 
@@ -308,7 +308,7 @@ def _in_slabs(
     num_blocks: int | None = None,
     num_concurrent_blocks: int | None = None,
 ) -> Field:
-    from linumpy.sampling.slabs import SlabVolume
+    from linumpy.sampling.paging.slabs import SlabVolume
 
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order != 1 or how.labels:
@@ -354,7 +354,7 @@ def _zarr_on_device(
     time: int | None = None,
     range: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     volumes, low_high = (
         zarr_volumes.open_channels(source, level, channel_axis, channel, time),
@@ -372,7 +372,7 @@ def _zarr_on_host(
     time: int | None = None,
     range: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     volumes = zarr_volumes.open_channels(source, level, channel_axis, channel, time)
     return on_host(zarr_volumes.read_channels(volumes), regular.check_range(range), how)
@@ -390,7 +390,7 @@ def _zarr_pages(
     ahead: int | None = None,
     reader: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
         raise ValueError(

@@ -69,7 +69,7 @@ def test_the_samplers_importance_is_that_of_the_field():
 
 @pytest.fixture
 def other_format(monkeypatch):
-    module = types.ModuleType("linumpy.sampling.made_up")
+    module = types.ModuleType("linumpy.sampling.fields.made_up")
     module.open_made_up = lambda filename, slope=10.0: Planes(slope) if filename else None
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(create._OPENERS, "openvdb", ("made_up", "open_made_up"))

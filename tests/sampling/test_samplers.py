@@ -14,7 +14,7 @@ from linumpy import sampling
 from linumpy.sampling import create_sampler, threads
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.slabs import SlabVolume
+from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]

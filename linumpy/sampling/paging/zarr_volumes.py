@@ -17,8 +17,8 @@ from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.pages import PageCache, PagedVolume
-from linumpy.sampling.paging import page_shape, plan_paging
+from linumpy.sampling.paging.pages import PageCache, PagedVolume
+from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
 from linumpy.sampling.volume import KEPT, free_memory
 
@@ -134,7 +134,7 @@ def open_pages(
     volumes : list of Volume
         Its channels.
     low_high, value_range, window
-        As of :class:`~linumpy.sampling.pages.PagedVolume`.
+        As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
     cache_bytes : int, optional
         Device memory for pages; by default a quarter of what is free.
     ahead : int, optional

@@ -25,7 +25,7 @@ from linumpy.io.volume import Volume
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging import Page, Paging, Pieces
+from linumpy.sampling.paging.plan import Page, Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
 
 _PAGES = np.dtype(

@@ -13,10 +13,11 @@ from sampling_reference import truth
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
-from linumpy.sampling import boxes, create_sampler, draws, pages, volume, zarr_volumes
+from linumpy.sampling import boxes, create_sampler, draws, volume
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.paging import Paging, page_shape, plan_paging
+from linumpy.sampling.paging import pages, zarr_volumes
+from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)

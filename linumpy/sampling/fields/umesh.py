@@ -16,13 +16,13 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.sampling import box_lists, device_tables
-from linumpy.sampling.amr import finite_range
-from linumpy.sampling.elements import weights_of
+from linumpy.sampling.fields import box_lists, device_tables
+from linumpy.sampling.fields.amr import finite_range
+from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
 
-_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.cuda")
+_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
 #: Of the domain along an axis, so that products of float32 coordinates and cells are finite.

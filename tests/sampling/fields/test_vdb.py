@@ -12,12 +12,12 @@ from field_runs import SIDES, decode, grid_coords, on_gpu
 from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling import vdb
+from linumpy.sampling.fields import vdb
+from linumpy.sampling.fields.vdb import SparseGrid, open_vdb
 from linumpy.sampling.files import nanovdb
 from linumpy.sampling.files.tree import Levels, flatten
-from linumpy.sampling.vdb import SparseGrid, open_vdb
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 OPENVDB = [
     *("float_none", "float_mask", "float_zip", "float_zip_mask", "float_blosc_mask", "float_half_blosc_mask"),
     *("float_half_zip", "double_blosc_mask", "int32_blosc", "int64_zip_mask"),

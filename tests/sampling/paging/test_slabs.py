@@ -9,7 +9,7 @@ from scipy import stats
 
 from linumpy.sampling import create_sampler, regular
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.slabs import SlabVolume, plan_slabs
+from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
 
 DIMS = (31, 40, 50)
 KEY = key_of(8)
