@@ -62,9 +62,11 @@ def create_sampler(
     labels : bool
         Voxels are labels: values are int32, of the nearest voxel.
     mask : ndarray, optional
-        Shape (Z, Y, X), of any size: samples are uniform in its voxels that are not 0.
+        Shape (Z, Y, X), of any size: samples are uniform in its voxels that are not 0. In order ``"iid"`` or
+        ``"binned"``.
     importance : ndarray or "gradient", optional
-        A density (Z, Y, X) of any size that samples follow; or that of steepness, which is measured.
+        A density (Z, Y, X) of any size that samples follow; or the magnitude of the volume's gradient, which is
+        measured on a coarse grid. In order ``"iid"`` or ``"binned"``.
     strata : int
         A power of two.
     window : int, optional

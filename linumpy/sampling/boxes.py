@@ -74,6 +74,15 @@ class Boxes:
             at[axis] = at[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
         return at[0], at[1], at[2]
 
+    def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the numbers of boxes, by which they are along each axis: the inverse of :meth:`places`."""
+        left = list(self.halved)
+        made = np.zeros_like(z)
+        for axis in self.axes:
+            left[axis] -= 1
+            made = made << 1 | (z, y, x)[axis] >> left[axis] & 1
+        return made
+
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
 

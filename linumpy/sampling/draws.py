@@ -20,14 +20,14 @@ from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
 #: The structure of draw.cu.
-_DRAW = np.dtype(
+DRAW_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("cells", "u8"), ("key", "u4", 2)],
         *[("use", "i4"), ("strata_bits", "i4"), ("grid", "i4", 3)],
     ],
     align=True,
 )
-assert _DRAW.itemsize == 56
+assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
@@ -176,7 +176,7 @@ def launch(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
     if not len(coords):
         return
     cells = how.ids if how.ids is not None else how.cumulative
-    args = np.zeros((), _DRAW)
+    args = np.zeros((), DRAW_RECORD)
     args["first"], args["count"], args["key"], args["use"] = first, len(coords), key, how.use
     args["cells"], args["strata_bits"], args["grid"] = 0 if cells is None else cells.size, how.strata_bits, how.grid
     tables = (_NOTHING if table is None else table for table in (how.ids, how.cumulative))

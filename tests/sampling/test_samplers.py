@@ -172,8 +172,8 @@ def test_masks_and_importance():
     assert (np.abs(coords[:, 0] - 0.5) < 0.06).mean() > 0.5
     with pytest.raises(ValueError, match="one of them"):
         create_sampler("structuredRegular", "cpu", array=edge, mask=mask, importance=density)
-    with pytest.raises(ValueError, match="order 'iid'"):
-        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, order="binned")
+    with pytest.raises(ValueError, match="choose 'iid' or 'binned'"):
+        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, order="sobol")
 
 
 def test_arrays_of_the_caller_are_filled():

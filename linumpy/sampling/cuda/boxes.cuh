@@ -29,6 +29,17 @@ __device__ __forceinline__ void place_of(const Boxes &how, int box, unsigned *at
     }
 }
 
+// The last box that begins at or before a position.
+__device__ __forceinline__ int64 box_of(int64 position, const int64 *__restrict__ starts, int levels) {
+    int64 low = 0, high = 1ll << levels;
+    while (high - low > 1) {
+        const int64 middle = (low + high) / 2;
+        if (starts[middle] <= position) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 // The two words of a sample, by its position in the window. Neighbours share a call of the generator.
 __device__ __forceinline__ unsigned call_of(uint64 position) { return static_cast<unsigned>(position >> 1); }
 __device__ __forceinline__ unsigned field_of(const uint4 &words, bool second, int axis) {

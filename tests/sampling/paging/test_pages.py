@@ -13,7 +13,7 @@ from sampling_reference import truth
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
-from linumpy.sampling import boxes, create_sampler, draws, volume
+from linumpy.sampling import boxes, create_sampler, draws, volume, weighted
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.paging import pages, zarr_volumes
@@ -139,6 +139,20 @@ def test_binned(cache, tmp_path, reader):
     expected = np.empty((9000, 3), np.float32)
     boxes.window(field.boxes, KEY, 0, 9000).draw(0, expected)
     assert np.array_equal(coords, expected)
+
+
+def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
+    monkeypatch.setattr(weighted, "load", emulated)
+    voxels, field = paged(tmp_path, reader, 40, window=3000)
+    mask = np.zeros((3, 2, 2), bool)
+    mask[1] = True
+    sampler = Sampler(field, seed=5, order="binned", weights=draws.weighted(mask))
+    made = [sampler.sample(count) for count in (100, 2900, 500)]
+    for coords, values in made:
+        check(voxels, coords, values)
+        assert (np.floor(coords[:, 2] * 3.0) == 1).all()
+    # Planes 9 to 20 are sampled: pages of planes 0 to 7 are not read.
+    assert {page[0] for page in field._cache._held} <= {1, 2, 3}
 
 
 def test_binned_reads_pages_about_once(tmp_path, reader):
