@@ -52,9 +52,9 @@ def create_sampler(
         0 to 2^64 - 1; the same seed gives the same coordinates on every device, whatever the sizes of batches. By
         default a new one.
     order : {"iid", "binned", "stratified", "sobol"}
-        ``"iid"``: independent samples. ``"binned"``: those too, in the order of boxes of the volume, so that memory is
-        read once: the samples of a call together are independent and uniform. ``"stratified"``: of each `strata`³
-        samples in a row one in each box of a grid. ``"sobol"``: Sobol's sequence, shifted by the seed.
+        ``"iid"``: independent samples. ``"binned"``: sorted by boxes of the volume, so that memory is read once; as a
+        set, the samples of a call are independent and uniform. ``"stratified"``: every block of `strata`³ consecutive
+        samples has one in each box of a grid. ``"sobol"``: Sobol's sequence, shifted by the seed.
     spline_order : {0, 1, 3}
         Nearest voxel, linear, or cubic (SciPy's, mode ``"mirror"``).
     interpolation : {"exact"}

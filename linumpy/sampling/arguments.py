@@ -155,7 +155,7 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
     found = _device_of_pointer(pointer)
     if found is None:
         raise ValueError(
-            f"{name} is the pointer {pointer:#x}, which is no memory of a device; give one of device {device}"
+            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
         )
     if found != device:
         raise ValueError(f"{name} is a pointer into device {found}; this sampler works on device {device}")

@@ -82,7 +82,7 @@ def make_sampler(
 ) -> Sampler:
     """Make a sampler; see :func:`linumpy.sampling.create_sampler`."""
     if interpolation != "exact":
-        raise ValueError(f"interpolation={interpolation!r}: only 'exact', with float32 weights, is there")
+        raise ValueError(f"interpolation={interpolation!r}: give 'exact', which has float32 weights")
     check_order(spline_order)
     if labels and spline_order not in (0, 1):
         raise ValueError(f"spline_order={spline_order} with labels: labels are those of the nearest voxel")
@@ -131,7 +131,7 @@ def _opener(kind: str, device: str) -> Callable[..., Field]:
 
 
 def _check_names(kind: str, opener: Callable[..., Field], source: dict[str, Any], skipped: int = 0) -> None:
-    """Say which arguments there are where one is not known or lacks."""
+    """Raise an error that lists the arguments where one is unknown or missing."""
     parameters = list(inspect.signature(opener).parameters.values())[skipped:]
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
@@ -148,7 +148,7 @@ def _other(kind: str) -> Callable[..., Field]:
 
     def opener(how: Evaluation, **source: Any) -> Field:
         if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
-            raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} has none of them")
+            raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} does not take them")
         made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.fields.{module}"), function)
         _check_names(kind, made, source)
         return made(**source)
@@ -273,7 +273,9 @@ def _file_and_range(
     source = _source_of(filename, None, dims, dtype, n_channels, offset, is_big_endian)
     low_high = regular.check_range(value_range)
     if low_high is None:
-        raise ValueError("range: give the lowest and the highest value, since the whole file is not looked at")
+        raise ValueError(
+            "range: give the lowest and the highest value, since this device does not read the whole file to find them"
+        )
     return source, low_high
 
 

@@ -31,7 +31,7 @@ assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
-#: Points along each axis where ``importance="gradient"`` looks at the field.
+#: Points along each axis at which ``importance="gradient"`` evaluates the field.
 _GRADIENT_POINTS = 96
 
 
@@ -66,7 +66,7 @@ class Draw:
 
 
 def stratified(strata: int) -> Draw:
-    """Each `strata`³ samples in a row have one in each box of a grid, in random order.
+    """Every block of `strata`³ consecutive samples has one in each box of a grid, in random order.
 
     Raises
     ------
@@ -125,9 +125,9 @@ def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> 
 
 
 def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Look at a field on a grid of points; returns how steep it is in each cell of a coarser one, (Z, Y, X).
+    """Evaluate a field on a grid of points; returns the mean magnitude of its gradient in each cell of a coarser grid.
 
-    A tenth of the mean is added everywhere, so that no part is left out.
+    The shape is (Z, Y, X). A tenth of the mean is added everywhere, so that every cell is sampled.
     """
     axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
     z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
@@ -207,8 +207,8 @@ def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.n
 
 
 def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
-    place, turn = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
-    stratum = shuffled(place, numbers(turn, Use.STRATA, key), 3 * b)
+    within, block = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
+    stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
     side = np.uint64((1 << b) - 1)
     return [
         one >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)

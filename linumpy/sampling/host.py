@@ -52,31 +52,31 @@ def range_of(voxels: Any) -> tuple[float, float]:
     return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
 
 
-Place = tuple[np.ndarray, np.ndarray]
+Position = tuple[np.ndarray, np.ndarray]
 
 
-def along(u: np.ndarray, size: int) -> Place:
-    """Return the voxel before points along an axis, and the fraction of the way to the next one, as float32.
+def along(u: np.ndarray, size: int) -> Position:
+    """Return the voxel before points along an axis, and the fraction of the distance to the next one, as float32.
 
-    Points before the first centre or behind the last take the voxel at the border; those that are no number have no
-    fraction. The voxel before is at most the last but one, so that the next one is there, unless there is only one.
+    Points before the first centre or after the last take the voxel at the border; for points that are not finite the
+    fraction is NaN. The voxel before is at most the last but one, so that a next one exists, unless there is only one.
     """
-    place = u * np.float64(size)
-    place -= 0.5
-    np.clip(place, 0, size - 1, out=place)
+    position = u * np.float64(size)
+    position -= 0.5
+    np.clip(position, 0, size - 1, out=position)
     if not np.isfinite(u).all():
-        cell = np.clip(np.nan_to_num(np.floor(place)), 0, max(0, size - 2))
-        return cell.astype(np.intp), np.where(np.isfinite(u), place - cell, np.nan).astype(np.float32)
-    cell = place.astype(np.intp)
+        cell = np.clip(np.nan_to_num(np.floor(position)), 0, max(0, size - 2))
+        return cell.astype(np.intp), np.where(np.isfinite(u), position - cell, np.nan).astype(np.float32)
+    cell = position.astype(np.intp)
     np.minimum(cell, max(0, size - 2), out=cell)
-    place -= cell
-    return cell, place.astype(np.float32)
+    position -= cell
+    return cell, position.astype(np.float32)
 
 
 def slope_along(u: np.ndarray, size: int) -> np.ndarray:
     """Return voxels for each unit of the cube between the first centre and the last, and 0 elsewhere."""
-    place = u * np.float64(size) - 0.5
-    return np.where((place > 0) & (place < size - 1), np.float32(size), u - u)
+    position = u * np.float64(size) - 0.5
+    return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
 
 
 class HostVolume:
@@ -91,7 +91,7 @@ class HostVolume:
     low_high : (float, float), optional
         Voxels become (v - low) / (high - low), cut to 0 to 1.
     value_range : (float, float), optional
-        Of what is decoded; by default it is searched for.
+        Of what is decoded; by default that of the voxels.
     labels : bool
         Values are int32, of the nearest voxel.
     check : callable, optional
@@ -156,10 +156,10 @@ class HostVolume:
         if self._order == 0:
             self._nearest(coords, out)
             return
-        places = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
+        positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
         evaluate = self._linear if self._order == 1 else self._cubic
         for channel in range(self.n_channels):
-            value, slopes = evaluate(channel, places, gradient is not None)
+            value, slopes = evaluate(channel, positions, gradient is not None)
             out[channel] = value
             if gradient is not None:
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
@@ -182,8 +182,8 @@ class HostVolume:
             else:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
 
-    def _linear(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        return linear(lambda index, offset: self._corner(channel, index, offset), places, self.dims, slopes)
+    def _linear(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        return linear(lambda index, offset: self._corner(channel, index, offset), positions, self.dims, slopes)
 
     def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
         values = self._take(channel, index, offset)
@@ -197,9 +197,9 @@ class HostVolume:
             out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
         return made
 
-    def _cubic(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(places, self.dims, strict=True)]
-        value, made = np.zeros(len(places[0][0])), [np.zeros(len(places[0][0])) for _ in range(3)]
+    def _cubic(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(positions, self.dims, strict=True)]
+        value, made = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
         for z, wz, sz in taps[0]:
             for y, wy, sy in taps[1]:
                 for x, wx, sx in taps[2]:
@@ -214,7 +214,7 @@ class HostVolume:
 
 def linear(
     take: Callable[[np.ndarray, int], np.ndarray],
-    places: list[Place],
+    positions: list[Position],
     dims: tuple[int, int, int],
     slopes: bool = False,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -224,14 +224,14 @@ def linear(
     ----------
     take : callable
         Voxels by their numbers in a box of `dims` voxels, counted from an offset on, as float32.
-    places : list
+    positions : list
         For each axis the voxels in the box, and fractions, of :func:`along`.
     dims : tuple of int
         Voxels of the box along z, y and x.
     slopes : bool
         Give derivatives along z, y and x for each voxel, too.
     """
-    (z, f), (y, g), (x, h) = places
+    (z, f), (y, g), (x, h) = positions
     index = (z * dims[1] + y) * dims[2] + x
     below, right = dims[2] * (dims[1] > 1), int(dims[2] > 1)
     behind = dims[1] * dims[2] * (dims[0] > 1)
@@ -260,8 +260,8 @@ def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, 
     weights = (s**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * s**2 + 3 * s**3) / 6, t**3 / 6)
     slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)
     period = max(1, 2 * size - 2)
-    places = (np.abs(cell + k) % period for k in range(-1, 3))
+    positions = (np.abs(cell + k) % period for k in range(-1, 3))
     return [
         (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
-        for p, w, d in zip(places, weights, slopes, strict=True)
+        for p, w, d in zip(positions, weights, slopes, strict=True)
     ]

@@ -93,7 +93,7 @@ def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
     try:
         made = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
-        raise ValueError(f"dtype={dtype!r} is no dtype") from error
+        raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
     if made.str[1:] not in _KINDS:
         raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
     return made.newbyteorder(">") if is_big_endian else made

@@ -289,7 +289,7 @@ class _Values:
 
     def _narrow(self) -> Any:
         if is_torch(self.given):
-            # bfloat16 is no dtype of NumPy: only where it lies and its shape are checked, by its bits.
+            # NumPy has no bfloat16, so memory and shape are checked of a view as int16.
             import torch
 
             bits = self.given.detach().view(torch.int16)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
-#: Samples that a thread takes at a time. Each operation of NumPy on them takes much longer than handing over Python's
-#: lock does; with fewer, threads wait for each other.
+#: Samples that a thread evaluates at a time: enough that each operation of NumPy takes much longer than acquiring
+#: Python's global interpreter lock, for which threads with smaller batches wait.
 BATCH = 2**16
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 

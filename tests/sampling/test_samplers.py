@@ -245,7 +245,7 @@ def test_arguments_that_do_not_fit(coords, values, count, error, text):
 
 
 class OnDevice:
-    """A DLPack array of a CUDA device, of which only the place is known."""
+    """A DLPack array of a CUDA device, of which only the kind of memory is known."""
 
     def __dlpack__(self, **options):
         raise BufferError

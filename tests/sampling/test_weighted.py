@@ -48,7 +48,7 @@ def test_order_is_a_permutation_by_boxes(name):
     assert sorted(cells.ids.tolist()) == np.flatnonzero(WEIGHTS[name]).tolist()
     centres = (np.stack(np.unravel_index(cells.ids, GRID), 1) + 0.5) / GRID
     at = np.floor(centres * 2.0 ** np.array(BOXES.halved)).astype(int)
-    known = {place: number for number, place in enumerate(zip(*BOXES.places(np.arange(BOXES.count)), strict=True))}
+    known = {place: number for number, place in enumerate(zip(*BOXES.indices(np.arange(BOXES.count)), strict=True))}
     numbers = [known[tuple(one)] for one in at.tolist()]
     assert numbers == sorted(numbers)
     if cells.cumulative is not None:

@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64 position = begin + i;
     unsigned at[3];
     int halved[3];
-    place_of(how, static_cast<int>(box_of(position, starts, how.levels)), at, halved);
+    indices_of(how, static_cast<int>(box_of(position, starts, how.levels)), at, halved);
     const uint4 words = numbers(how.window, USE_BINNED, call_of(position), how.key);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)

@@ -14,7 +14,7 @@ static_assert(sizeof(Boxes) == 40, "linumpy.sampling.boxes writes 40 bytes");
 constexpr int FIELD_BITS = 21;  // of a coordinate: three of them are two words of the generator
 
 // Which box along each axis, and how often each axis is halved.
-__device__ __forceinline__ void place_of(const Boxes &how, int box, unsigned *at, int *halved) {
+__device__ __forceinline__ void indices_of(const Boxes &how, int box, unsigned *at, int *halved) {
     at[0] = at[1] = at[2] = 0;
     halved[0] = halved[1] = halved[2] = 0;
     for (int level = 0; level < how.levels; ++level) {

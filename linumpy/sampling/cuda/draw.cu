@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ c
     unsigned bits[3] = {words.x >> 8, words.y >> 8, words.z >> 8};
     if (how.use == USE_STRATIFIED) {
         const int b = how.strata_bits;
-        const unsigned place = static_cast<unsigned>(index & ((1ull << 3 * b) - 1));
-        const unsigned stratum = shuffled(place, numbers(index >> 3 * b, USE_STRATA, 0, how.key), 3 * b);
+        const unsigned within = static_cast<unsigned>(index & ((1ull << 3 * b) - 1));
+        const unsigned stratum = shuffled(within, numbers(index >> 3 * b, USE_STRATA, 0, how.key), 3 * b);
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
             bits[axis] = bits[axis] >> b | (stratum >> axis * b & ((1u << b) - 1)) << (24 - b);

@@ -3,7 +3,7 @@
 In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
 ``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
 is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does:
-grids in front of tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex hold nothing.
+grids first, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_exastitch(
         A file is truncated or damaged, or something has no value.
     """
     if umesh is None and grids is None:
-        raise SourceError("neither umesh= nor grids= names a file")
+        raise SourceError("give umesh=, grids= or both")
     if grids is not None and scalar is None:
         raise SourceError(f"{os.fspath(grids)}: grids hold ids of values; give the file of the values as scalar=")
     scalars = np.zeros(0, np.float32) if scalar is None else read_scalars(scalar)
@@ -171,9 +171,9 @@ class StitchedField:
     def _in_grids(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
         grid = self._grids[numbers]
         size = grid["size"].astype(np.int64)
-        place = (points[at] - grid["lower"]) * grid["cells"][:, None]
-        low = np.clip(place.astype(np.int64), 0, size - 2)
-        weight = np.clip(place - low, 0, 1).astype(np.float32)
+        position = (points[at] - grid["lower"]) * grid["cells"][:, None]
+        low = np.clip(position.astype(np.int64), 0, size - 2)
+        weight = np.clip(position - low, 0, 1).astype(np.float32)
         value, whole = np.zeros(len(at), np.float32), np.ones(len(at), bool)
         for corner in np.ndindex(2, 2, 2):
             cell = low + corner
@@ -226,5 +226,5 @@ def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[n
 def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not len(corners):
         return np.zeros((0, 3)), np.zeros((0, 3))
-    places = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
-    return places.min(1), places.max(1)
+    corner_positions = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
+    return corner_positions.min(1), corner_positions.max(1)

@@ -321,7 +321,9 @@ def _assembled(file: _File, pieces: list[_Piece]) -> np.ndarray:
     shape = _shape(whole, first.of_cells)
     same = {(piece.of_cells, piece.values.dtype, len(piece.values)) for piece in pieces}
     if len(same) > 1:
-        raise file.fail("its pieces hold arrays of different types, components or places")
+        raise file.fail(
+            "its pieces hold arrays of different types or numbers of components, or some of points and some of cells"
+        )
     if sum(piece.values[0].size for piece in pieces) < math.prod(shape):
         raise file.fail(f"its pieces hold less than the {' × '.join(map(str, shape))} voxels of the whole extent")
     if len(pieces) == 1 and first.values.shape[1:] == shape:

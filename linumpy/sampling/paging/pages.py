@@ -5,8 +5,8 @@ samples. Pages of the volume, each of one or several chunks, lie in a fixed numb
 longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
 missing pages of the next are read.
 
-Independent samples would need the whole volume for each small batch. So values of many samples to come are made
-together, once for each pass over the volume, and handed out as they are asked for: the stream is the same.
+A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
+in one pass over the volume and returned by later calls; the stream of samples is the same.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PageCache:
         self.read = 0  # pages so far
 
     def request(self, pages: Sequence[Page], keep: frozenset[Page] | set[Page] = frozenset()) -> None:
-        """Begin to read the pages that are missing, in place of any but those to keep."""
+        """Begin to read the pages that are missing, into slots of any pages but those to keep."""
         missing = [page for page in pages if page not in self._held]
         for page in pages:
             if page in self._held:
@@ -88,7 +88,7 @@ class PageCache:
         try:
             self._submit(missing)
         except BaseException:
-            self._forget(missing)  # what was not asked for must not count as there
+            self._forget(missing)  # or else they would count as read
             raise
         self.read += len(missing)
 
@@ -139,7 +139,7 @@ class PageCache:
                 self._free.append(self._held.pop(page))
 
     def _settle(self, page: Page) -> None:
-        """Wait until nothing is written to the slot of a page that is let go of; what reading it gave is of no use."""
+        """Wait until no read writes to the slot of a page any more, so that it may hold another; ignore errors."""
         for ticket in self._tickets.get(page, ()):
             with contextlib.suppress(Exception):
                 ticket.result()
@@ -214,9 +214,9 @@ class PagedVolume:
         """Draw independent points and evaluate at them."""
         draws.draw(draws.Draw(), key, first, coords)
         with self._lock:
-            self._hand_out(key, first, coords, out)
+            self._copy_ahead(key, first, coords, out)
 
-    def _hand_out(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
         done = 0
         while done < len(coords):
             made = self._made

@@ -266,7 +266,7 @@ def test_faulty_meshes(tmp_path, make, problem):
 
 
 def test_other_faulty_input(tmp_path):
-    with pytest.raises(SourceError, match="neither umesh= nor grids="):
+    with pytest.raises(SourceError, match="give umesh=, grids= or both"):
         open_exastitch(None)
     (tmp_path / "a.umesh").write_bytes(one_tet(magic=0x234235568))
     with pytest.raises(UnsupportedLayoutError, match="with grids inside"):
@@ -283,7 +283,7 @@ def test_other_faulty_input(tmp_path):
         open_exastitch(None, grids, tmp_path / "a.scalar")
 
 
-def test_flat_elements_hold_nothing(tmp_path):
+def test_flat_elements_contain_no_point(tmp_path):
     """An element without a volume is passed over; its neighbours are found."""
     vertices = np.concatenate([CORNERS["tets"], CORNERS["tets"] * [1, 1, 0]])
     file = mesh_file(tmp_path, vertices, np.arange(8.0), tets=[[4, 5, 6, 7], [0, 1, 2, 3]])

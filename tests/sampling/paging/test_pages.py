@@ -264,7 +264,7 @@ def test_two_threads_on_one_sampler(tmp_path, reader, monkeypatch):
     assert most[0] == 1
 
 
-def test_voxels_that_are_no_number(tmp_path, reader):
+def test_nan_voxels_stay_nan(tmp_path, reader):
     voxels, array = stored(tmp_path, "f4")
     voxels[0, 4, 5, 6] = array[4, 5, 6] = np.nan
     voxels[0, 20, 20, 20] = array[20, 20, 20] = np.inf
