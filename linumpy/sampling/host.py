@@ -35,7 +35,8 @@ def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
     # Cut first: infinity times the 0 of a range of no width would be NaN.
-    moved = values.astype(np.float64).clip(*low_high)
+    moved = values.astype(np.float64)
+    moved.clip(*low_high, out=moved)
     moved -= low
     moved *= scale
     return moved.astype(np.float32)

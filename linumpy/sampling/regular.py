@@ -67,6 +67,9 @@ class RawFile:
         """Read the voxels into host memory."""
         self.check_size(os.path.getsize(self.filename))
         flat = np.fromfile(self.filename, self.dtype, math.prod(self.shape), offset=self.offset)
+        if flat.nbytes != self.nbytes:
+            problem = f"{flat.nbytes} bytes of voxels could be read instead of {self.nbytes}"
+            raise OSError(errno.EIO, problem, self.filename)
         return flat.reshape(self.shape)
 
     def map(self) -> np.memmap:

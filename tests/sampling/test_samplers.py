@@ -411,6 +411,15 @@ def test_a_mapped_file_that_was_shortened_is_an_error(tmp_path):
     assert run_in_child(go_on) == 0
 
 
+def test_a_file_that_is_shortened_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    _, kwargs = raw_file(tmp_path)
+    size = os.path.getsize(kwargs["filename"])
+    os.truncate(kwargs["filename"], 1000)
+    monkeypatch.setattr(os.path, "getsize", lambda path: size)  # as it was when it was looked at
+    with pytest.raises(OSError, match=r"1000 bytes of voxels .* instead of 4788.*volume\.raw"):
+        create_sampler("structuredRegular", "cpu", **kwargs)
+
+
 def test_threads_that_fail_write_nothing_afterwards():
     began, go = threading.Barrier(3), threading.Event()
     written = []

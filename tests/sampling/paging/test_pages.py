@@ -102,6 +102,38 @@ def test_normalised(tmp_path, reader):
     assert field.value_range == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "low_high", "precise"),
+    [
+        ("f4", (1000.1, 1000.2), False),  # the lower end is no float32
+        ("f4", (1000.0, 1000.25), True),
+        ("i4", (16_777_216, 16_777_226), False),  # float32 holds every second of these voxels
+        ("i4", (0, 2**31 - 1), True),
+        ("f8", (1e6, 1e6 + 1), False),
+        ("u2", (3.3, 700.1), True),
+        ("i4", (7, 7), True),
+    ],
+)
+def test_ranges_that_float32_does_not_resolve(dtype, low_high, precise, tmp_path, reader):
+    low, high = low_high
+    voxels = np.linspace(low - 1, high + 1, np.prod(SHAPE)).reshape(1, *SHAPE).clip(0, 2**31 - 1).astype(dtype)
+    array = zarr.create_array(tmp_path / "volume.zarr", data=voxels[0], chunks=CHUNKS)
+    if not precise:
+        with pytest.raises(ValueError, match=r"float32 rounds such voxels by \S+ of the range"):
+            paged(tmp_path, reader, voxels=voxels, array=array, low_high=low_high)
+        return
+    _, field = paged(tmp_path, reader, voxels=voxels, array=array, low_high=low_high)
+    coords, values = points(500), np.empty((1, 500), np.float32)
+    field.decode(coords, values)
+    assert np.abs(values - truth(voxels, coords, 1, low_high)).max() < 2e-6
+
+
+@pytest.mark.parametrize("options", [{"ahead": 0}, {"ahead": 1.5}, {"ahead": 2**33 + 1}])
+def test_passes_of_no_size(options, tmp_path, reader):
+    with pytest.raises((ValueError, TypeError), match="ahead="):
+        paged(tmp_path, reader, **options)
+
+
 def test_few_points_read_few_pages(tmp_path, reader):
     _, field = paged(tmp_path, reader, 300)
     coords, values = np.full((50, 3), 0.02, np.float32), np.empty((1, 50), np.float32)
