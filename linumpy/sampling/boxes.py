@@ -68,14 +68,14 @@ class Boxes:
         return self.axes.count(0), self.axes.count(1), self.axes.count(2)
 
     def indices(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which box along each axis (z, y, x) boxes are, by their numbers."""
+        """Return the indices of boxes along each axis (z, y, x) from their numbers."""
         at = [np.zeros_like(numbers) for _ in range(3)]
         for level, axis in enumerate(self.axes):
             at[axis] = at[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
         return at[0], at[1], at[2]
 
     def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return the numbers of boxes, by which they are along each axis: the inverse of :meth:`indices`."""
+        """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
         left = list(self.halved)
         made = np.zeros_like(z)
         for axis in self.axes:
