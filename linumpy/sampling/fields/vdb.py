@@ -16,12 +16,12 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.sampling import device_tables
+from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
 
-_SPEC = KernelSpec("vdb", "vdb", (), "linumpy.sampling.cuda")
+_SPEC = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
 #: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
 _MOST_NODES = 2**26
 _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}

@@ -8,8 +8,8 @@ from field_runs import SIDES, decode, on_gpu
 from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling import umesh
-from linumpy.sampling.umesh import open_exastitch
+from linumpy.sampling.fields import umesh
+from linumpy.sampling.fields.umesh import open_exastitch
 
 LINEAR = np.array([0.5, -1.0, 0.25])
 #: Corners of VTK's elements in the unit cube, in the order of VTK's documentation.
@@ -255,7 +255,8 @@ def test_counts_that_cannot_be(tmp_path):
         (lambda: content(CORNERS["tets"], [1, 2, 3, 4], tets=[[0, -1, 2, 3]]), r"has vertices \[0, -1, 2, 3\]"),
         (lambda: content(CORNERS["tets"], [1, 2], tets=[[0, 1, 2, 3]]), "4 vertices and 2 values"),
         (lambda: content(CORNERS["tets"], names=(), tets=[[0, 1, 2, 3]]), "vertices have no values"),
-        (lambda: content(CORNERS["tets"] * np.nan, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "no finite place"),
+        (lambda: content(CORNERS["tets"] * np.nan, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "coordinate that is not finite"),
+        (lambda: content(CORNERS["tets"] * 6e38 - 3e38, [1, 2, 3, 4], tets=[[0, 1, 2, 3]]), "6e\\+38 units"),
     ],
 )
 def test_faulty_meshes(tmp_path, make, problem):
@@ -265,7 +266,7 @@ def test_faulty_meshes(tmp_path, make, problem):
 
 
 def test_other_faulty_input(tmp_path):
-    with pytest.raises(SourceError, match="neither umesh= nor grids="):
+    with pytest.raises(SourceError, match="give umesh=, grids= or both"):
         open_exastitch(None)
     (tmp_path / "a.umesh").write_bytes(one_tet(magic=0x234235568))
     with pytest.raises(UnsupportedLayoutError, match="with grids inside"):
@@ -282,7 +283,7 @@ def test_other_faulty_input(tmp_path):
         open_exastitch(None, grids, tmp_path / "a.scalar")
 
 
-def test_flat_elements_hold_nothing(tmp_path):
+def test_flat_elements_contain_no_point(tmp_path):
     """An element without a volume is passed over; its neighbours are found."""
     vertices = np.concatenate([CORNERS["tets"], CORNERS["tets"] * [1, 1, 0]])
     file = mesh_file(tmp_path, vertices, np.arange(8.0), tets=[[4, 5, 6, 7], [0, 1, 2, 3]])

@@ -61,8 +61,8 @@ class Slabs:
         """Return the slab of each point."""
         made: Any = 0
         for column, n in ((2, self.z), (1, self.y)):
-            place = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
-            made = made * n + np.clip(place, 0, n - 1).astype(np.int64)
+            index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
+            made = made * n + np.clip(index, 0, n - 1).astype(np.int64)
         return made
 
 
@@ -83,6 +83,10 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
     planes = min(_PLANES, z)
     rows = max(1, nbytes // (planes * channels * x * itemsize))
     return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
+
+
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
 
 
 def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
@@ -136,7 +140,7 @@ class SlabVolume:
         self._file = os.open(source.filename, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         source.check_size(os.fstat(self._file).st_size)
-        self._pool = ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
+        self._pool, self._process = _readers(), os.getpid()
         self._taken = 0  # slabs of the order that were taken
         self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
         self._coming: list[Future[_Slab]] = []
@@ -144,15 +148,15 @@ class SlabVolume:
         self._lock = threading.Lock()
 
     def sample(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
-        """Draw points in the slabs that are in memory, each in any of them, and evaluate; then replace some slabs."""
+        """Draw points uniformly in the slabs that are in memory and evaluate them; then replace some of the slabs."""
         self._batch(key, first, coords, out, in_order=False)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
-        """Draw in the same way, slab after slab."""
+        """The same, but samples of a slab follow each other."""
         self._batch(key, first, coords, out, in_order=True)
 
     def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
-        """Evaluate at any points; slabs that are not in memory are read and let go of again."""
+        """Evaluate at any points; slabs that are not in memory are read for this call alone."""
         with self._lock:
             have = {slab.number: slab for slab in self._slabs}
             which = self.plan.of(coords)
@@ -220,20 +224,36 @@ class SlabVolume:
 
     def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
         _, planes, rows, columns = slab.voxels.shape
-        places = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
-        places[0] = (places[0][0] - slab.first[0], places[0][1])
-        places[1] = (places[1][0] - slab.first[1], places[1][1])
+        positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
+        positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
+        positions[1] = (positions[1][0] - slab.first[1], positions[1][1])
         for channel, made in zip(slab.voxels, out, strict=True):
             take = functools.partial(_take, channel.reshape(-1))
-            made[...] = linear(take, places, (planes, rows, columns))[0]
+            made[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
-        """Take in the slabs that were asked for in place of the oldest ones; all, the first time."""
+        """Wait for the requested slabs, which replace the oldest ones; the first time all slabs are requested."""
+        if self._process != os.getpid():
+            self._begin_in_child()
         if not self._slabs and not self._coming:
             self._ask(self.held)
         coming, self._coming = self._coming, []
-        arrived = [one.result() for one in coming]
+        try:
+            arrived = [one.result() for one in coming]
+        except BaseException:
+            # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
+            self._taken -= len(coming)
+            if self._slabs:
+                self._ask(len(coming))
+            raise
         self._slabs = (self._slabs + arrived)[-self.held :]
+
+    def _begin_in_child(self) -> None:
+        """Ask for the same slabs by threads of this process: a forked child has none of its parent's."""
+        asked, self._coming = len(self._coming), []
+        self._pool, self._process = _readers(), os.getpid()
+        self._taken -= asked
+        self._ask(asked)
 
     def _request(self) -> None:
         """Ask for the slabs of the next batch, unless all are in memory."""
@@ -251,11 +271,11 @@ class SlabVolume:
 
     def _number(self, position: int) -> int:
         """Return the slab at a position in the order of all turns."""
-        turn, place = divmod(position, self.plan.count)
+        turn, index = divmod(position, self.plan.count)
         if self._turn is None or self._turn[0] != turn:
             words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)
             self._turn = turn, np.lexsort((words[1], words[0]))
-        return int(self._turn[1][place])
+        return int(self._turn[1][index])
 
     def _read(self, number: int) -> _Slab:
         planes, rows = self.plan.box(number)

@@ -3,7 +3,7 @@
 In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
 ``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
 is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does:
-grids in front of tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex hold nothing.
+grids first, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.sampling import box_lists, device_tables
-from linumpy.sampling.amr import finite_range
-from linumpy.sampling.elements import weights_of
+from linumpy.sampling.fields import box_lists, device_tables
+from linumpy.sampling.fields.amr import finite_range
+from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
 
-_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.cuda")
+_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
+#: Of the domain along an axis, so that products of float32 coordinates and cells are finite.
+_LARGEST = 1e34
 _THREE, _ONE = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
 _NO_BLOCKS = Blocks(_THREE, _ONE, _THREE, _ONE, np.zeros(0, np.float32))
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
@@ -56,7 +58,7 @@ def open_exastitch(
         A file is truncated or damaged, or something has no value.
     """
     if umesh is None and grids is None:
-        raise SourceError("neither umesh= nor grids= names a file")
+        raise SourceError("give umesh=, grids= or both")
     if grids is not None and scalar is None:
         raise SourceError(f"{os.fspath(grids)}: grids hold ids of values; give the file of the values as scalar=")
     scalars = np.zeros(0, np.float32) if scalar is None else read_scalars(scalar)
@@ -169,9 +171,9 @@ class StitchedField:
     def _in_grids(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
         grid = self._grids[numbers]
         size = grid["size"].astype(np.int64)
-        place = (points[at] - grid["lower"]) * grid["cells"][:, None]
-        low = np.clip(place.astype(np.int64), 0, size - 2)
-        weight = np.clip(place - low, 0, 1).astype(np.float32)
+        position = (points[at] - grid["lower"]) * grid["cells"][:, None]
+        low = np.clip(position.astype(np.int64), 0, size - 2)
+        weight = np.clip(position - low, 0, 1).astype(np.float32)
         value, whole = np.zeros(len(at), np.float32), np.ones(len(at), bool)
         for corner in np.ndindex(2, 2, 2):
             cell = low + corner
@@ -214,12 +216,15 @@ def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[n
     if not len(low):
         raise ValueError("there is no grid and no element with a volume")
     if not np.isfinite(low).all() or not np.isfinite(high).all():
-        raise ValueError("a vertex of an element lies at no finite place")
+        raise ValueError("a vertex of an element has a coordinate that is not finite")
+    extent = (high.max(0) - low.min(0)).max()
+    if extent > _LARGEST:
+        raise ValueError(f"grids and elements reach over {extent:g} units, {_LARGEST:g} at most")
     return low, high
 
 
 def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not len(corners):
         return np.zeros((0, 3)), np.zeros((0, 3))
-    places = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
-    return places.min(1), places.max(1)
+    corner_positions = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
+    return corner_positions.min(1), corner_positions.max(1)

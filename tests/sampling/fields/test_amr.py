@@ -6,8 +6,8 @@ from field_runs import SIDES, decode, on_gpu
 from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError
-from linumpy.sampling import amr
-from linumpy.sampling.amr import open_exabrick
+from linumpy.sampling.fields import amr
+from linumpy.sampling.fields.amr import open_exabrick
 
 
 def write(folder, bricks, values):

@@ -8,14 +8,14 @@ struct alignas(8) List { int start, count; };
 // Scale a point of the unit cube; points outside are moved to its border. Returns 0, and NaN for one that is not finite.
 __device__ inline float point_at(const float *__restrict__ coords, int64 i, const float (&extent)[3],
                                  float (&point)[3]) {
-    float doubt = 0;
+    float nan_or_zero = 0;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
         const float coord = coords[3 * i + axis];
-        doubt += coord - coord;
+        nan_or_zero += coord - coord;
         point[axis] = fminf(fmaxf(coord, 0.0f), 1.0f) * extent[axis];
     }
-    return doubt;
+    return nan_or_zero;
 }
 
 __device__ inline List list_at(const Lists &lists, const List *__restrict__ table, const float (&point)[3]) {

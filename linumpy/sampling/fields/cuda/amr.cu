@@ -56,10 +56,10 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];
-    const float doubt = point_at(coords, i, frame->extent, point);
+    const float nan_or_zero = point_at(coords, i, frame->extent, point);
     const List list = list_at(frame->lists, table, point);
     Sum sum{0, 0};
     for (int k = 0; k < list.count; ++k) add_brick(bricks[items[list.start + k]], values, point, sum);
     const float value = sum.weights > 0 ? sum.values / sum.weights : frame->background;
-    out[i] = value + doubt;
+    out[i] = value + nan_or_zero;
 }

@@ -8,7 +8,7 @@ import pytest
 
 from linumpy.sampling import create_sampler
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture(scope="module")

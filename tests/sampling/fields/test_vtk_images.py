@@ -9,10 +9,10 @@ import pytest
 from field_runs import decode, on_gpu
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
+from linumpy.sampling.fields.vtk_images import open_vtk
 from linumpy.sampling.files.vtk import read_vtk
-from linumpy.sampling.vtk_images import open_vtk
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 NAMES = [
     *("ascii_none_64_false_false", "binary_none_32_false_false", "binary_zlib_64_true_false"),
     *("binary_lz4_32_false_false", "binary_lzma_64_false_false", "appended_none_64_false_false"),

@@ -1,8 +1,8 @@
 """Which boxes hold a point: a regular grid of cells, each with the list of the boxes that touch it.
 
 In: boxes. Out: tables that a kernel and NumPy walk alike. A cell that many small boxes touch is cut once more, so that
-lists are short where boxes are small. A point whose box is missing from its cell's list cannot be: boxes are taken a
-little larger than they are, by more than float32 rounds.
+lists are short where boxes are small. Boxes are enlarged
+by more than the rounding of float32, so each box that holds a point is in the list of the point's cell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHORT = 8
 _FINEST, _MOST_CELLS = 64, 1024
 #: By how many cells boxes are enlarged: in the grid, and in a cut cell.
 _MARGIN, _FINE_MARGIN = 2.0**-9, 2.0**-5
-#: Of an extent: a domain that is flat is that thick.
+#: Smallest extent of a domain along an axis: a flat domain would divide by 0.
 _FLAT = 1e-30
 #: Pairs of a box and a cell that are made at once.
 _PAIRS = 2**22

@@ -1,4 +1,4 @@
-"""Which pages of a volume are needed, and in which order: pure planning for :mod:`linumpy.sampling.pages`.
+"""Which pages of a volume are needed, and in which order: pure planning for :mod:`linumpy.sampling.paging.pages`.
 
 In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers along
 z, y and x.
@@ -110,11 +110,11 @@ class Pieces:
     def __init__(self, window: Window, paging: Paging) -> None:
         self.window, self._paging = window, paging
         self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
-        at = window.boxes.places(np.arange(window.boxes.count))
+        at = window.boxes.indices(np.arange(window.boxes.count))
         lows, highs = [], []
-        for place, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
-            lows.append(np.clip(np.floor(place / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
-            highs.append(np.clip(np.floor((place + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+        for index, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
+            lows.append(np.clip(np.floor(index / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+            highs.append(np.clip(np.floor((index + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
         page = np.array(paging.page)
         self._first, self._last = np.stack(lows, 1) // page, np.stack(highs, 1) // page
         self._reached, self._step = 0, 0  # the box up to which pages were asked for, and boxes of the last request

@@ -16,11 +16,15 @@ from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
+from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.host import HostVolume
-from linumpy.sampling.pages import PageCache, PagedVolume
-from linumpy.sampling.paging import page_shape, plan_paging
+from linumpy.sampling.paging.pages import PageCache, PagedVolume
+from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
 from linumpy.sampling.volume import KEPT, free_memory
+
+#: Of the range, by which values may be off.
+_PRECISION = 1e-6
 
 
 def open_channels(
@@ -46,6 +50,8 @@ def open_channels(
     """
     node = open_node(source)
     if isinstance(node, zarr.Array):
+        if 0 in node.shape:
+            raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
         if level or channel is not None or time is not None:
             raise ValueError("level, channel and time choose from an OME-Zarr image; this is a single array")
         return _of_array(node, channel_axis)
@@ -59,12 +65,16 @@ def open_channels(
     made = list(volumes.volumes.values())
     if made[0].ndim != 3:
         raise ValueError(f"{volumes.name} has {made[0].ndim} axes of space; three are sampled")
+    if 0 in made[0].shape:
+        raise ValueError(f"{volumes.name} has shape {made[0].shape}: an axis is empty, so there is nothing to sample")
     return made
 
 
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
     if array.ndim == 3 and channel_axis is None:
         return [Volume(array, (None, None, None))]
+    if channel_axis is not None and (isinstance(channel_axis, bool) or not isinstance(channel_axis, (int, np.integer))):
+        raise ValueError(f"channel_axis={channel_axis!r}: give the number of an axis, 0 to 3")
     if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
         raise ValueError(
             f"the array has shape {array.shape}: give one of axes (Z, Y, X), or of four with channel_axis= (0 to 3)"
@@ -128,7 +138,7 @@ def open_pages(
     volumes : list of Volume
         Its channels.
     low_high, value_range, window
-        As of :class:`~linumpy.sampling.pages.PagedVolume`.
+        As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
     cache_bytes : int, optional
         Device memory for pages; by default a quarter of what is free.
     ahead : int, optional
@@ -141,6 +151,12 @@ def open_pages(
     """
     first = volumes[0]
     check_dtype(first.dtype)
+    kept = first.dtype.str[1:] in KEPT
+    _check_precision(low_high, kept)
+    if cache_bytes is not None:
+        cache_bytes = whole("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
+    if ahead is not None:
+        ahead = whole("ahead", ahead, 1, MOST_SAMPLES, "samples that are made in one pass over the volume")
     if xp is None:
         xp = require_cuda()
     if reader is None:
@@ -149,7 +165,6 @@ def open_pages(
         reader = Reader()
     if cache_bytes is None:
         cache_bytes = free_memory() // 4
-    kept = first.dtype.str[1:] in KEPT
     dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
     voxel = len(volumes) * dtype.itemsize
     page = page_shape(first.shape, first.chunks)
@@ -164,6 +179,21 @@ def open_pages(
         ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
         window=window,
     )
+
+
+def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
+    """Refuse a range of which the float32 arithmetic of the kernels would lose more than samplers promise."""
+    if low_high is None or low_high[0] == low_high[1]:
+        return
+    low, high = low_high
+    rounding = abs(low - float(np.float32(low)))
+    if not kept:  # voxels become float32 before the range is applied
+        rounding += 2.0**-24 * max(abs(low), abs(high))
+    if rounding > _PRECISION * (high - low):
+        raise ValueError(
+            f"range=({low}, {high}): float32 rounds such voxels by {rounding / (high - low):.1g} of the range; use "
+            "device 'cuda' or 'cpu', which apply the range in float64"
+        )
 
 
 def _pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
-from linumpy.sampling.amr import finite_range
+from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.files.vtk import read_vtk
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, DeviceVolume

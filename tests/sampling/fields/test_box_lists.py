@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from linumpy.sampling import box_lists
+from linumpy.sampling.fields import box_lists
 
 
 def boxes(kind, count, extent, rng):

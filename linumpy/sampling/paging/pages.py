@@ -5,14 +5,15 @@ samples. Pages of the volume, each of one or several chunks, lie in a fixed numb
 longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
 missing pages of the next are read.
 
-Independent samples would need the whole volume for each small batch. So values of many samples to come are made
-together, once for each pass over the volume, and handed out as they are asked for: the stream is the same.
+A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
+in one pass over the volume and returned by later calls; the stream of samples is the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from linumpy.io.volume import Volume
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging import Page, Paging, Pieces
+from linumpy.sampling.paging.plan import Page, Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
 
 _PAGES = np.dtype(
@@ -72,7 +73,7 @@ class PageCache:
         self.read = 0  # pages so far
 
     def request(self, pages: Sequence[Page], keep: frozenset[Page] | set[Page] = frozenset()) -> None:
-        """Begin to read the pages that are missing, in place of any but those to keep."""
+        """Begin to read the pages that are missing, into slots of any pages but those to keep."""
         missing = [page for page in pages if page not in self._held]
         for page in pages:
             if page in self._held:
@@ -84,7 +85,14 @@ class PageCache:
             self._held[page] = self._slot(wanted)
             self._table[page] = self._held[page]
         self._is_current = False
+        try:
+            self._submit(missing)
+        except BaseException:
+            self._forget(missing)  # or else they would count as read
+            raise
         self.read += len(missing)
+
+    def _submit(self, missing: Sequence[Page]) -> None:
         for channel, volume in enumerate(self._volumes):
             regions, outs = [], []
             for page in missing:
@@ -106,8 +114,9 @@ class PageCache:
         """
         try:
             for page in pages:
-                for ticket in self._tickets.pop(page, ()):
+                for ticket in self._tickets.get(page, ()):
                     ticket.result()
+                self._tickets.pop(page, None)
         except BaseException:
             self._forget(pages)
             raise
@@ -130,10 +139,11 @@ class PageCache:
                 self._free.append(self._held.pop(page))
 
     def _settle(self, page: Page) -> None:
-        """Wait until nothing is written to the slot of a page that is let go of; what reading it gave is of no use."""
-        for ticket in self._tickets.pop(page, ()):
+        """Wait until no read writes to the slot of a page any more, so that it may hold another; ignore errors."""
+        for ticket in self._tickets.get(page, ()):
             with contextlib.suppress(Exception):
                 ticket.result()
+        self._tickets.pop(page, None)
 
 
 def _bounds(volume: Volume, box: tuple[slice, ...]) -> list[tuple[int, int]]:
@@ -179,6 +189,7 @@ class PagedVolume:
         self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
         self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
         self._counted: Pieces | None = None
+        self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
 
     @property
     def boxes(self) -> Boxes:
@@ -187,8 +198,11 @@ class PagedVolume:
 
     def decode(self, coords: Any, out: Any) -> None:
         """Evaluate at points; finding out which pages they need waits for the device once."""
-        if not len(coords):
-            return
+        if len(coords):
+            with self._lock:
+                self._decode(coords, out)
+
+    def _decode(self, coords: Any, out: Any) -> None:
         marks = self._xp.zeros(self._paging.pages, np.uint8)
         record = self._record(len(coords))
         args = (coords, marks, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
@@ -199,6 +213,10 @@ class PagedVolume:
     def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
         """Draw independent points and evaluate at them."""
         draws.draw(draws.Draw(), key, first, coords)
+        with self._lock:
+            self._copy_ahead(key, first, coords, out)
+
+    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
         done = 0
         while done < len(coords):
             made = self._made
@@ -217,8 +235,11 @@ class PagedVolume:
 
     def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
         """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""
-        if not len(coords):
-            return
+        if len(coords):
+            with self._lock:
+                self._sample_window(window, begin, coords, out)
+
+    def _sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
         if self._counted is None or self._counted.window is not window:
             self._counted = Pieces(window, self._paging)
         window.draw(begin, coords)
@@ -279,9 +300,10 @@ class PagedVolume:
         return record
 
     def _defines(self, draw: bool) -> dict[str, str]:
+        is_float = self._cache.slots.dtype.kind == "f"
         return {
             "SOURCE": CUDA_TYPES[self._cache.slots.dtype.str[1:]],
-            "NORMALISE": str(int(self._low_high is not None)),
+            "NORMALISE": str(int(self._low_high is not None) * (1 + is_float)),
             "DRAW": str(int(draw)),
             "INDEX": "int64",
             "LAYOUT": "0",

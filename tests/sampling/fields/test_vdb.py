@@ -12,12 +12,12 @@ from field_runs import SIDES, decode, grid_coords, on_gpu
 from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling import vdb
+from linumpy.sampling.fields import vdb
+from linumpy.sampling.fields.vdb import SparseGrid, open_vdb
 from linumpy.sampling.files import nanovdb
 from linumpy.sampling.files.tree import Levels, flatten
-from linumpy.sampling.vdb import SparseGrid, open_vdb
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 OPENVDB = [
     *("float_none", "float_mask", "float_zip", "float_zip_mask", "float_blosc_mask", "float_half_blosc_mask"),
     *("float_half_zip", "double_blosc_mask", "int32_blosc", "int64_zip_mask"),
@@ -176,6 +176,14 @@ def test_counts_that_cannot_be(files, tmp_path):
         broken = content[:head] + struct.pack("<i", count) + content[head + 4 :]
         with pytest.raises(SourceError, match=r"items of metadata: -?\d+ records of 12 bytes do not fit"):
             open_vdb(damaged(tmp_path, broken))
+
+
+def test_a_grid_larger_than_any_memory(files, tmp_path):
+    content = (files / "warp_float.nvdb").read_bytes()
+    for size in (2**63 - 1, 2**64 - 1):
+        broken = content[:16] + struct.pack("<Q", size) + content[24:]
+        with pytest.raises(SourceError, match=f"they are not {size} bytes once unzipped"):
+            open_vdb(damaged(tmp_path, broken, "warp_float.nvdb"))
 
 
 @pytest.mark.parametrize("seed", range(4))

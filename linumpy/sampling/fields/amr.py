@@ -15,10 +15,10 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.sampling import box_lists, device_tables
+from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
 
-_SPEC = KernelSpec("amr", "amr", (), "linumpy.sampling.cuda")
+_SPEC = KernelSpec("amr", "amr", (), "linumpy.sampling.fields.cuda")
 #: Entries that a brick has in the lists on average: a few for the lists of cells along each of its axes.
 _PER_BRICK = 64
 #: Cells along the domain up to which float32 names each.

@@ -12,7 +12,7 @@ struct Grid {
     int size[3], unused;
 };
 
-struct alignas(16) Vertex { float place[3], value; };
+struct alignas(16) Vertex { float position[3], value; };
 struct alignas(16) Corners { int vertex[8]; };  // -1 behind the last
 
 struct Frame {
@@ -115,13 +115,14 @@ __device__ double cross_dot(const double (&a)[3], const double (&b)[3], const do
 template <int CORNERS>
 __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
                           float &value) {
-    double place[CORNERS][3], n[CORNERS], d[CORNERS][3];
+    double position[CORNERS][3], n[CORNERS], d[CORNERS][3];
     float held[CORNERS];
 #pragma unroll
     for (int k = 0; k < CORNERS; ++k) {
         const Vertex vertex = vertices[corners.vertex[k]];
         held[k] = vertex.value;
-        for (int axis = 0; axis < 3; ++axis) place[k][axis] = static_cast<double>(vertex.place[axis]) - point[axis];
+        for (int axis = 0; axis < 3; ++axis)
+            position[k][axis] = static_cast<double>(vertex.position[axis]) - point[axis];
     }
     const double middle = CORNERS == 8 ? 0.5 : CORNERS == 6 ? 1.0 / 3 : 0.375;
     double r[3] = {middle, middle, CORNERS == 5 ? 0.75 : 0.5};
@@ -131,8 +132,8 @@ __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ ver
 #pragma unroll
         for (int k = 0; k < CORNERS; ++k)
             for (int axis = 0; axis < 3; ++axis) {
-                miss[axis] -= n[k] * place[k][axis];
-                for (int j = 0; j < 3; ++j) along[j][axis] += d[k][j] * place[k][axis];
+                miss[axis] -= n[k] * position[k][axis];
+                for (int j = 0; j < 3; ++j) along[j][axis] += d[k][j] * position[k][axis];
             }
         const double volume = cross_dot(along[0], along[1], along[2]);
         if (volume == 0) return false;
@@ -167,9 +168,9 @@ __device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertic
     for (int k = 0; k < 3; ++k) {
         const Vertex vertex = vertices[corners.vertex[k + 1]];
         held[k + 1] = vertex.value;
-        to[k] = static_cast<double>(point[k]) - first.place[k];
+        to[k] = static_cast<double>(point[k]) - first.position[k];
         for (int axis = 0; axis < 3; ++axis)
-            edge[k][axis] = static_cast<double>(vertex.place[axis]) - first.place[axis];
+            edge[k][axis] = static_cast<double>(vertex.position[axis]) - first.position[axis];
     }
     const double volume = cross_dot(edge[0], edge[1], edge[2]);
     if (volume == 0) return false;
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float point[3];
-    const float doubt = point_at(coords, i, frame->extent, point);
+    const float nan_or_zero = point_at(coords, i, frame->extent, point);
     const List list = list_at(frame->lists, table, point);
     float value = frame->background;
     for (int k = 0; k < list.count; ++k) {
@@ -213,5 +214,5 @@ extern "C" __global__ void __launch_bounds__(256)
             break;
         }
     }
-    out[i] = value + doubt;
+    out[i] = value + nan_or_zero;
 }

@@ -1,7 +1,7 @@
-"""What a field keeps on a device, and how its kernel is started.
+"""A field's arrays on each device that evaluates it, and the launch of its kernel.
 
-In: NumPy arrays, coordinates and a place for values, on either side. Out: the same arrays on the device of the
-coordinates, uploaded once a device; a kernel queued on CuPy's current stream. The arrays stay for as long as the field.
+In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: the arrays on the device
+of the coordinates, uploaded once and kept as long as the field; a kernel queued on CuPy's current stream.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ import pytest
 from emulator import COMPILER
 from field_runs import SIDES, by_kernel, decode
 
-from linumpy.sampling.amr import BrickField
 from linumpy.sampling.field import Field
+from linumpy.sampling.fields.amr import BrickField
+from linumpy.sampling.fields.umesh import StitchedField
+from linumpy.sampling.fields.vdb import SparseGrid
 from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import Levels, flatten
 from linumpy.sampling.files.umesh import Mesh
-from linumpy.sampling.umesh import StitchedField
-from linumpy.sampling.vdb import SparseGrid
 
 _PAGE = mmap.PAGESIZE
 _C = ctypes.CDLL(None, use_errno=True)
@@ -115,7 +115,8 @@ def run(name, seed):
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_nothing_beyond_the_arrays(name):
-    folders = [str(Path(__file__).parent), *map(str, (Path(__file__).parents[1], Path(__file__).parents[1] / "gpu"))]
+    tests = Path(__file__).parents[2]
+    folders = [str(folder) for folder in (Path(__file__).parent, tests, tests / "gpu")]
     code = f"""
 import sys
 sys.path[:0] = {folders!r}

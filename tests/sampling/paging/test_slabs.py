@@ -1,5 +1,7 @@
 """Files larger than memory: slabs, their order, and errors of the file."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from sampling_reference import raw_file, truth
@@ -7,7 +9,7 @@ from scipy import stats
 
 from linumpy.sampling import create_sampler, regular
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.slabs import SlabVolume, plan_slabs
+from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
 
 DIMS = (31, 40, 50)
 KEY = key_of(8)
@@ -124,6 +126,25 @@ def test_a_file_that_is_shortened_is_an_error(in_order, tmp_path):
         go_on()
 
 
+def test_slabs_that_could_not_be_read_once_are_not_left_out(tmp_path, monkeypatch):
+    _, field = volume(tmp_path, held=3, replaced=1)
+    count, read, failed, seen = field.plan.count, SlabVolume._read, set(), set()
+
+    def fails_once(self, number):
+        if number not in failed:
+            failed.add(number)
+            raise OSError("the file system is away")
+        return read(self, number)
+
+    monkeypatch.setattr(SlabVolume, "_read", fails_once)
+    for number in range(20 * count):
+        with contextlib.suppress(OSError):
+            seen.update(field.plan.of(batch(field, 50, first=50 * number)[0]).tolist())
+        if field._taken >= count + 1:
+            break
+    assert seen == set(range(count)) == failed
+
+
 def test_settings_of_the_environment(tmp_path, monkeypatch, capsys):
     _, kwargs = raw_file(tmp_path, dims=DIMS)
     monkeypatch.setattr(
@@ -141,6 +162,9 @@ def test_settings_of_the_environment(tmp_path, monkeypatch, capsys):
     with pytest.raises(ValueError, match="VNR_NUM_BLOCKS='many'"):
         create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs)
     monkeypatch.delenv("VNR_NUM_BLOCKS")
+    for options in ({"num_blocks": 2.5}, {"num_concurrent_blocks": True}):
+        with pytest.raises(TypeError, match=f"{next(iter(options))}="):
+            create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs, **options)
     for options in ({"order": "sobol"}, {"spline_order": 3}, {"labels": True}):
         with pytest.raises(ValueError, match=r"order|labels"):
             create_sampler("structuredRegular", "out_of_core", range=(0, 1), **kwargs, **options)

@@ -1,5 +1,9 @@
 """Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
 
+import contextlib
+import threading
+import time
+
 import numpy as np
 import pytest
 import zarr
@@ -9,10 +13,11 @@ from sampling_reference import truth
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
-from linumpy.sampling import boxes, create_sampler, draws, pages, volume, zarr_volumes
+from linumpy.sampling import boxes, create_sampler, draws, volume, weighted
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
-from linumpy.sampling.paging import Paging, page_shape, plan_paging
+from linumpy.sampling.paging import pages, zarr_volumes
+from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
@@ -97,6 +102,38 @@ def test_normalised(tmp_path, reader):
     assert field.value_range == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "low_high", "precise"),
+    [
+        ("f4", (1000.1, 1000.2), False),  # the lower end is no float32
+        ("f4", (1000.0, 1000.25), True),
+        ("i4", (16_777_216, 16_777_226), False),  # float32 holds every second of these voxels
+        ("i4", (0, 2**31 - 1), True),
+        ("f8", (1e6, 1e6 + 1), False),
+        ("u2", (3.3, 700.1), True),
+        ("i4", (7, 7), True),
+    ],
+)
+def test_ranges_that_float32_does_not_resolve(dtype, low_high, precise, tmp_path, reader):
+    low, high = low_high
+    voxels = np.linspace(low - 1, high + 1, np.prod(SHAPE)).reshape(1, *SHAPE).clip(0, 2**31 - 1).astype(dtype)
+    array = zarr.create_array(tmp_path / "volume.zarr", data=voxels[0], chunks=CHUNKS)
+    if not precise:
+        with pytest.raises(ValueError, match=r"float32 rounds such voxels by \S+ of the range"):
+            paged(tmp_path, reader, voxels=voxels, array=array, low_high=low_high)
+        return
+    _, field = paged(tmp_path, reader, voxels=voxels, array=array, low_high=low_high)
+    coords, values = points(500), np.empty((1, 500), np.float32)
+    field.decode(coords, values)
+    assert np.abs(values - truth(voxels, coords, 1, low_high)).max() < 2e-6
+
+
+@pytest.mark.parametrize("options", [{"ahead": 0}, {"ahead": 1.5}, {"ahead": 2**33 + 1}])
+def test_passes_of_no_size(options, tmp_path, reader):
+    with pytest.raises((ValueError, TypeError), match="ahead="):
+        paged(tmp_path, reader, **options)
+
+
 def test_few_points_read_few_pages(tmp_path, reader):
     _, field = paged(tmp_path, reader, 300)
     coords, values = np.full((50, 3), 0.02, np.float32), np.empty((1, 50), np.float32)
@@ -136,6 +173,20 @@ def test_binned(cache, tmp_path, reader):
     assert np.array_equal(coords, expected)
 
 
+def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
+    monkeypatch.setattr(weighted, "load", emulated)
+    voxels, field = paged(tmp_path, reader, 40, window=3000)
+    mask = np.zeros((3, 2, 2), bool)
+    mask[1] = True
+    sampler = Sampler(field, seed=5, order="binned", weights=draws.weighted(mask))
+    made = [sampler.sample(count) for count in (100, 2900, 500)]
+    for coords, values in made:
+        check(voxels, coords, values)
+        assert (np.floor(coords[:, 2] * 3.0) == 1).all()
+    # Planes 9 to 20 are sampled: pages of planes 0 to 7 are not read.
+    assert {page[0] for page in field._cache._held} <= {1, 2, 3}
+
+
 def test_binned_reads_pages_about_once(tmp_path, reader):
     _, field = paged(tmp_path, reader, 100, window=9000)
     sampler = Sampler(field, seed=5, order="binned")
@@ -163,6 +214,100 @@ def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
     chunk.write_bytes(data)
     field.decode(coords, values)
     check(voxels, coords, values)
+
+
+class Refusing:
+    """A reader that refuses some requests before it reads anything."""
+
+    def __init__(self, reader, refused):
+        self._reader, self._refused, self.calls = reader, refused, 0
+
+    def submit_many(self, *args, **options):
+        self.calls += 1
+        if self.calls in self._refused:
+            raise OSError("no descriptor is left")
+        return self._reader.submit_many(*args, **options)
+
+
+@pytest.mark.parametrize("refused", [{1}, {2}, {4}])
+def test_pages_that_could_not_be_asked_for_are_asked_for_again(refused, tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, 40, channels=2)
+    field._cache._reader = Refusing(reader, refused)
+    coords, values = points(2000), np.full((2, 2000), np.nan, np.float32)
+    for _ in range(3):
+        with contextlib.suppress(OSError):
+            field.decode(coords, values)
+    assert field._cache._reader.calls > max(refused)
+    check(voxels, coords, values)
+
+
+class Interrupted:
+    """A ticket whose first wait is interrupted; its read ends when it is waited for again."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def result(self):
+        self.waits += 1
+        if self.waits == 1:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_wait_leaves_no_read_behind(tmp_path, reader):
+    voxels, field = paged(tmp_path, reader, 300)
+    interrupted = Interrupted()
+    coords, values = points(2000), np.full((1, 2000), np.nan, np.float32)
+    field._cache.request([(0, 0, 0)])
+    field._cache._tickets[0, 0, 0].insert(0, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        field.decode(coords, values)
+    # The slot may hold another page from now on, so nothing may still be read into it.
+    assert interrupted.waits == 2
+    assert (0, 0, 0) not in field._cache._held
+    field.decode(coords, values)
+    check(voxels, coords, values)
+
+
+def test_two_threads_on_one_sampler(tmp_path, reader, monkeypatch):
+    _, field = paged(tmp_path, reader, ahead=500)
+    active, most = [0], [0]
+
+    def counted(*args):
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        time.sleep(0.001)  # long enough for another thread to begin, were it not kept out
+        active[0] -= 1
+
+    monkeypatch.setattr(pages, "load", lambda spec: lambda *args: None)
+    monkeypatch.setattr(field, "_pass", counted)
+    sampler, made = Sampler(field, seed=5), []
+
+    def run():
+        for count in (300, 500):
+            made.append(sampler.sample(count))
+            sampler.decode(made[-1][0])
+
+    running = [threading.Thread(target=run) for _ in range(3)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    assert len(made) == 6
+    assert most[0] == 1
+
+
+def test_nan_voxels_stay_nan(tmp_path, reader):
+    voxels, array = stored(tmp_path, "f4")
+    voxels[0, 4, 5, 6] = array[4, 5, 6] = np.nan
+    voxels[0, 20, 20, 20] = array[20, 20, 20] = np.inf
+    _, field = paged(tmp_path, reader, voxels=voxels, array=array, low_high=(200, 700))
+    coords, values = points(20_000), np.empty((1, 20_000), np.float32)
+    field.decode(coords, values)
+    beside = truth(np.isnan(voxels), coords, 1) > 0
+    assert beside.any()
+    assert np.array_equal(np.isnan(values), beside)
+    expected = truth(np.nan_to_num(voxels, nan=0, posinf=1e6), coords, 1, (200, 700))
+    assert np.abs(values - expected)[~beside].max() < 1e-6
 
 
 @pytest.mark.parametrize("slots", [16, 100, 2000])
@@ -196,6 +341,15 @@ def test_arrays_in_host_memory(tmp_path):
         create_sampler("zarr", "cpu", source=array)
     with pytest.raises(ValueError, match="single array"):
         create_sampler("zarr", "cpu", source=array, level=1, channel_axis=0)
+    with pytest.raises(ValueError, match=r"channel_axis=1\.5"):
+        create_sampler("zarr", "cpu", source=array, channel_axis=1.5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 4), (2, 0, 4, 4), (2, 4, 4, 0)])
+def test_arrays_without_voxels(shape, tmp_path):
+    array = zarr.create_array(tmp_path / "empty.zarr", shape=shape, dtype="u2", chunks=(1, 4, 4, 4))
+    with pytest.raises(ValueError, match=r"has shape \(.*\): an axis is empty"):
+        create_sampler("zarr", "cpu", source=array, channel_axis=0)
 
 
 def ome_image(folder, channels=2, times=1):
@@ -226,7 +380,8 @@ def specs():
     base = {"INDEX": "int64", "LAYOUT": "0"}
     for source in (volume.CUDA_TYPES[one] for one in volume.KEPT):
         for draw in "01":
-            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": draw})
+            normalise = str(int(draw) * (2 if source in ("float", "half_bits") else 1))
+            yield pages._spec("sample_pages", base | {"SOURCE": source, "DRAW": draw, "NORMALISE": normalise})
     yield pages._spec("mark", base | {"SOURCE": "float", "DRAW": "0", "NORMALISE": "0"})
 
 
