@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import cupy_on_host
 import pytest
 
 from linumpy.device import to_host
@@ -10,21 +11,23 @@ NO_WARP = importlib.util.find_spec("warp") is None
 needs_warp = pytest.mark.skipif(NO_WARP, reason="Warp is not installed: pip install warp-lang")
 
 
-def make(name):
+def make(name, patch):
+    if name == "warp-cpu":
+        return cupy_on_host.backend(patch)
     if name == "scipy":
         from linumpy.voxel.scipy_backend import ScipyBackend
 
         return ScipyBackend()
     from linumpy.voxel.warp_backend import WarpBackend
 
-    return WarpBackend("cpu" if name == "warp-cpu" else "cuda")
+    return WarpBackend("cuda")
 
 
 class Tried:
     """A backend whose methods take NumPy arrays and give them back, wherever it works; for tests."""
 
-    def __init__(self, name):
-        self.backend = make(name)
+    def __init__(self, name, patch):
+        self.backend = make(name, patch)
         self.name = name
 
     def put(self, array):
