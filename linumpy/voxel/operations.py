@@ -12,6 +12,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array
+from linumpy.gpu.kernels import address_of
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import Grid, check_pitch, grid_of_box, make_grid
@@ -44,7 +45,7 @@ class Operations:
     def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
 
-        `out` may be one of them; without it, a new array is returned.
+        `out` may be one of them, or share memory with them; without it, a new array is returned.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
@@ -52,7 +53,15 @@ class Operations:
             self._check(name, mask)
             if mask.shape != a.shape:
                 raise ValueError(f"{name} has shape {mask.shape}, but a has {a.shape}")
-        return self._boolean(operation, a, b, self.xp.empty(a.shape, bool) if out is None else out)
+        if out is None:
+            return self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
+        _check_writable("out", out)
+        same = (address_of(out), out.strides)
+        others = [one for one in (a, b) if (address_of(one), one.strides) != same]
+        if any(self.xp.may_share_memory(one, out) for one in others):
+            out[...] = self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
+            return out
+        return self._boolean(operation, a, b, out)
 
     def dilate(
         self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
@@ -136,6 +145,7 @@ class Operations:
             How many voxels were removed; on a device an array of rank 0, so that nothing waits for it.
         """
         self._check("mask", mask)
+        _check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
 
@@ -144,6 +154,7 @@ class Operations:
     ) -> Any:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         self._check("mask", mask)
+        _check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, polyline_table(points, radius), grid)
 
@@ -218,7 +229,10 @@ class Operations:
 
     def _check(self, name: str, mask: Any) -> None:
         on_device = self.xp is not np
-        if is_device_array(mask) != on_device or not hasattr(mask, "dtype"):
+        if not isinstance(mask, np.ndarray) and not is_device_array(mask):
+            kind = "CuPy" if on_device else "NumPy"
+            raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
+        if is_device_array(mask) != on_device:
             there = "the device" if is_device_array(mask) else "the host"
             other = "cpu" if on_device else "cuda"
             raise TypeError(
@@ -257,3 +271,14 @@ class Operations:
 
     def _surface(self, mask: Any, grid: Grid) -> tuple[Any, Any]:
         raise NotImplementedError
+
+
+def is_writable(array: Any) -> bool:
+    """Say whether voxels can be changed in place, each by itself: not in read-only memory nor in a broadcast view."""
+    shared = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
+    return not shared and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
+
+
+def _check_writable(name: str, mask: Any) -> None:
+    if not is_writable(mask):
+        raise ValueError(f"{name} is read-only or a broadcast view, and it is changed in place: give a copy of it")

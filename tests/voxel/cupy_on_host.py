@@ -13,8 +13,8 @@ import numpy as np
 from scipy import ndimage
 
 _UPLOADS = ("array", "asarray", "ascontiguousarray")
-_OPERATORS = """add sub mul truediv floordiv mod pow and or xor lshift rshift matmul""".split()
-_COMPARISONS = """lt le eq ne gt ge neg pos abs invert""".split()
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_COMPARISONS = ["lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"]
 _GARBAGE = 0xA5
 
 
