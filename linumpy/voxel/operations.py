@@ -56,9 +56,7 @@ class Operations:
         if out is None:
             return self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
         _check_writable("out", out)
-        same = (address_of(out), out.strides)
-        others = [one for one in (a, b) if (address_of(one), one.strides) != same]
-        if any(self.xp.may_share_memory(one, out) for one in others):
+        if any(_overlaps_in_part(self.xp, one, out) for one in (a, b)):
             out[...] = self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
             return out
         return self._boolean(operation, a, b, out)
@@ -277,6 +275,11 @@ def is_writable(array: Any) -> bool:
     """Say whether voxels can be changed in place, each by itself: not in read-only memory nor in a broadcast view."""
     shared = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
     return not shared and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
+
+
+def _overlaps_in_part(xp: Any, one: Any, out: Any) -> bool:
+    same = address_of(one) == address_of(out) and one.strides == out.strides
+    return not same and bool(xp.may_share_memory(one, out))
 
 
 def _check_writable(name: str, mask: Any) -> None:

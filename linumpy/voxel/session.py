@@ -113,9 +113,9 @@ class VoxelSession:
 
     Notes
     -----
-    At the end of a ``with`` block without error what is queued is flushed; `out` then holds the array, changed or, where
-    nothing was queued, as it was. Operations are checked when they are queued.
-    An error while flushing leaves the volume as it was if it comes in the first slab; otherwise
+    At the end of a ``with`` block without error what is queued is flushed; then `out` holds the array with its
+    changes, also where there are none. Operations are checked when they are queued.
+    An error while flushing leaves the volume as it was if it comes before the first slab is written; otherwise
     :class:`~linumpy.errors.VoxelSessionError` names the planes that are done. Another :meth:`flush` goes on from there.
 
     Only the array itself is changed: coarser resolutions of an OME-Zarr image are made by `out`.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cupy_on_host import install
 from voxel_reference import filled, on_surface, winding_numbers
-from voxel_shapes import BOX, CLOSED, FACES, box, sphere, torus
+from voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
@@ -157,10 +157,10 @@ def test_the_last_planes_that_a_volume_may_have(backend):
     """Kernels compute twice the index of a plane in int32."""
     offset, shape = 2**30 - 9, (9, 8, 7)
     grid, low = make_grid(shape, (0, 0, 0), 1, offset), make_grid(shape, (0, 0, 0), 1)
-    vertices, triangles = sphere(3.0)[0] + (3.6, 4.1, 4.2), sphere(3.0)[1]
+    vertices, triangles = moved(sphere(3.0), (3.6, 4.1, 4.2))
     xp = backend.backend.xp
     for faces in (triangles, triangles[1:]):
-        mesh = make_mesh(xp, vertices + (0, 0, offset), faces, grid)
+        mesh = make_mesh(xp, vertices + np.array([0, 0, offset]), faces, grid)
         right = ScipyBackend().voxelize(make_mesh(np, vertices, faces, low), low, fill_holes=False)
         assert np.array_equal(backend.voxelize(mesh, grid, fill_holes=False), right)
         assert right.any()
