@@ -105,6 +105,21 @@ def test_many_capsules(backend, count):
     assert removed == one_by_one == np.count_nonzero(~right)
 
 
+@pytest.mark.parametrize("near", [(0,), (31,), (32,), (199,), (0, 199), (33, 62, 97), ()])
+def test_few_of_many_capsules_are_near(backend, near):
+    """Wherever in the table of a brick, whose words hold 32 capsules each, they stand."""
+    p0 = np.full((200, 3), 1e4)
+    p0[list(near)] = np.random.default_rng(len(near)).uniform(2, 12, (len(near), 3))
+    p1 = p0 + np.array([3, 2, 1])
+    mask, right = (np.ones((18, 17, 20), bool) for _ in range(2))
+    removed = backend.subtract_swept_capsule(mask, p0, p1, 2.2, pitch=1)
+    for one in near:
+        ScipyBackend().subtract_swept_capsule(right, p0[one], p1[one], 2.2, pitch=1)
+    assert np.array_equal(mask, right)
+    assert removed == np.count_nonzero(~right)
+    assert bool(removed) == bool(near)
+
+
 def test_half_voxel_cases_agree(backend):
     """Ends, radii and pitches in steps of half a voxel, where distances are equal to radii or differ by rounding."""
     rng = np.random.default_rng(7)
