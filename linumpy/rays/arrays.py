@@ -26,7 +26,7 @@ def same_side(**arrays: Any) -> bool:
     Raises
     ------
     TypeError
-        Some are and some are not: nothing is copied unasked.
+        Some are and some are not: arrays are not copied between host and device.
     """
     where = {name: is_device_array(one) for name, one in arrays.items() if one is not None}
     if len(set(where.values())) > 1:

@@ -5,9 +5,10 @@ as 64-bit arithmetic allows (2^-20 of a voxel where a mesh is up to 1024 voxels 
 triangle crosses is then decided exactly; a centre on an edge belongs to one of its sides, as if it lay a little further
 along both axes of the plane, along the second by far less. So closed meshes have no gaps, and all backends agree.
 
-A mesh whose triangles face one way (each edge is passed once in either direction) is solid where its winding number is
-not 0; one that is closed otherwise, where a line crosses it an odd number of times. Any other is a shell: the voxels in
-which a line through voxel centres, along any axis, crosses it. No path of face neighbours passes through a shell.
+A mesh whose triangles are oriented alike (each edge is passed once in either direction) is solid where its winding
+number is not 0; one that is closed otherwise, where a line crosses it an odd number of times. Any other is a shell: the
+voxels in which a line through voxel centres, along any axis, crosses it. No path of face neighbours passes through a
+shell.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
 
 
 def _kind(xp: Any, whole: Any, faces: Any) -> str:
-    """Say how closed a mesh is; vertices at the same place count as one, as a file of loose triangles has them."""
+    """Say how closed a mesh is; vertices of equal coordinates count as one, as a file of loose triangles has them."""
     kind = _kind_by_index(xp, faces, len(whole))
     if kind != SHELL:
         return kind

@@ -1,8 +1,8 @@
 """A mesh in a file, made to a mask on the grid of an image.
 
 In: .stl, .obj, .ply or whatever trimesh reads, and an OME-Zarr image. Out: an OME-Zarr label image of the same shape
-and spacing at the same place. Errors: ``SourceError`` for what is no mesh, ``MetadataError`` for a mesh whose unit
-nobody says.
+and spacing at the same position. Errors: ``SourceError`` for what is no mesh, ``MetadataError`` for a mesh whose unit
+neither the file nor the caller gives.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def voxelize_onto_image(
     vertices, triangles
         The mesh, (x, y, z) µm in the coordinates of the image; see :func:`load_mesh`.
     image : Volumes
-        Gives the grid (shape, spacing, place, order of axes); its voxels are not read.
+        Gives the grid (shape, spacing, position, order of axes); its voxels are not read.
     output : str or Path
         OME-Zarr image to write, of the smallest unsigned integers that hold the label.
     label : int

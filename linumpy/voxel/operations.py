@@ -1,7 +1,7 @@
 """The operations that every backend offers, with the checks that all of them share.
 
 In: bool arrays (Z, Y, X), positions and sizes in (x, y, z) µm. Out: arrays where the backend works. SciPy's backend
-works on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
+works on NumPy arrays, Warp's on CuPy arrays; neither copies masks between host and device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPERATIONS = ("union", "intersect", "subtract")
 
 
 class Operations:
-    """Backends share these checks; what begins with an underscore is theirs to define.
+    """The checks that all backends share; each backend defines the methods that begin with an underscore.
 
     Every method takes bool arrays of three axes (Z, Y, X) that are where the backend works, and returns new ones there,
     unless it says otherwise.
@@ -235,7 +235,7 @@ class Operations:
             other = "cpu" if on_device else "cuda"
             raise TypeError(
                 f"{name} is {type(mask).__name__} on {there}, and this backend is {self.name}: take "
-                f"get_backend({other!r}) or bring the array here"
+                f"get_backend({other!r}) or copy the array"
             )
         if mask.dtype != bool or mask.ndim != 3 or not mask.size:
             raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: a bool array (Z, Y, X) with voxels is needed")

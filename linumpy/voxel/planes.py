@@ -105,7 +105,7 @@ class Planes:
 
 
 class NoPlanes:
-    """A volume of zeros that is nowhere yet."""
+    """A volume of zeros that is not stored."""
 
     step, writable, writes_in_parts = 1, False, False
 
@@ -117,7 +117,7 @@ class NoPlanes:
         return self._xp.zeros((stop - start, *self.shape[1:]), self.dtype)
 
     def write(self, start: int, planes: Any) -> None:
-        """There is nothing to write to."""
+        """Not possible: the volume is not stored."""
         raise NotImplementedError
 
 

@@ -238,7 +238,7 @@ def _quieten(wp: Any) -> None:
     """Keep Warp from printing a greeting, and a line for each module that it loads, on standard output."""
     if not hasattr(wp.config, "log_level"):
         wp.config.quiet = True
-    elif wp.config.log_level == wp.LOG_INFO:  # the default: nobody chose it
+    elif wp.config.log_level == wp.LOG_INFO:  # the default, so it was not chosen
         wp.config.log_level = wp.LOG_WARNING
 
 

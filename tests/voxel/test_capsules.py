@@ -179,13 +179,13 @@ def test_no_capsules(backend):
         (((0, 0, 0), (1, 1, 1), None), "radius=None: real numbers"),
     ],
 )
-def test_what_is_no_capsule(arguments, message):
+def test_invalid_capsules(arguments, message):
     with pytest.raises(ValueError, match=message):
         capsule_table(*arguments)
 
 
 @pytest.mark.parametrize("points", [[(0, 0, 0)], [0, 0, 0], [(0, 0)] * 3])
-def test_what_is_no_polyline(points):
+def test_invalid_polylines(points):
     with pytest.raises(ValueError, match="at least two points"):
         polyline_table(points, 1)
 
@@ -201,6 +201,6 @@ def test_what_is_no_polyline(points):
         ({"pitch": 1, "z_offset": 2**30}, "from plane 1073741824 on: a volume has at most 1073741824 voxels"),
     ],
 )
-def test_what_is_no_grid(backend, options, message):
+def test_invalid_grids(backend, options, message):
     with pytest.raises(ValueError, match=message):
         backend.subtract_swept_capsule(np.ones((2, 3, 4), bool), (0, 0, 0), (1, 1, 1), 1, **options)

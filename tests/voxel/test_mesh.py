@@ -137,13 +137,13 @@ def test_boxes_of_the_volume_are_the_volume(backend):
         (BOX * 1e9, FACES, "is it in µm"),
     ],
 )
-def test_what_is_no_mesh(backend, vertices, triangles, message):
+def test_invalid_meshes(backend, vertices, triangles, message):
     with pytest.raises(ValueError, match=message):
         backend.voxelize_mesh(vertices, triangles, BOUNDS, 1)
 
 
 @pytest.mark.parametrize("bounds", [((0, 0, 0), (1, 1, 0)), 5, ((0, 0, 0),), ((0, 0, 0), (1, np.inf, 1))])
-def test_what_is_no_box(backend, bounds):
+def test_invalid_boxes(backend, bounds):
     with pytest.raises(ValueError, match="bbox"):
         backend.voxelize_mesh(BOX, FACES, bounds, 1)
 

@@ -280,6 +280,6 @@ MASK = np.zeros((3, 4, 5), bool)
         (lambda b: b.fill_holes(zarr.array(MASK)), TypeError, "mask is Array: a (NumPy|CuPy) array of bool"),
     ],
 )
-def test_what_is_refused(backend, call, error, message):
+def test_invalid_arguments(backend, call, error, message):
     with pytest.raises(error, match=message):
         call(backend)

@@ -296,7 +296,7 @@ def test_an_interrupt_loses_nothing(right, monkeypatch):
     assert np.array_equal(mask, right)
 
 
-def test_what_a_session_refuses(tmp_path):
+def test_invalid_arguments(tmp_path):
     mask = start()
     session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
     for call, message in [
