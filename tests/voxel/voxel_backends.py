@@ -2,8 +2,9 @@
 
 import importlib.util
 
-import cupy_on_host
+import numpy as np
 import pytest
+from cupy_on_host import install
 
 from linumpy.device import to_host
 
@@ -13,7 +14,7 @@ needs_warp = pytest.mark.skipif(NO_WARP, reason="Warp is not installed: pip inst
 
 def make(name, patch):
     if name == "warp-cpu":
-        return cupy_on_host.backend(patch)
+        return on_host(patch)
     if name == "scipy":
         from linumpy.voxel.scipy_backend import ScipyBackend
 
@@ -21,6 +22,23 @@ def make(name, patch):
     from linumpy.voxel.warp_backend import WarpBackend
 
     return WarpBackend("cuda")
+
+
+def on_host(patch):
+    """Make ``WarpBackend("cuda")`` with Warp's device "cpu" and no streams; Zarr arrays are read by zarr-python."""
+    from linumpy.gpu import zarr_io
+    from linumpy.voxel import warp_backend
+
+    def read(array, region=None):
+        return cupy.asarray(np.ascontiguousarray(array[region]))
+
+    patch.setattr(zarr_io, "read_zarr_to_gpu", read)
+    cupy = install(patch)
+    patch.setattr(warp_backend, "require_cuda", lambda: cupy)
+    patch.setattr(warp_backend, "_stream", lambda device, pointer: None)
+    made = warp_backend.WarpBackend("cuda")
+    made._device = "cpu"
+    return made
 
 
 class Tried:
@@ -35,8 +53,6 @@ class Tried:
 
     def __getattr__(self, method):
         def call(*arguments, **options):
-            import numpy as np
-
             taken = [self.put(one) if isinstance(one, np.ndarray) and one.dtype == bool else one for one in arguments]
             found = getattr(self.backend, method)(*taken, **options)
             for given, here in zip(arguments, taken, strict=True):

@@ -1,8 +1,7 @@
-"""A CuPy whose arrays lie in host memory and, as on a device, refuse what is not theirs; and Warp's backend on it.
+"""A CuPy whose arrays lie in host memory and, as on a device, do not mix with NumPy's.
 
 NumPy's functions refuse its arrays, its functions refuse NumPy's (but those that copy to a device), reductions give
-arrays of rank 0, and new memory is not zero. :func:`backend` is ``WarpBackend("cuda")`` with Warp's device "cpu" and no
-streams: all else is what runs on a GPU.
+arrays of rank 0, and new memory is not zero. Everything runs at once: for streams see ``tests/gpu/fake_cupy.py``.
 """
 
 import importlib.machinery
@@ -210,20 +209,3 @@ def install(patch):
     for name, module in made.items():
         patch.setitem(sys.modules, name, module)
     return made["cupy"]
-
-
-def backend(patch):
-    """Make Warp's backend for a device, whose kernels run on the CPU. Zarr arrays are read by zarr-python."""
-    from linumpy.gpu import zarr_io
-    from linumpy.voxel import warp_backend
-
-    def read(array, region=None):
-        return cupy.asarray(np.ascontiguousarray(array[region]))
-
-    patch.setattr(zarr_io, "read_zarr_to_gpu", read)
-    cupy = install(patch)
-    patch.setattr(warp_backend, "require_cuda", lambda: cupy)
-    patch.setattr(warp_backend, "_stream", lambda device, pointer: None)
-    made = warp_backend.WarpBackend("cuda")
-    made._device = "cpu"
-    return made
