@@ -190,13 +190,16 @@ def modules():
     for name in _UPLOADS:
         setattr(cupy, name, _uploading(name))
     event = types.SimpleNamespace(synchronize=lambda: None)
-    stream = types.SimpleNamespace(ptr=0, synchronize=lambda: None, record=lambda: event)
+    stream = types.SimpleNamespace(
+        ptr=0, synchronize=lambda: None, record=lambda event=event: event, wait_event=lambda event: None
+    )
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, getDevice=lambda: 0)
     cupy.cuda = types.SimpleNamespace(
         Device=lambda *_: _Device(),
         get_current_stream=lambda: stream,
         runtime=runtime,
         alloc_pinned_memory=bytearray,
+        Event=lambda **_: event,
     )
     cupyx, scipy = types.ModuleType("cupyx"), types.ModuleType("cupyx.scipy")
     scipy.ndimage = _Module("cupyx.scipy.ndimage", ndimage)

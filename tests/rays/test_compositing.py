@@ -130,9 +130,9 @@ def test_lists_are_no_arrays():
         composite([[1, 1, 1, 1]], [1], [0], [1])
 
 
-@pytest.mark.gpu
 @pytest.mark.sanitize
-def test_the_same_on_a_device(cupy):
+def test_the_same_on_a_device(device):
+    cupy = device
     arrays = case(5, np.random.default_rng(5).integers(0, 300, 500))
     to = np.random.default_rng(6).normal(size=(500, 4)).astype("f4")
     expected = composite(*arrays)

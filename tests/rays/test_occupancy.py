@@ -213,8 +213,8 @@ def test_bad_input(make, message):
         make()
 
 
-@pytest.mark.gpu
-def test_the_same_on_a_device(cupy):
+def test_the_same_on_a_device(device):
+    cupy = device
     density = sparse(2)
     volume = np.random.default_rng(0).random((30, 40, 50)).astype("f4")
     for host, device in (
