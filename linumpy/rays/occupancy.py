@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,15 +217,16 @@ class OccupancyGrid:
         Raises
         ------
         OSError
-            There is no such file, or it cannot be read.
+            There is no such file, or it cannot be opened.
         SourceError
             A damaged file, or one that holds something else.
         """
-        try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                found = {name: arrays[name] for name in arrays.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError, TypeError, ValueError) as error:
-            raise SourceError(f"{path} is no occupancy grid, or it is damaged: {error}") from error
+        with open(path, "rb") as file:
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    found = {name: arrays[name] for name in arrays.files}
+            except Exception as error:  # those of zipfile, zlib, tokenize and NumPy
+                raise SourceError(f"{path} is no occupancy grid, or it is damaged: {error}") from error
         missing = {"density", "bits", "centre", "edge"} - set(found)
         if missing:
             raise SourceError(f"{path} is no occupancy grid: it has no {', '.join(sorted(missing))}")
@@ -239,7 +238,7 @@ class OccupancyGrid:
             raise SourceError(f"{path} is no occupancy grid: {what}")
         try:
             centre, edge = _checked_place(found["centre"], found["edge"])
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise SourceError(f"{path} is no occupancy grid: {error}") from error
         return cls(asarray(density.astype(np.float32)), asarray(bits), centre, edge)
 

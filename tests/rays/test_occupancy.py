@@ -122,16 +122,13 @@ def test_damaged_files_are_named(tmp_path):
     grid = OccupancyGrid.of(sparse(1))
     grid.save(tmp_path / "grid.npz")
     whole = (tmp_path / "grid.npz").read_bytes()
-    flipped = bytearray(whole)
+    flipped, method = bytearray(whole), bytearray(whole)
     flipped[len(whole) // 2] ^= 255
+    for record, offset in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+        method[whole.index(record) + offset] = 99  # a compression method that zipfile does not have
     np.save(tmp_path / "single.npy", grid.bits)
-    for content in (
-        whole[: len(whole) // 2],
-        b"",
-        b"hello" * 9,
-        bytes(flipped),
-        (tmp_path / "single.npy").read_bytes(),
-    ):
+    single = (tmp_path / "single.npy").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"hello" * 9, bytes(flipped), bytes(method), single):
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(SourceError, match=r"bad.npz is no occupancy grid, or it is damaged"):
             OccupancyGrid.load(tmp_path / "bad.npz")
@@ -143,7 +140,8 @@ def test_damaged_files_are_named(tmp_path):
     "change",
     [
         {"centre": (1, 2)}, {"centre": (np.nan, 0, 0)}, {"edge": -1.0}, {"edge": np.nan}, {"edge": np.ones(3)},
-        {"density": np.float32(1)}, {"density": np.zeros((0, 128, 128, 128), "f4"), "bits": np.zeros((0, 2**18), "u1")},
+        {"edge": "a"}, {"density": np.float32(1)},
+        {"density": np.zeros((0, 128, 128, 128), "f4"), "bits": np.zeros((0, 2**18), "u1")},
         {"density": np.zeros((1, 128, 128, 128), "u1")}, {"bits": np.zeros((1, 2**18), "i8")},
         {"density": np.zeros((9, 128, 128, 128), "f2"), "bits": np.zeros((9, 2**18), "u1")},
     ],

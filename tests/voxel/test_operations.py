@@ -213,6 +213,8 @@ def test_marching_cubes(backend):
 
     scikit-image adds a vertex within a cell where the cell alone does not say which corners are connected.
     """
+    if backend.name != "scipy":
+        pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
     mask = ScipyBackend().dilate(random_mask((9, 10, 11), 0.01), radius=2.3, pitch=1)
     pitch, origin = (1.0, 2.0, 4.0), (10.0, -20.0, 30.0)
     vertices, triangles = backend.marching_cubes(mask, pitch, origin)
@@ -237,6 +239,7 @@ def test_marching_cubes(backend):
 @needs_warp
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_surfaces_take_no_class_that_warp_is_about_to_remove():
+    pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
     from linumpy.voxel.warp_backend import WarpBackend
 
     vertices, triangles = WarpBackend("cpu").marching_cubes(np.ones((1, 1, 1), bool), 1)
