@@ -28,11 +28,13 @@ def on_host(patch):
     """Make ``WarpBackend("cuda")`` with Warp's device "cpu" and no streams; Zarr arrays are read by zarr-python."""
     from linumpy.gpu import zarr_io
     from linumpy.voxel import warp_backend
+    from linumpy.write import device_chunks
 
     def read(array, region=None):
         return cupy.asarray(np.ascontiguousarray(array[region]))
 
-    patch.setattr(zarr_io, "read_zarr_to_gpu", read)
+    for module in (zarr_io, device_chunks):
+        patch.setattr(module, "read_zarr_to_gpu", read)
     cupy = install(patch)
     patch.setattr(warp_backend, "require_cuda", lambda: cupy)
     patch.setattr(warp_backend, "_stream", lambda device, pointer: None)
