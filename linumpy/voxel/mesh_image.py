@@ -168,7 +168,7 @@ def voxelize_onto_image(
     Raises
     ------
     ValueError
-        A label out of range, a mesh that cannot be, or an `output` that would take the place of the image.
+        A label out of range, an invalid mesh, or an `output` that would take the place of the image.
     FileExistsError
         There is such an output, without `overwrite`.
     """

@@ -17,9 +17,9 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ran
 TIMES = 8
 
 
-@pytest.fixture
-def warp(monkeypatch):
-    return Tried("warp-cpu", monkeypatch)
+@pytest.fixture(params=["warp-cpu", pytest.param("warp-cuda", marks=pytest.mark.gpu)])
+def warp(request, monkeypatch):
+    return Tried(request.param, monkeypatch)
 
 
 def random_shape(rng):
