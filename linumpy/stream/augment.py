@@ -105,12 +105,11 @@ class Augment:
         put(self, "rotation", _ranges("rotation", self.rotation))
         put(self, "shear", _ranges("shear", self.shear))
         put(self, "scale", _scales(self.scale))
-        put(self, "flip", tuple(self.flip))
-        if not set(self.flip) <= set("zyx"):
-            raise ValueError(f"flip must name axes of 'zyx' (got {self.flip})")
+        put(self, "flip", _axes(self.flip))
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
-            put(self, "elastic", Elastic(*(float(value) for value in self.elastic)))
-        shift = (self.translation,) * 3 if isinstance(self.translation, numbers.Real) else tuple(self.translation)
+            put(self, "elastic", Elastic(*_floats("elastic", self.elastic, 2, "an Elastic or (spacing, sigma) in µm")))
+        shift = self.translation if _is_sequence(self.translation) else (self.translation,) * 3
+        shift = _floats("translation", shift, 3, "a number or three of them, in µm")
         put(self, "translation", tuple(_range("translation", (-abs(t), abs(t)))[1] for t in shift))
         put(self, "noise", _least_and_most("noise", self.noise))
         put(self, "blur", _least_and_most("blur", self.blur))
@@ -270,23 +269,41 @@ def _shear(shears: Sequence[float]) -> np.ndarray:
     return matrix
 
 
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+
+
+def _floats(name: str, value: Any, count: int, what: str) -> list[float]:
+    """Return so many numbers, or say `what` is expected."""
+    if not _is_sequence(value) or len(value) != count or not all(isinstance(one, numbers.Real) for one in value):
+        raise ValueError(f"{name} must be {what} (got {value!r})")
+    return [float(one) for one in value]
+
+
+def _axes(flip: Any) -> tuple[str, ...]:
+    names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
+    if not all(isinstance(one, str) and one in ("z", "y", "x") for one in names):
+        raise ValueError(f"flip must name axes of 'zyx' (got {flip!r})")
+    return names
+
+
 def _range(name: str, value: Any) -> Range:
-    low, high = (float(one) for one in value)
+    low, high = _floats(name, value, 2, "finite numbers (low, high) with low <= high")
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
     return low, high
 
 
 def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
-    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else list(value)
-    if len(pairs) != 3:
+    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else value
+    if not _is_sequence(pairs) or len(pairs) != 3:
         raise ValueError(f"{name} must be a number or three of (low, high) (got {value})")
     first, second, third = (_range(name, pair) for pair in pairs)
     return first, second, third
 
 
 def _scales(value: Any) -> tuple[Range, ...]:
-    pairs = [value] if isinstance(value[0], numbers.Real) else list(value)
+    pairs = value if _is_sequence(value) and len(value) and _is_sequence(value[0]) else [value]
     if len(pairs) not in (1, 3):
         raise ValueError(f"scale must be (low, high) or three of them (got {value})")
     ranges = tuple(_range("scale", pair) for pair in pairs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from linumpy.io.source import open_source
 from linumpy.stream.augment import CROP_STREAM, generator
-from linumpy.stream.config import Part, Sample
+from linumpy.stream.config import WORD, Part, Sample, integer, sizes
 from linumpy.stream.errors import InvalidArgument
 
 
@@ -48,7 +48,13 @@ class Histogram:
 
     @classmethod
     def of(
-        cls, source: Any, *, level: int = 0, cell: Sequence[int] | None = None, threshold: float | None = None
+        cls,
+        source: Any,
+        *,
+        level: int = 0,
+        cell: Sequence[int] | None = None,
+        threshold: float | None = None,
+        background: int = 0,
     ) -> Histogram:
         """Scan an array, cell after cell, once; :meth:`save` keeps the result.
 
@@ -61,7 +67,9 @@ class Histogram:
         cell : sequence of int, optional
             Shape of a cell in voxels of that level; by default a chunk.
         threshold : float, optional
-            Voxels above it are class 1, others are background.
+            Voxels above it are class 1, others class 0.
+        background : int
+            Class that is not counted.
         """
         array = open_source(source, level)
         if threshold is None and array.dtype.kind not in "biu":
@@ -76,14 +84,14 @@ class Histogram:
             if threshold is not None:
                 values = values > threshold
             kinds, counts = np.unique(values, return_counts=True)
-            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != 0}
+            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != background}
             if here:
                 found[number] = here
         classes = sorted({kind for here in found.values() for kind in here})
         table = np.array([[here.get(kind, 0) for kind in classes] for here in found.values()], np.int64)
         return cls(
             tuple(array.shape), cell_, np.array(classes, np.int64), np.array(list(found), np.int64),
-            table.reshape(len(found), len(classes)),
+            table.reshape(len(found), len(classes)), background,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -173,16 +181,16 @@ class CropSampler:
             raise ValueError(f"mode must be uniform, foreground or balanced (got {mode!r})")
         if not 0 <= foreground <= 1:
             raise ValueError(f"foreground must be from 0 to 1 (got {foreground})")
-        if length is not None and length < 1:
-            raise ValueError(f"length must be >= 1 (got {length})")
         if isinstance(volumes, (str, Path)) or not len(volumes):
             raise ValueError(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
-        self.shape = tuple(int(n) for n in shape)
+        self.shape = sizes(shape)
         self.volumes = tuple(_opened(one) for one in volumes)
         for one in self.volumes:
             _check_fits(one, self.shape)
         self.mode, self.foreground = mode, foreground
-        self.length, self.epochs, self.seed, self.epoch = length, epochs, seed, epoch
+        self.length = None if length is None else integer("length", length, 1, WORD)
+        self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
+        self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
         self._choice = _cumulative([_weight(one) for one in self.volumes])
         self._classes, self._class_choice = _no_classes()
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -207,6 +215,8 @@ class CropSampler:
 
     def sample_at(self, index: int) -> Sample:
         """Return a sample; `index` counts through all epochs."""
+        if not 0 <= index < (WORD if self.count is None else self.count):
+            raise IndexError(f"crop {index}: there are {'infinitely many' if self.count is None else self.count}")
         turn, within = (0, index) if self.length is None else divmod(index, self.length)
         epoch = self.epoch + turn
         numbers = generator(CROP_STREAM, self.seed, epoch, within)
