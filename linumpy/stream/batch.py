@@ -1,4 +1,4 @@
-"""A batch on the device: tensors for DLPack, and the slot of memory that they hold."""
+"""A batch on the device: tensors for DLPack, and the slot of memory that they hold; and the iterator over batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ShutdownError
+from linumpy.stream.errors import ShutdownError, StreamError, TryAgain
 
 # Where the type code lies in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -221,3 +221,42 @@ class Batch:
         if len(self._names) > 1:
             raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one of them")
         return self.tensors[0]
+
+
+class Batches:
+    """Iterator over batches, which goes on behind an error of one of them."""
+
+    def __init__(self, pipeline: Any, n: int | None) -> None:
+        self._pipeline, self._left = pipeline, n
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        producer = self._pipeline._producer
+        while self._left != 0:
+            self._pipeline._check_usable("batches")
+            with producer.changed:
+                idle, waiting = producer.is_idle, producer.waiting_samples
+            if idle and not waiting:
+                break
+            if idle:
+                producer.flush()
+            try:
+                batch = self._pipeline.pop()
+            except TryAgain:
+                with producer.changed:
+                    ended = producer.is_idle
+                if ended:  # meanwhile: look again for what waits for a partial batch
+                    continue
+                raise
+            except StreamError:
+                self._count()
+                raise
+            self._count()
+            return batch
+        raise StopIteration
+
+    def _count(self) -> None:
+        if self._left is not None:
+            self._left -= 1

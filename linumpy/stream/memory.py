@@ -101,7 +101,7 @@ class Memory:
             self.address = int(self.base.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = self._stage_used = 0
-        self._stages: deque[tuple[int, int]] = deque()
+        self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
@@ -171,8 +171,8 @@ class Memory:
         """Wake up whoever waits for a slot."""
         self.freed.put(None)
 
-    def take_stage(self, nbytes: int) -> int | None:
-        """Take bytes of the ring; returns where they begin, None where they do not fit now.
+    def take_stage(self, nbytes: int, batch_id: int) -> int | None:
+        """Take bytes of the ring for a batch; returns where they begin, None where they do not fit now.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class Memory:
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
-            self._stages.append((begin, begin + nbytes))
+            self._stages.append((begin, begin + nbytes, batch_id))
         return begin
 
     def _next_stage(self, nbytes: int) -> int | None:
@@ -202,10 +202,9 @@ class Memory:
             return self._stage_begin if self._stage_begin + nbytes < first else None
         return last if last + nbytes < first else None
 
-    def give_stage(self, begin: int, nbytes: int) -> None:
-        """Give bytes of the ring back; batches do so in the order in which they took them."""
-        if nbytes:
-            assert self._stages[0] == (begin, begin + nbytes)
+    def give_stages(self, batch_id: int) -> None:
+        """Give back what a batch and those before it took of the ring; allowed any number of times."""
+        while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
@@ -226,3 +225,20 @@ class Memory:
 
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class OnStream:
+    """A context in which a stream is CuPy's current one, on a device."""
+
+    def __init__(self, stream: Any, device_id: int | None) -> None:
+        import cupy
+
+        self._device, self._stream = cupy.cuda.Device(device_id), stream
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        self._stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+        self._device.__exit__(*error)

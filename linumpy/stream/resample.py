@@ -1,14 +1,15 @@
-"""Staged crops → rows of a batch: on a GPU by ``augment.cu``, one launch for all rows of like types; else by NumPy.
+"""What was read → rows of a batch: borders, and staged crops.
 
-In: crops that were read, as addresses or arrays, and their :class:`~linumpy.stream.plan.Resampling`. Out: the batch is
-filled. Work goes on CuPy's current stream.
+Staged crops are resampled on a GPU by ``augment.cu``, one launch for all rows of like types; else by NumPy. In: crops
+that were read, as addresses or arrays, and their :class:`~linumpy.stream.plan.Resampling`. Out: the batch is filled.
+Work goes on CuPy's current stream.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
 from linumpy.stream.augment import MAX_NODES
 from linumpy.stream.config import Dtype
-from linumpy.stream.plan import CropRead, PartShape
-from linumpy.stream.resample_host import fill_row
+from linumpy.stream.plan import CropRead, PartShape, borders
+from linumpy.stream.resample_host import fill_row, narrow
 
 PACKAGE = "linumpy.stream.cuda"
 #: A row of the kernels' table, as ``Row`` in augment.cu.
@@ -90,9 +91,33 @@ def resample(
     """
     if isinstance(batch, np.ndarray):
         work = [(batch[one.read.row], part, one, pad, fill) for one in staged]
-        list((pool.map if pool else map)(lambda arguments: fill_row(*arguments), work))
+        if pool is None or len(work) == 1:
+            for arguments in work:
+                fill_row(*arguments)
+        else:
+            _in_threads(pool, work)
         return []
     return launch(batch, part, staged, pad, fill)
+
+
+def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
+    """Fill what lies outside of volumes in crops that were read into a batch."""
+    for read in direct:
+        for slab in borders(part.shape, read.inside):
+            batch[(read.row, *slab)] = narrow(np.array(fill), batch.dtype)[()]
+
+
+def _in_threads(pool: Executor, work: Sequence[tuple[Any, ...]]) -> None:
+    """Fill rows; when this returns or raises, nothing writes any more."""
+    futures = [pool.submit(fill_row, *arguments) for arguments in work]
+    try:
+        for future in futures:
+            future.result()
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
 
 
 def launch(batch: Any, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Any]:

@@ -27,6 +27,9 @@ class Metric:
         """Return the metric with another measurement."""
         return Metric(self.count + count, self.seconds + seconds, self.nbytes + nbytes)
 
+    def __sub__(self, other: Metric) -> Metric:
+        return Metric(self.count - other.count, self.seconds - other.seconds, self.nbytes - other.nbytes)
+
     @property
     def mean_ms(self) -> float:
         """Mean time in ms; 0 without a measurement."""
@@ -78,6 +81,11 @@ class Stats:
     gpu_bytes_committed: int = 0
     samples_skipped: int = 0
     seconds: float = 0.0
+
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was counted since then; `gpu_bytes_committed` is no count and stays."""
+        values = {one.name: getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)}
+        return Stats(**{**values, "gpu_bytes_committed": self.gpu_bytes_committed})
 
     @property
     def bound(self) -> str:

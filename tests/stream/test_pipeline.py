@@ -287,6 +287,21 @@ def test_a_state_goes_on_where_it_was(volume, pipeline):
     assert before + [samples for _, samples in after] == straight
     with pytest.raises(ValueError, match="seed=0, this pipeline has 1"):
         pipeline(batch_size=3, seed=1).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="before samples are pushed"):
+        q.load_state_dict(state)
+
+
+def test_states_that_are_refused(pipeline):
+    p = pipeline()
+    state = p.state_dict()
+    for name, wrong in (("position", -1), ("position", 2.5), ("batch_id", "3"), ("version", 99)):
+        with pytest.raises((ValueError, TypeError), match=name):
+            p.load_state_dict({**state, name: wrong})
+    with pytest.raises(ValueError, match="has no batch_id, position"):
+        p.load_state_dict({key: value for key, value in state.items() if key not in ("position", "batch_id")})
+    with pytest.raises(TypeError, match="state must be what"):
+        p.load_state_dict(None)
+    assert p.state_dict() == state
 
 
 def _released(p):
