@@ -138,11 +138,12 @@ def _kind_of(error: BaseException) -> type[StreamError]:
     if module in ("cupy", "cupy_backends") and not isinstance(error, MemoryError):
         return NativeCudaError
     if isinstance(error, ChunkError):
-        return DecodeError
+        cause = error.__cause__  # of the operating system where the bytes were not read at all
+        return StorageError if isinstance(cause, OSError) and cause.errno is not None else DecodeError
     if isinstance(error, MemoryError):
         return OutOfMemory
     if isinstance(error, OSError):
         return _BY_NUMBER.get(error.errno or 0, NotFound if isinstance(error, FileNotFoundError) else StorageError)
-    if isinstance(error, (ValueError, TypeError, IndexError, NotImplementedError)):
+    if isinstance(error, (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError)):
         return InvalidArgument
     return StorageError

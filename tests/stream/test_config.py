@@ -199,9 +199,21 @@ def test_every_error_has_a_status_of_its_own_and_a_builtin():
     ("error", "kind"),
     [(FileNotFoundError("x"), stream.NotFound), (ChunkError("x"), stream.DecodeError),
      (MemoryError("x"), stream.OutOfMemory), (PermissionError("x"), stream.StorageError),
-     (ValueError("x"), stream.InvalidArgument), (KeyError("x"), stream.StorageError)],
+     (ValueError("x"), stream.InvalidArgument), (KeyError("x"), stream.InvalidArgument),
+     (OverflowError("x"), stream.InvalidArgument), (RuntimeError("x"), stream.StorageError)],
 )  # fmt: skip
 def test_errors_of_reads_are_translated(error, kind):
     made = as_stream_error(error)
     assert type(made) is kind
     assert made.__cause__ is error
+
+
+def test_bytes_that_cannot_be_read_are_no_error_of_decoding():
+    for cause, kind in (
+        (PermissionError(13, "Permission denied"), stream.StorageError),
+        (OSError("Not a gzipped file"), stream.DecodeError),
+        (ValueError("corrupt"), stream.DecodeError),
+    ):
+        error = ChunkError("x")
+        error.__cause__ = cause
+        assert type(as_stream_error(error)) is kind
