@@ -25,10 +25,25 @@ MAX_NODES = 128
 _SLACK = 1e-6
 
 
+class _NoSeed(np.random.bit_generator.ISeedSequence):
+    """Seeds a bit generator whose state is set next: without one NumPy asks the system for random bytes."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed()
+
+
 def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return random numbers that depend on these four alone, by Philox's counter."""
-    key = np.array([seed, stream], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, epoch, index], np.uint64)))
+    """Return random numbers that depend on these four alone: Philox with a key and a counter."""
+    bits = np.random.Philox(_NO_SEED)  # type: ignore[arg-type] # NumPy's stubs lack what its documentation allows
+    counter, key = np.array([0, 0, epoch, index], np.uint64), np.array([seed, stream], np.uint64)
+    bits.state = {
+        "bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": np.zeros(4, np.uint64),
+        "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,
+    }  # fmt: skip
+    return np.random.Generator(bits)
 
 
 @dataclass(frozen=True)
@@ -248,14 +263,18 @@ def _log_uniform(source: np.random.Generator, limits: Range) -> float:
     return low if low == high else math.exp(value)
 
 
+_IDENTITY = np.eye(3)
+_OTHERS = ((1, 2), (0, 2), (0, 1))
+
+
 def _rotation(degrees: Sequence[float]) -> np.ndarray:
     """Rotate about X, then Y, then Z; the axes of the matrix are (Z, Y, X)."""
-    result = np.eye(3)
+    result = _IDENTITY
     for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
         if angle == 0:
             continue
-        first, second = (one for one in range(3) if one != axis)
-        turn = np.eye(3)
+        first, second = _OTHERS[axis]
+        turn = _IDENTITY.copy()
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         turn[first, first] = turn[second, second] = cos
         turn[first, second], turn[second, first] = -sin, sin
@@ -264,7 +283,7 @@ def _rotation(degrees: Sequence[float]) -> np.ndarray:
 
 
 def _shear(shears: Sequence[float]) -> np.ndarray:
-    matrix = np.eye(3)
+    matrix = _IDENTITY.copy()
     matrix[1, 0], matrix[2, 0], matrix[2, 1] = shears
     return matrix
 
@@ -319,6 +338,23 @@ def _least_and_most(name: str, value: Any) -> Range:
     return low, high
 
 
+def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> Any:
+    """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
+    scale = steps / warp.node_spacing
+    scale[: 3 - space] = 0.0
+    origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+    return tuple(scale.tolist()), tuple(origin.tolist())
+
+
+def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, space: int) -> Any:
+    """Return the blur in voxels along axes of space with more than one."""
+    if blur == 0:
+        return 0.0, 0.0, 0.0
+    sizes = (stop - start for start, stop in box)
+    wide = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
+    return tuple(value if is_wide else 0.0 for value, is_wide in zip((blur / steps).tolist(), wide, strict=True))
+
+
 def reach(
     matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -331,8 +367,9 @@ def reach(
     low = offset + np.minimum(ends, 0).sum(axis=1)
     high = offset + np.maximum(ends, 0).sum(axis=1)
     if grid is not None:
-        low = low + grid.min(axis=(1, 2, 3))
-        high = high + grid.max(axis=(1, 2, 3))
+        of_axes = grid.reshape(3, -1)
+        low = low + of_axes.min(axis=1)
+        high = high + of_axes.max(axis=1)
     return low, high
 
 

@@ -63,9 +63,10 @@ class Dtype(enum.Enum):
             if stored is None:
                 raise ValueError("dtype=stored has no NumPy dtype before an array is known")
             return stored
-        return np.dtype({Dtype.F32: "f4", Dtype.F16: "f2", Dtype.BF16: "u2"}[self])
+        return _ELEMENTS[self._value_]
 
 
+_ELEMENTS: dict[str, np.dtype] = {"f32": np.dtype("f4"), "f16": np.dtype("f2"), "bf16": np.dtype("u2")}
 _DTYPE_NAMES = {
     "f32": Dtype.F32, "float32": Dtype.F32, "float": Dtype.F32, "f4": Dtype.F32,
     "f16": Dtype.F16, "float16": Dtype.F16, "half": Dtype.F16, "f2": Dtype.F16,
@@ -155,6 +156,13 @@ class Sample:
         names = [self.name, *(part.name for part in self.parts)]
         if len(set(names)) < len(names):
             raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
+
+    @classmethod
+    def _drawn(cls, uri: str, aabb: Box, parts: tuple[Part, ...], index: int, epoch: int | None = None) -> Sample:
+        """Make a sample of values that are known to be right: checking them takes longer than drawing a crop."""
+        made = object.__new__(cls)
+        made.__dict__.update(uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch)
+        return made
 
     def all_parts(self) -> tuple[Part, ...]:
         """Return every part, the sample's own array first; where a part names no array, it is of that one."""

@@ -7,6 +7,7 @@ gone, the slot is free again: a tensor that a framework took over by DLPack keep
 
 from __future__ import annotations
 
+import math
 import queue
 import weakref
 from collections import deque
@@ -216,7 +217,7 @@ class Memory:
         return self._array(lease.address + offset, shape, dtype, lease)
 
     def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Any:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if self.device_id is None:
             base = np.asarray(owner)
             begin = address - int(base.ctypes.data)

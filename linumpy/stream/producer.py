@@ -15,7 +15,7 @@ from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream
-from linumpy.stream.plan import CropRead, PartShape, check_alike, plan_sample, stage_offsets
+from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 
@@ -293,7 +293,7 @@ class Producer:
     def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> list[CropRead]:
         """Plan the samples of a batch; errors are those of their samples."""
         reads: list[CropRead] = []
-        opened = [self._opened(pulled, futures, item) for pulled, futures in chosen]
+        opened = [self._opened(pulled, requested, item) for pulled, requested in chosen]
         begin = time.perf_counter()
         for (pulled, _), infos in zip(chosen, opened, strict=True):
             if infos is None:
@@ -317,9 +317,9 @@ class Producer:
         self.planned_nbytes += sum(read.read_nbytes for read in reads)
         return reads
 
-    def _opened(self, pulled: Pulled, futures: list[Any], item: InFlight) -> list[Any] | None:
+    def _opened(self, pulled: Pulled, requested: list[Any], item: InFlight) -> list[ArrayInfo] | None:
         try:
-            return [future.result() for future in futures]
+            return [one if isinstance(one, ArrayInfo) else one.result() for one in requested]
         except Exception as error:
             item.faulty.append(as_stream_error(error, pulled.sample))
             return None
@@ -384,7 +384,9 @@ class Producer:
             else:
                 item.direct[part].append(read)
                 if read.region is not None:
-                    out = item.arrays[part][read.row][tuple(slice(a, b) for a, b in read.inside)]
+                    out = item.arrays[part][read.row]
+                    if not read.is_whole:
+                        out = out[tuple(slice(a, b) for a, b in read.inside)]
             if read.region is not None and out is not None:
                 jobs.append(ReadJob(read.info, read.region, out))
                 rows.append(read.row)

@@ -44,18 +44,24 @@ class Sources:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
-        self._kept: OrderedDict[Key, Future[ArrayInfo]] = OrderedDict()
+        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample) -> list[Future[ArrayInfo]]:
-        """Begin to open the arrays of a sample, one for each part."""
+    def request(self, sample: Sample) -> list[Future[ArrayInfo] | ArrayInfo]:
+        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened."""
+        if not sample.parts:
+            return [self._get((sample.uri, sample.level))]
         return [self._get((part.uri or sample.uri, part.level)) for part in sample.all_parts()]
 
-    def _get(self, key: Key) -> Future[ArrayInfo]:
+    def _get(self, key: Key) -> Future[ArrayInfo] | ArrayInfo:
         with self._lock:
             found = self._kept.get(key)
-            if found is not None and not (found.done() and found.exception()):
+            if isinstance(found, Future) and found.done():
+                found = None if found.exception() else found.result()
+                if found is not None:
+                    self._kept[key] = found
+            if found is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
                 return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,7 +193,7 @@ class CropSampler:
         self.length = None if length is None else integer("length", length, 1, WORD)
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
-        self._choice = _cumulative([_weight(one) for one in self.volumes])
+        self._choice: list[float] = _cumulative([_weight(one) for one in self.volumes]).tolist()
         self._classes, self._class_choice = _no_classes()
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         if mode != "uniform":
@@ -215,6 +217,7 @@ class CropSampler:
 
     def sample_at(self, index: int) -> Sample:
         """Return a sample; `index` counts through all epochs."""
+        index = operator.index(index)
         if not 0 <= index < (WORD if self.count is None else self.count):
             raise IndexError(f"crop {index}: there are {'infinitely many' if self.count is None else self.count}")
         turn, within = (0, index) if self.length is None else divmod(index, self.length)
@@ -222,12 +225,12 @@ class CropSampler:
         numbers = generator(CROP_STREAM, self.seed, epoch, within)
         drawn = self._centred(numbers) if self._is_centred(numbers) else None
         if drawn is None:
-            volume = self.volumes[int(np.searchsorted(self._choice, numbers.random(), side="right"))]
+            volume = self.volumes[bisect_right(self._choice, numbers.random())]
             start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_known(volume), self.shape, strict=True)]
         else:
             volume, start = drawn
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
-        return Sample(volume.uri, aabb, parts=volume.parts, index=within, epoch=epoch)
+        return Sample._drawn(volume.uri, aabb, volume.parts, within, epoch)
 
     def _is_centred(self, numbers: np.random.Generator) -> bool:
         return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
@@ -275,7 +278,9 @@ class CropSampler:
 
 def _opened(volume: Volume | str | Path) -> Volume:
     one = volume if isinstance(volume, Volume) else Volume(str(volume))
-    return one if one.shape is not None else replace(one, shape=tuple(open_source(one.uri).shape))
+    checked = Sample(one.uri, ((0, 1),), parts=one.parts)
+    shape = open_source(checked.uri).shape if one.shape is None else one.shape
+    return replace(one, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
 
 
 def _known(volume: Volume) -> tuple[int, ...]:

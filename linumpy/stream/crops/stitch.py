@@ -8,6 +8,7 @@ added up, with no second array of weights.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -55,8 +56,9 @@ class CropGrid:
         volume: Sequence[int] | None = None,
         parts: Iterable[Part] = (),
     ) -> None:
-        self.uri, self.shape, self.parts = str(uri), sizes(shape), tuple(parts)
-        self.volume = tuple(int(n) for n in (open_source(uri).shape if volume is None else volume))
+        checked = Sample(uri, ((0, 1),), parts=parts)  # type: ignore[arg-type]
+        self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
+        self.volume = sizes(open_source(uri).shape if volume is None else volume)
         each = overlap if isinstance(overlap, (Sequence, np.ndarray)) else (overlap,) * len(self.shape)
         shared = tuple(integer("overlap", n, 0) for n in each)
         if not len(self.shape) == len(self.volume) == len(shared):
@@ -81,7 +83,7 @@ class CropGrid:
         """Return a crop."""
         at = self.position_of(index)
         aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, at, self.shape, strict=True))
-        return Sample(self.uri, aabb, parts=self.parts, index=index)
+        return Sample._drawn(self.uri, aabb, self.parts, operator.index(index))
 
     def position_of(self, index: int) -> tuple[int, ...]:
         """Return the number of a crop along each axis."""
