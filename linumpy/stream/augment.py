@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 Range = tuple[float, float]
-#: Of Philox's counters, what keeps the streams of random numbers apart.
+#: Second word of Philox's key, which separates the streams of random numbers.
 AUGMENT_STREAM, CROP_STREAM, ORDER_STREAM = 1, 2, 3
 #: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
@@ -26,7 +26,7 @@ _SLACK = 1e-6
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seeds a bit generator whose state is set next: without one NumPy asks the system for random bytes."""
+    """Seed of a bit generator whose state is set afterwards; without a seed NumPy reads random bytes from the system."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return np.zeros(n_words, dtype)
@@ -70,7 +70,7 @@ class Elastic:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Ranges of a random augmentation; what is left out does nothing.
+    """Ranges of a random augmentation; parameters that are not given change nothing.
 
     Attributes
     ----------
@@ -208,11 +208,11 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     augment : Augment
         The ranges.
     half_extent : sequence of float
-        Farthest that the centre of a voxel of any part lies from the centre of the crop, in µm along (Z, Y, X).
+        Largest distance between the centre of a voxel of any part and that of the crop, in µm along (Z, Y, X).
     seed, epoch, index : int
         What the result depends on.
     flat : int
-        Leading axes of the three that the arrays do not have: 1 for images, which then turn about Z alone.
+        Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
     drawn = generator(AUGMENT_STREAM, seed, epoch, index)
     angles = [drawn.uniform(low, high) for low, high in augment.rotation]
@@ -388,7 +388,7 @@ def read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[
 
 
 def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
-    """Take coordinates back into an axis of `n` voxels, as ``numpy.pad`` continues it in mode edge or reflect."""
+    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends it in mode edge or reflect."""
     if pad == "edge" or n == 1:
         return np.clip(voxels, 0, n - 1)
     period = 2 * n - 2

@@ -45,7 +45,7 @@ class BatchInfo:
 
 
 class _Gone:
-    """Takes the place of what a tensor held before its batch was given back."""
+    """Replaces the array of a tensor whose batch was released; every use raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise ShutdownError("the batch of this tensor was given back")
@@ -127,7 +127,7 @@ class Tensor:
 
 
 def _as_bf16(capsule: Any) -> Any:
-    """Say in a DLPack capsule of uint16 that its elements are bfloat16, a type that neither NumPy nor CuPy has."""
+    """Set the element type of a DLPack capsule of uint16 to bfloat16, a type that neither NumPy nor CuPy has."""
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
     api.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -247,7 +247,7 @@ class Batches:
             except TryAgain:
                 with producer.changed:
                     ended = producer.is_idle
-                if ended:  # meanwhile: look again for what waits for a partial batch
+                if ended:  # meanwhile: a partial batch may remain
                     continue
                 raise
             except StreamError:

@@ -1,4 +1,4 @@
-"""What a pipeline is asked for: :class:`Config`, :class:`Sample` and :class:`Part`, checked before CUDA is touched."""
+"""Parameters of a pipeline: :class:`Config`, :class:`Sample` and :class:`Part`, validated before CUDA is used."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Part:
     uri : str or None
         The array or OME-Zarr image; None for that of the sample.
     kind : {"image", "labels"}
-        Labels are resampled by nearest neighbour, have no change of intensity, and keep their stored dtype.
+        Labels are resampled by nearest neighbour and keep their stored dtype; their intensities are not changed.
     level : int
         Resolution level of an OME-Zarr image.
     shape : tuple of int or None
@@ -174,7 +174,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How batches are made.
+    """Configuration of a pipeline.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class Config:
     cache_bytes : int
         Decoded chunks that are kept on the device.
     pad : {"constant", "edge", "reflect"} or None
-        What lies outside of an array, as in ``numpy.pad``; None refuses crops that reach out.
+        Values outside of an array, as in ``numpy.pad``; None refuses crops that extend beyond it.
     pad_value : float
         For ``pad="constant"``; to integers rounded and saturated.
     augment : Augment or None
@@ -218,7 +218,7 @@ class Config:
     seed, epoch : int
         What augmentation depends on, together with the number of the sample; below 2**64.
     on_error : {"raise", "skip"}
-        Whether a batch with a faulty sample raises when it is popped, or comes without that sample.
+        Whether a batch with a faulty sample raises when it is popped, or is returned without that sample.
     rank, world_size : int
         This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
     """

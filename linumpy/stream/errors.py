@@ -1,4 +1,4 @@
-"""What can go wrong in a pipeline: one exception for each status, each also the builtin that fits."""
+"""Exceptions of a pipeline: one for each status, each also a subclass of the matching builtin."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class StorageError(StreamError, OSError):
 
 
 class DecodeError(StreamError, OSError):
-    """Stored bytes are not what the array's metadata says."""
+    """Stored bytes do not match the array's metadata."""
 
     status = Status.DECODE_ERROR
 
@@ -108,7 +108,7 @@ class NativeCudaError(StreamError, RuntimeError):
 
 
 class OutOfMemory(StreamError, MemoryError):  # noqa: N818
-    """Memory that was asked for cannot be had."""
+    """The requested memory cannot be allocated."""
 
     status = Status.OUT_OF_MEMORY
 

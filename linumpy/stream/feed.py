@@ -44,7 +44,7 @@ class Pulled:
 
 
 class Flush:
-    """Takes the place of a sample where a batch ends though it is not full."""
+    """Marks where a batch ends though it is not full."""
 
 
 FLUSH = Flush()
@@ -83,7 +83,7 @@ class Feed:
 
     @property
     def has_more(self) -> bool:
-        """Whether an iterable is not known to be exhausted, or a flush comes."""
+        """Whether an iterable is not known to be exhausted, or a flush is pending."""
         return self._current is not None or bool(self._waiting)
 
     def start_at(self, position: int) -> None:

@@ -1,8 +1,8 @@
 """Memory of a pipeline, allocated once: batches, and staged crops.
 
-:class:`Memory` is one allocation, cut into equal slots for batches and a ring for staged crops when the first batch
-says how large they are. A slot is given to a :class:`Lease`; every array of a batch holds it, and when the last one is
-gone, the slot is free again: a tensor that a framework took over by DLPack keeps its storage as long as it lives.
+:class:`Memory` is one allocation, divided into equal slots for batches and a ring for staged crops when the first batch
+is planned. A slot belongs to a :class:`Lease`, which every array of the batch references; when the last reference is
+gone, the slot is free again. So a tensor that a framework imported through DLPack keeps its storage.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Memory:
             device.synchronize() if event is None else event.synchronize()
 
     def stop(self) -> None:
-        """Wake up whoever waits for a slot."""
+        """Wake the thread that waits for a slot."""
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:

@@ -20,7 +20,7 @@ from linumpy.stream.producer import InFlight, Producer
 from linumpy.stream.resample import fill_borders, resample
 from linumpy.stream.stats import Metric, Stats
 
-#: After so many seconds without free memory, `pop` says that the consumer holds it all.
+#: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
 _STATE_VERSION = 1
 
@@ -45,7 +45,7 @@ class Pipeline:
     GpuUnavailableError
         A CUDA device is asked for and there is none.
     OutOfMemory
-        The memory that the configuration asks for cannot be had.
+        The memory of the configuration cannot be allocated.
 
     Notes
     -----
@@ -115,7 +115,7 @@ class Pipeline:
         Raises
         ------
         TryAgain
-            No batch is on its way: nothing was pushed, or too few samples for a batch and no :meth:`flush`; or the
+            No batch is being read: nothing was pushed, or too few samples for a batch without :meth:`flush`; or the
             consumer holds the memory of all batches.
         StreamError
             A sample of the batch is faulty. The next call goes on with the next batch.
@@ -208,7 +208,7 @@ class Pipeline:
         self._progress = batch_id, position
 
     def close(self) -> None:
-        """Cancel what is under way and free all; allowed any number of times, and in any thread."""
+        """Cancel pending reads and free all resources; allowed any number of times, in any thread."""
         if os.getpid() != self._process:
             return  # of a fork: threads and device are the parent's
         self._closed = True
@@ -247,7 +247,7 @@ class Pipeline:
                 elif producer.failure is not None:
                     raise as_stream_error(producer.failure)
                 elif producer.is_idle:
-                    raise TryAgain(_nothing_comes(producer.waiting_samples, self.config.batch_size))
+                    raise TryAgain(_no_batch(producer.waiting_samples, self.config.batch_size))
                 else:
                     self._check_starved(producer, begin)
                     producer.changed.wait(0.05)
@@ -386,12 +386,12 @@ def _free(producer: Producer, reader: Any, stream: Any, threads: ThreadPoolExecu
 
 
 def _free_later(process: int, *held: Any) -> None:
-    """Free what a pipeline holds that nobody closed, in a thread: the garbage collector runs anywhere."""
+    """Free what a pipeline holds that was not closed, in a thread, since the garbage collector may run in any."""
     if os.getpid() == process:
         threading.Thread(target=_free, args=held, name="linumpy-stream-free", daemon=True).start()
 
 
-def _nothing_comes(waiting: int, batch_size: int) -> str:
+def _no_batch(waiting: int, batch_size: int) -> str:
     if waiting:
         return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
-    return "no batch is on its way: push samples first"
+    return "no batch is being read: push samples first"

@@ -32,7 +32,7 @@ class ArrayInfo:
     source : object
         What the reader takes.
     name : str
-        For people.
+        In messages.
     shape, chunk_shape, object_shape : tuple of int
         Of the array, its (inner) chunks, and its shards or chunks.
     dtype : numpy.dtype

@@ -136,17 +136,17 @@ class Producer:
 
     @property
     def waiting_samples(self) -> int:
-        """Samples that wait for others to fill a batch; ask while holding :attr:`changed`."""
+        """Samples of a batch that is not full yet; read while holding :attr:`changed`."""
         return len(self._partial)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no batch comes without another push or flush; ask while holding :attr:`changed`."""
+        """Whether no batch is made without another push or flush; read while holding :attr:`changed`."""
         return not (self.ready or self.taken or self._pulling or self._coming or self.feed.has_more)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is submitted before a batch is popped or samples pushed; ask holding :attr:`changed`."""
+        """Whether nothing is submitted before a batch is popped or samples pushed; read holding :attr:`changed`."""
         if self.failure is not None or self.starved_since is not None or self._waits_for_stage:
             return True
         return not self._pulling and not self._coming and not self._may_pull
@@ -194,7 +194,7 @@ class Producer:
         try:
             while step():
                 pass
-        except BaseException as error:  # nobody else would notice that the thread has ended
+        except BaseException as error:  # raised by the next pop
             with self.changed:
                 if not self._closed:
                     self.failure = error

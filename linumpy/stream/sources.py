@@ -113,7 +113,7 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
 def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
     try:
         image = open_image(group, spacing=config.spacing)
-    except MetadataError:  # axes or units are missing: crops need neither, and augmentation says so
+    except MetadataError:  # axes or units are missing: crops need neither, augmentation raises an error of its own
         array, finest = open_source(group, level), open_source(group, 0)
         factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
         return _info(array, uri, min(array.ndim, 3), None, factors)
@@ -165,7 +165,7 @@ class ReadJob:
 
 
 class Fallback:
-    """Reads by zarr-python what the reader does not take; says why, once for each array.
+    """Reads by zarr-python what the reader does not support, and logs the reason once for each array.
 
     Parameters
     ----------
@@ -211,16 +211,16 @@ class FallbackTicket:
             return error
 
     def done(self) -> bool:
-        """Say whether nothing has to be waited for."""
+        """Return whether the read is over."""
         return self._future.done()
 
     def cancel(self) -> bool:
-        """Give the region up, unless it is being read."""
+        """Cancel the read unless it has begun."""
         return self._future.cancel()
 
 
 class FailedTicket:
-    """A region that could not be asked for."""
+    """A read that could not be submitted."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -234,11 +234,11 @@ class FailedTicket:
         return self._error
 
     def done(self) -> bool:
-        """Say that nothing has to be waited for."""
+        """Return True: the read is over."""
         return True
 
     def cancel(self) -> bool:
-        """Say that it is too late."""
+        """Return False: there is nothing to cancel."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline did, as a table that tells what bounds it."""
+"""Counters of a pipeline, and a table that names its bottleneck."""
 
 from __future__ import annotations
 

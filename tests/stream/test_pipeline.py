@@ -14,7 +14,7 @@ from linumpy import stream
 
 
 def samples_of(path, count=None, size=(4, 5, 6), shape=(20, 30, 40)):
-    """Crops at places that their number gives."""
+    """Crops at positions that their number determines."""
     for k in itertools.count() if count is None else range(count):
         rng = np.random.default_rng(k)
         start = [int(rng.integers(0, n - s + 1)) for n, s in zip(shape, size, strict=True)]
@@ -43,7 +43,7 @@ def test_batches_are_the_crops(volume, pipeline, dtype):
     assert number == 6
 
 
-def test_a_batch_goes_by_dlpack_and_lives_as_long_as_its_consumer(volume, pipeline):
+def test_storage_of_a_batch_is_kept_while_a_dlpack_consumer_holds_it(volume, pipeline):
     path, values = volume
     p = pipeline(dtype="stored", device_buffer_bytes=2 * 512 + 4 * 2 * 240)  # two batches of 480 B, aligned
     p.push(samples_of(path))
@@ -66,7 +66,7 @@ def test_a_batch_goes_by_dlpack_and_lives_as_long_as_its_consumer(volume, pipeli
     assert np.array_equal(later.numpy(), [cut(values, one) for one in samples_of(path, 2 * count + 2)][-2:])
 
 
-def test_bf16_capsules_say_so(volume, pipeline):
+def test_bf16_capsules_have_the_type_bfloat16(volume, pipeline):
     p = pipeline(dtype="bf16")
     p.push(samples_of(volume[0]))
     import ctypes
@@ -217,7 +217,7 @@ def test_mixed_dtypes_in_one_batch(tmp_path, pipeline):
     assert np.array_equal(p.pop().numpy(), np.stack([one[1:5, 2:6, 0:6].astype("f4") for one in arrays]))
 
 
-def test_memory_that_is_too_small_is_an_error_that_says_how_much(volume, pipeline):
+def test_too_little_memory_is_an_error_with_the_size_needed(volume, pipeline):
     p = pipeline(device_buffer_bytes=1000)
     p.push(samples_of(volume[0], 2))
     with pytest.raises(stream.InvalidArgument, match="pass at least 2048"):
@@ -232,7 +232,7 @@ def test_limits_of_arrays(volume, pipeline):
             p.pop()
 
 
-def test_closed(volume, pipeline):
+def test_calls_after_close_raise(volume, pipeline):
     p = pipeline()
     p.push(samples_of(volume[0]))
     p.pop()
@@ -244,7 +244,7 @@ def test_closed(volume, pipeline):
     assert not [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
 
 
-def test_close_wakes_up_who_waits(volume, pipeline):
+def test_close_ends_a_waiting_pop(volume, pipeline):
     gate = threading.Event()
 
     def blocked():
@@ -272,7 +272,7 @@ def test_close_wakes_up_who_waits(volume, pipeline):
     closing.join(5)
 
 
-def test_a_state_goes_on_where_it_was(volume, pipeline):
+def test_a_state_resumes_behind_the_last_batch(volume, pipeline):
     path = volume[0]
     straight = [samples for _, samples in _taken(pipeline, path)]
     p = pipeline(batch_size=3)
@@ -316,7 +316,7 @@ def _taken(pipeline, path, **options):
     return list(_released(p))
 
 
-def test_ranks_get_disjoint_samples_that_are_all(volume, pipeline):
+def test_samples_of_ranks_are_disjoint_and_complete(volume, pipeline):
     parts = [
         [one for _, samples in _taken(pipeline, volume[0], rank=rank, world_size=2) for one in samples]
         for rank in range(2)
@@ -358,7 +358,7 @@ def test_many_batches_in_flat_memory(volume, pipeline):
     assert len(gc.get_objects()) - before < 300  # less than one object a batch
 
 
-def test_the_table_tells_what_bounds(volume, pipeline):
+def test_statistics_name_the_bottleneck(volume, pipeline):
     p = pipeline()
     p.push(samples_of(volume[0]))
     p.pop().release()

@@ -272,7 +272,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path, pipeline):
     assert not np.array_equal(first, run(batch_size=3, seed=4, epoch=1))
 
 
-def test_units_are_not_guessed(tmp_path, pipeline):
+def test_augmentation_without_a_spacing_is_an_error(tmp_path, pipeline):
     path = make_array(tmp_path / "a.zarr", np.zeros((8, 8, 8), "u1"))
     p = pipeline(augment=stream.Augment(rotation=5), pad="edge", batch_size=1)
     p.push(stream.Sample(path, [(0, 4)] * 3))

@@ -31,7 +31,7 @@ def arrays(tmp_path):
     return tmp_path
 
 
-def test_uniform_crops_lie_inside_and_go_everywhere(arrays):
+def test_uniform_crops_lie_inside_and_reach_all_positions(arrays):
     sampler = stream.CropSampler([arrays / "a", arrays / "b"], (10, 10, 10), seed=3)
     crops = list(itertools.islice(sampler, 4000))
     shapes = {str(arrays / "a"): (24, 32, 40), str(arrays / "b"): (12, 16, 20)}
@@ -57,7 +57,7 @@ def test_crops_depend_on_seed_epoch_and_index_alone(arrays):
     assert list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=150, seed=2)) != straight
 
 
-def test_weights(arrays):
+def test_volumes_are_drawn_by_weight(arrays):
     volumes = [stream.Volume(str(arrays / "a"), weight=1), stream.Volume(str(arrays / "b"), weight=3)]
     never = stream.Volume(str(arrays / "labels"), weight=0)
     drawn = Counter(one.uri for one in itertools.islice(stream.CropSampler([*volumes, never], (4, 4, 4)), 2000))
@@ -112,7 +112,7 @@ def test_classes_are_drawn_equally_often_or_by_weight(arrays):
     assert 0.7 < drawn[1] < 0.8
 
 
-def test_a_coarse_level_says_where_foreground_is(arrays):
+def test_foreground_from_the_histogram_of_a_coarse_level(arrays):
     coarse = make_array(arrays / "coarse", labels()[::4, ::4, ::4], (2, 2, 2))
     volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(coarse))
     assert classes_of(stream.CropSampler([volume], (2, 2, 2), mode="foreground"), 300).get(0, 0) == 0

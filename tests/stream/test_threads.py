@@ -267,7 +267,7 @@ def test_many_threads_push_and_pop(volume, pipeline):
     assert sorted(found) == sorted(6 * list(range(16)))
 
 
-def test_a_pop_beside_close_gives_its_batch_or_says_closed(volume, pipeline):
+def test_a_pop_during_close_returns_a_batch_or_raises(volume, pipeline):
     path, values = volume
     for _ in range(20):
         p = pipeline(dtype="bf16")
@@ -293,7 +293,7 @@ def test_a_pop_beside_close_gives_its_batch_or_says_closed(volume, pipeline):
             assert np.allclose(crops, [cut(values, k) for k in begun], rtol=2**-8)
 
 
-def test_a_closed_pipeline_says_so(volume, pipeline):
+def test_iterators_of_a_closed_pipeline_raise(volume, pipeline):
     p = pipeline()
     p.push([crop(volume[0])] * 4)
     found = p.batches()
@@ -310,7 +310,7 @@ def test_a_closed_pipeline_says_so(volume, pipeline):
             p.batches(wrong)
 
 
-def test_a_fork_is_told_to_make_its_own(volume, pipeline):
+def test_calls_in_a_fork_raise(volume, pipeline):
     p = pipeline()
     p.push(crop(volume[0], k % 9) for k in itertools.count())
     batch = p.pop()
@@ -337,7 +337,7 @@ def test_a_fork_is_told_to_make_its_own(volume, pipeline):
     assert starts(p.pop()) == [2, 3]
 
 
-def test_a_pipeline_that_nobody_closes_is_freed(volume):
+def test_a_pipeline_that_is_not_closed_is_freed(volume):
     def threads():
         return [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
 
@@ -373,7 +373,7 @@ print("end")
 """
 
 
-def test_a_process_ends_with_pipelines_that_nobody_closed(volume):
+def test_a_process_ends_with_open_pipelines(volume):
     done = subprocess.run(
         [sys.executable, "-c", NEVER_CLOSED, volume[0]], capture_output=True, text=True, timeout=60, check=False
     )
