@@ -26,7 +26,7 @@ _SLACK = 1e-6
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seed of a bit generator whose state is set afterwards; without a seed NumPy reads random bytes from the system."""
+    """Seed of a bit generator whose state is set afterwards; without one NumPy reads random bytes from the system."""
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return np.zeros(n_words, dtype)
