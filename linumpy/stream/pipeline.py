@@ -283,7 +283,8 @@ class Pipeline:
             self._end(item)
             if self._closed:
                 raise ShutdownError("the pipeline is closed") from error
-            raise as_stream_error(error) from error.__cause__
+            made = as_stream_error(error)
+            raise made from made.__cause__
         self._end(item)
         self._wait_io = self._wait_io.plus(read - begin)
         self._wait_compute = self._wait_compute.plus(time.perf_counter() - read)
@@ -300,9 +301,9 @@ class Pipeline:
             self._skipped += len(errors) + len(item.faulty)
             return None
         batch = self._assembled(item, errors)
-        self._emitted += 1
-        self._truncated += len(batch) < self.config.batch_size
         self._skipped += len(errors) + len(item.faulty)
+        self._truncated += len(batch) < self.config.batch_size
+        self._emitted += 1
         return batch
 
     def _assembled(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:

@@ -15,7 +15,7 @@ from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream
-from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
+from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_estimate, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 
@@ -165,12 +165,12 @@ class Producer:
         self._stage_free = event
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads; allowed any number of times."""
         with self.changed:
-            self._closed = True
+            is_first, self._closed = not self._closed, True
             self.changed.notify_all()
         self._memory.stop()
-        for thread in self._threads:
+        for thread in self._threads if is_first else ():
             if thread is not threading.current_thread():
                 thread.join(timeout=5)  # an iterable may block for ever; the thread is a daemon
         self.sources.close()
@@ -328,12 +328,7 @@ class Producer:
         if self.parts is None or self._memory.slots:
             return
         batch = sum(part.nbytes(self._config.batch_size) for part in self.parts)
-        staged = stage_offsets(reads)[-1]
-        if self._config.pad in ("edge", "reflect"):  # a batch of crops that all reach out may come later
-            rows = max(1, len(reads) // len(self.parts))
-            staged = max(staged, *(read.read_nbytes * rows for read in reads), 0)
-        if self._config.augment is not None:
-            staged += staged // 4
+        staged = stage_estimate(self.parts, reads, self._config)
         try:
             self._memory.divide(batch, staged, self._config.lookahead_batches)
         except Exception:

@@ -224,6 +224,29 @@ def test_too_little_memory_is_an_error_with_the_size_needed(volume, pipeline):
         p.pop()
 
 
+@pytest.mark.parametrize("first", ["partial", "faulty", "outside"])
+def test_memory_is_divided_for_full_batches_whatever_the_first_one_is(volume, tmp_path, pipeline, first):
+    path, values = volume
+    slot, stage = 2048, 8 * 512  # eight crops of 240 B, aligned in the batch as a whole and by themselves when staged
+    p = pipeline(batch_size=8, dtype="bf16", device_buffer_bytes=2 * slot + stage, on_error="skip", pad="constant")
+    one = next(samples_of(path))
+    begin = {
+        "partial": [one],
+        "faulty": [one, *[stream.Sample(tmp_path / "none", one.aabb)] * 7],
+        "outside": [stream.Sample(path, [(start + 50, stop + 50) for start, stop in one.aabb])] * 8,
+    }[first]
+    p.push(begin)
+    p.flush()
+    p.pop().release()
+    p.push(samples_of(path, 24))
+    found = []
+    for batch in p.batches():
+        with batch as tensor:
+            found += list(tensor.numpy())
+    expected = np.stack([cut(values, sample) for sample in samples_of(path, 24)])
+    assert np.array_equal(found, expected.astype("f4").astype(ml_dtypes.bfloat16).astype("f4"))
+
+
 def test_limits_of_arrays(volume, pipeline):
     for limit in ({"max_bytes_per_element": 1}, {"max_chunk_uncompressed_bytes": 2047}):
         p = pipeline(batch_size=1, **limit)

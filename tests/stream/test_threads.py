@@ -233,6 +233,26 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
     assert p.stats.samples_skipped == 2
 
 
+def test_an_error_while_a_batch_is_made_has_a_cause_and_ends_nothing(volume, pipeline, monkeypatch):
+    from linumpy.stream import pipeline as module
+
+    made, original = [], module.resample
+
+    def failing(*arguments):
+        made.append(arguments)
+        if len(made) == 1:
+            raise RuntimeError("launch failed")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "resample", failing)
+    p = pipeline(dtype="bf16")
+    p.push(crop(volume[0], k) for k in range(4))
+    with pytest.raises(stream.StreamError, match="launch failed") as raised:
+        p.pop()
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert drain(p) == [[2, 3]]
+
+
 def test_many_threads_push_and_pop(volume, pipeline):
     path, values = volume
     p = pipeline(batch_size=3)
