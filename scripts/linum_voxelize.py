@@ -55,6 +55,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _voxelize(parsed: argparse.Namespace) -> None:
     begin = time.perf_counter()
+    if not np.isfinite(parsed.shift).all():
+        raise ValueError(f"shift={parsed.shift}: three finite numbers of µm are needed")
     backend = get_backend({None: None, True: "cuda", False: "cpu"}[parsed.use_gpu])
     spacing = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     image = open_volumes(parsed.image, parsed.level, spacing=spacing)

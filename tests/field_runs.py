@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from emulator import COMPILER, emulated
 
-from linumpy.sampling import device_tables
+from linumpy.sampling.fields import device_tables
 
 #: Where the same points are decoded: by NumPy, and by the kernel.
 SIDES = [

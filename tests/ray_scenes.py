@@ -102,3 +102,16 @@ def grid(kind="sparse", mips=2, seed=0):
         z, y, x = np.mgrid[:128, :128, :128]
         density = np.stack([np.sin(x / 9.0 + m) * np.sin(y / 11.0) * np.sin(z / 13.0) > 0.6 for m in range(mips)])
     return OccupancyGrid.of(density, centre=CENTRE, edge=EDGE)
+
+
+class Foreign:
+    """An array of another library, which only DLPack reads."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()

@@ -13,9 +13,12 @@ from decoders import start
 
 from linumpy import device as devices
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.read import engines, loop, reader, scatter, staging
+from linumpy.gpu.loop import loop
+from linumpy.gpu.read import reader
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
+from linumpy.gpu.staging import device as staging
+from linumpy.gpu.staging import engines, scatter
 from linumpy.io.file_reads import ReadEngine
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
@@ -62,8 +65,8 @@ def fake_device(seed=0, opener=None):
         if opener is not None:
             patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
         patch.setattr(engines, "transfer_settings", contextlib.nullcontext)
-        patch.setattr(loop, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
-        patch.setattr(loop, "LONG_READ_NBYTES", device.random.choice([50, 2**21]))  # kvikio's reads or batches
+        patch.setattr(engines, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
+        patch.setattr(engines, "LONG_READ_NBYTES", device.random.choice([50, 2**21]))  # kvikio's reads or batches
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
         patch.setattr(scatter, "load", device.load)
@@ -129,7 +132,7 @@ class Job:
         layout = self.plan.layout
         dtype = np.dtype(self.dtype or layout.dtype).newbyteorder("=")
         with pytest.MonkeyPatch.context() as patch, device.cupy.cuda.Stream(non_blocking=True):
-            patch.setattr(loop, "ReadEngine", SmallEngine)
+            patch.setattr(engines, "ReadEngine", SmallEngine)
             patch.setattr(ring, "_SMALLEST", 2**17)  # so that it is memory that was left
             if self.small_rings:
                 use_small_rings(patch)

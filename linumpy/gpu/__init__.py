@@ -3,7 +3,8 @@
 Importing this package imports no GPU package.
 """
 
-from linumpy.gpu.read.reader import Reader, release
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.shared import release
 from linumpy.gpu.zarr_io import (
     gpu_zarr_context,
     plan_zarr_read,

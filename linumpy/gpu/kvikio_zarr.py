@@ -19,11 +19,13 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
+from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.loop.works import estimate_scratch
 from linumpy.gpu.read import request as output
-from linumpy.gpu.read.reader import LAYOUTS, Reader, shared_reader
-from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import ReadRequest
-from linumpy.gpu.read.works import estimate_scratch
+from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.source import Source
 from linumpy.plan.read.plan import plan_read
 
@@ -90,7 +92,8 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
 def _reader_for(request: ReadRequest, device: int, *, direct: bool) -> Iterator[Reader]:
     """Use the reader that all callers share, or one of its own where another amount of scratch is asked for."""
     if request.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
-        yield shared_reader(device, direct=direct)
+        with shared_reader(device, direct=direct) as reader:
+            yield reader
         return
     with Reader(device, request.scratch_bytes, direct=direct) as reader:
         yield reader

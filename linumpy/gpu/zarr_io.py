@@ -21,12 +21,12 @@ from linumpy.device import kvikio_mode, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
+from linumpy.gpu.loop.report import host_report
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
-from linumpy.gpu.read.reader import LAYOUTS
-from linumpy.gpu.read.report import host_report
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source

@@ -12,7 +12,6 @@ virtual machine of 16 cores it was slower in every case but one, which kept 12 c
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -26,16 +25,8 @@ import numpy as np
 
 from linumpy.io import posix_aio
 from linumpy.io.call_thread import Call, CallThread
-from linumpy.io.plain_reads import (
-    OPEN_FLAGS,
-    FileReads,
-    ReadResults,
-    read_file,
-    read_files,
-    refusal,
-    stat_file,
-    version,
-)
+from linumpy.io.open_files import KeptFiles, OpenFiles
+from linumpy.io.plain_reads import FileReads, ReadOne, ReadResults, read_file, read_files, stat_file
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
@@ -97,23 +88,38 @@ class Pending:
     ----------
     reads : FileReads
         What is read; their memory is kept until the end.
+    kept : KeptFiles
+        Files that are open already, and take over those of this batch.
     """
 
-    def __init__(self, reads: FileReads) -> None:
-        self._reads = reads
-        self._files = _Files()
+    def __init__(self, reads: FileReads, kept: KeptFiles) -> None:
+        self._reads, self._kept = reads, kept
+        self._files = OpenFiles()
         self._call: Call | None = None
         self._rows = np.empty(0, np.int64)
+        self._nbytes: np.ndarray | None = None
         self._results: ReadResults | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
 
-    def begin(self, read: Callable[..., np.ndarray], thread: CallThread, descriptors: int, most: int) -> None:
-        """Open the files and start to read them, each from `most` descriptors at most; for the engine."""
+    def open(self) -> None:
+        """Open the files; for the engine."""
+        for path, expected in zip(self._reads.paths, self._reads.expected(), strict=True):
+            self._kept.open_into(self._files, path, expected)
+
+    def read_now(self, read: ReadOne) -> None:
+        """Read in this thread; for the engine. Where that raises, :meth:`begin` still may."""
         reads = self._reads
-        for path in reads.paths:
-            self._files.append(_File())
-            self._files[-1].open(path)
+        rows = zip(
+            reads.file.tolist(), reads.address.tolist(), reads.nbytes.tolist(), reads.offset.tolist(), strict=True
+        )
+        files = self._files
+        nbytes = [files[file].refusal or read(files[file].descriptors[0], *row) for file, *row in rows]
+        self._nbytes = np.array(nbytes, np.int64)
+
+    def begin(self, read: Callable[..., np.ndarray], thread: CallThread, descriptors: int, most: int) -> None:
+        """Start to read the files, each from `most` descriptors at most; for the engine."""
+        reads = self._reads
         refused = np.array([file.refusal for file in self._files], np.int64)[reads.file]
         count = np.where(refused < 0, 0, -(-reads.nbytes // TASK_NBYTES))
         self._rows = rows = np.repeat(np.arange(len(count)), count)
@@ -182,6 +188,8 @@ class Pending:
             for file in self._files:
                 file.look_again()
             columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
+            if self._reads.versions is not None:
+                self._kept.keep_from(self._files, self._reads.paths, self._reads.expected())
         finally:
             self._files.close()
         columns = columns.reshape(-1, 9)
@@ -191,6 +199,8 @@ class Pending:
 
     def _counts(self) -> np.ndarray:
         """Bytes of each read, or why it failed."""
+        if self._nbytes is not None:
+            return self._nbytes
         reads = self._reads
         nbytes = np.array([file.refusal for file in self._files], np.int64)[reads.file]
         if self._call is None:
@@ -206,6 +216,9 @@ class Pending:
     def _try_again(self, results: ReadResults) -> None:
         """Read what could not be opened for a passing reason, one by one, now that the other files are closed."""
         reads = self._reads
+        if not (results.opened < 0).any():
+            return
+        self._kept.close()
         for file in np.flatnonzero(np.isin(-results.opened, _PASSING)).tolist():
             begin, end = np.searchsorted(reads.file, (file, file + 1)).tolist()
             columns = (column[begin:end].tolist() for column in (reads.offset, reads.nbytes, reads.address))
@@ -216,61 +229,6 @@ class Pending:
 def _read_and_keep(read: Callable[..., np.ndarray], columns: tuple[np.ndarray, ...], _: object) -> np.ndarray:
     """Read, and keep the last argument alive until then."""
     return read(*columns)
-
-
-class _File:
-    """A file that is being read: its descriptors, and its versions before and after."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-        self.opened = self.refusal = 0
-        self.before = self.after = (0, 0, 0, 0)
-
-    def open(self, path: str) -> None:
-        """Open it; what is no regular file is refused."""
-        try:
-            # One call of the interpreter, so that no interrupt comes between the descriptor and its place in the list.
-            self.descriptors.extend(map(os.open, (path,), (OPEN_FLAGS,)))
-            self.before = version(os.fstat(self.descriptors[0]))
-        except OSError as error:
-            self.opened = self.refusal = -(error.errno or errno.EIO)
-            return
-        self.refusal = refusal(self.before[3])
-
-    def duplicates(self, count: int) -> list[int]:
-        """Return that many descriptors, or as many as there may be."""
-        with contextlib.suppress(OSError):
-            while len(self.descriptors) < count:
-                self.descriptors.extend(map(os.dup, (self.descriptors[0],)))
-        return self.descriptors
-
-    def look_again(self) -> None:
-        """Note the version behind all reads."""
-        if self.descriptors:
-            self.after = version(os.fstat(self.descriptors[0]))
-
-    def close(self) -> None:
-        """Close all descriptors."""
-        while self.descriptors:
-            with contextlib.suppress(OSError, IndexError):
-                # One call, too: a descriptor that was taken from the list is closed. It ends at the empty list.
-                collections.deque(map(os.close, iter(self.descriptors.pop, None)), 0)
-
-
-class _Files(list[_File]):
-    """The files of a batch; those that nobody waits for are closed at last.
-
-    One object of the batch has ``__del__``, not each file: an interrupt that comes there is lost.
-    """
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self:
-            file.close()
-
-    def __del__(self) -> None:
-        """Close what is open yet."""
-        self.close()
 
 
 class ReadEngine:
@@ -284,6 +242,8 @@ class ReadEngine:
     descriptors : int
         Of files that one batch has open at the same time, at most. Each batch that was started and not yet waited for
         has as many.
+    kept_descriptors : int
+        Of files that stay open for later batches, at most; of those alone whose versions batches expect.
 
     Attributes
     ----------
@@ -291,7 +251,7 @@ class ReadEngine:
         What reads, for reports.
     """
 
-    def __init__(self, threads: int = 0, *, descriptors: int = _DESCRIPTORS) -> None:
+    def __init__(self, threads: int = 0, *, descriptors: int = _DESCRIPTORS, kept_descriptors: int = 0) -> None:
         if threads < 0 or descriptors < 1:
             raise ValueError(f"threads={threads} and descriptors={descriptors} must be positive")
         self._threads, self._descriptors = threads or _THREADS, descriptors
@@ -303,6 +263,7 @@ class ReadEngine:
         # measured slower, since all reads queue at one lock of the C library.
         self._thread = CallThread("linumpy-read")
         self._process, self._cold, self._closed = os.getpid(), 0, False
+        self._kept = KeptFiles(kept_descriptors)
 
     def start(self, reads: FileReads) -> Pending:
         """Start the reads of a batch; small batches in the page cache are read when this returns.
@@ -319,22 +280,26 @@ class ReadEngine:
         """
         reads.check()
         self._check_open()
-        pending = Pending(reads)
+        pending = Pending(reads, self._kept)
         if os.getpid() != self._process or not reads.paths:
             pending.settle(read_files(reads))
-        elif not self._read_at_once(reads, pending):
-            self._begin(reads, pending)
+        elif len(reads.paths) > self._descriptors:
+            pending.settle(self._by_parts(reads))
+        else:
+            self._open_and_read(reads, pending)
         return pending
 
-    def _begin(self, reads: FileReads, pending: Pending) -> None:
-        if len(reads.paths) > self._descriptors:
-            pending.settle(self._by_parts(reads))
-            return
+    def _open_and_read(self, reads: FileReads, pending: Pending) -> None:
         try:
-            pending.begin(self._read, self._thread, self._descriptors, self._threads)
+            pending.open()
+            if not self._read_at_once(reads, pending):
+                self._begin(pending)
         except BaseException:
             pending.abandon()
             raise
+
+    def _begin(self, pending: Pending) -> None:
+        pending.begin(self._read, self._thread, self._descriptors, self._threads)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -353,9 +318,10 @@ class ReadEngine:
                 reads.nbytes[rows],
                 reads.address[rows],
                 reads.memory,
+                None if reads.versions is None else reads.versions[first : first + self._descriptors],
             )
-            pending = Pending(part)
-            self._begin(part, pending)
+            pending = Pending(part, self._kept)
+            self._open_and_read(part, pending)
             try:
                 parts.append(pending.wait())
             except BaseException:
@@ -375,9 +341,24 @@ class ReadEngine:
         self._check_open()
         return np.array([stat_file(path) for path in paths], np.int64).reshape(-1, 4)
 
+    def rest(self) -> None:
+        """Close the files that are kept open, until the next batch."""
+        self._kept.close()
+
+    @property
+    def open_files(self) -> int:
+        """Files that are kept open now."""
+        return len(self._kept)
+
+    @property
+    def open_file_counts(self) -> tuple[int, int]:
+        """Files that were open already when a batch wanted them, and files that had to be opened."""
+        return self._kept.hits, self._kept.misses
+
     def close(self) -> None:
-        """Wait for all batches and end the threads."""
+        """Wait for all batches, end the threads and close all files."""
         self._closed = True
+        self._kept.close()
         if os.getpid() == self._process:
             self._thread.close()
 
@@ -391,7 +372,7 @@ class ReadEngine:
             return False
         begin = time.monotonic()
         try:
-            pending.settle(read_files(reads, _read_cached))
+            pending.read_now(_read_cached)
         except _NotCachedError:
             self._cold = _COLD_BATCHES
             return False

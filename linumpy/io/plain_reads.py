@@ -40,6 +40,9 @@ class FileReads:
         Host address that each read fills. That memory is the engine's until the batch has ended.
     memory : object
         Kept alive until then; the owner of that memory.
+    versions : numpy.ndarray of int64, (files, 3), or None
+        Inode, size and time of writing that each file is known to have, -1 where nothing is. Such files may be open
+        already, and may stay so for later batches.
     """
 
     paths: list[str]
@@ -48,6 +51,13 @@ class FileReads:
     nbytes: np.ndarray
     address: np.ndarray
     memory: Any = None
+    versions: np.ndarray | None = None
+
+    def expected(self) -> list[tuple[int, ...] | None]:
+        """Version of each file, None where none is known."""
+        if self.versions is None:
+            return [None] * len(self.paths)
+        return [tuple(row) if row[1] >= 0 else None for row in self.versions.tolist()]
 
     def check(self) -> None:
         """Raise ``ValueError`` where the columns contradict each other."""

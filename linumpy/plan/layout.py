@@ -123,10 +123,44 @@ class ArrayLayout:
         """Number of axes."""
         return len(self.shape)
 
-    @property
+    @cached_property
     def chunk_nbytes(self) -> int:
         """Decoded bytes of one (inner) chunk; chunks at the edge are stored whole."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    @cached_property
+    def chunk_sizes(self) -> np.ndarray:
+        """The chunk's shape as an array of int64, (rank,)."""
+        return np.array(self.chunk_shape, np.int64)
+
+    @cached_property
+    def chunk_byte_strides(self) -> np.ndarray:
+        """Bytes between neighbours along each axis within a decoded chunk, as an array of int64, (rank,)."""
+        return np.array(self.chunk_strides, np.int64) * self.dtype.itemsize
+
+    @cached_property
+    def grid_shape(self) -> tuple[int, ...]:
+        """Number of (inner) chunks along each axis."""
+        return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk_shape, strict=True))
+
+    @cached_property
+    def grid_steps(self) -> tuple[int, ...]:
+        """Chunks in C order between neighbours along each axis."""
+        return tuple(math.prod(self.grid_shape[axis + 1 :]) for axis in range(self.rank))
+
+    @cached_property
+    def chunk_path(self) -> tuple[str, str]:
+        """Where the path of a stored object begins, and what separates the coordinates that follow."""
+        assert self.keys is not None
+        return f"{self.root}/{self.keys.prefix}", self.keys.separator
+
+    @cached_property
+    def geometry(self) -> tuple[Any, ...]:
+        """All that decides how regions are cut, decoded and scattered: the same for arrays that are read together."""
+        fill = None if self.fill_value is None else np.asarray(self.fill_value).tobytes()
+        return (
+            self.chunk_shape, self.dtype.str, self.swapped, self.stored_axes, fill, self.shard, self.chain, self.grid
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:

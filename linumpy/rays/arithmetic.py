@@ -1,4 +1,4 @@
-"""Elementary functions as fixed sequences of IEEE additions, products and divisions; the twin of exact.cuh.
+"""Elementary functions as fixed sequences of IEEE additions, products and divisions; the counterpart of exact.cuh.
 
 In: NumPy arrays of float32. Out: float32. The libraries of CPUs and GPUs round their sines and logarithms differently;
 these give the same bits everywhere, so that a sample lies in the same voxel wherever it was computed.

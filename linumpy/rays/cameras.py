@@ -1,4 +1,4 @@
-"""From the number of a ray to its pixel and to its origin and direction, in NumPy; the twin of camera.cuh.
+"""From the number of a ray to its pixel and to its origin and direction, in NumPy; the counterpart of camera.cuh.
 
 In: numbers of a generator, :class:`~linumpy.rays.images.Images`. Out: :class:`Drawn`. Float32 operations come in the
 kernel's order, so that results are equal bit for bit.

@@ -32,7 +32,7 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
     dt : (n_samples,) float32
         Lengths of steps, such as :attr:`RaySamples.dt <linumpy.rays.RaySamples.dt>`.
     base : (n_rays,) int64
-        First sample of each ray.
+        First sample of each ray. On a device it is not checked that its samples are there.
     n_steps : (n_rays,) int32
         Number of its samples; 0 gives 0.
 
@@ -45,7 +45,7 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
     Raises
     ------
     ValueError
-        Other shapes or dtypes, or arrays that are not C-contiguous.
+        Other shapes or dtypes, arrays that are not C-contiguous, or on the host a ray whose samples are not there.
     TypeError
         Arrays of which some are on a device and some on the host.
     """
@@ -95,6 +95,11 @@ def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
     for name, array in arrays.items():
         check_array(array, _DTYPES[name], shapes[name], name)
     on_device = same_side(**arrays)
+    if not on_device:
+        wrong = np.flatnonzero((n_steps < 0) | ((n_steps > 0) & ((base < 0) | (base > len(dt) - n_steps))))
+        if len(wrong):
+            ray = wrong[0]
+            raise ValueError(f"ray {ray}: {n_steps[ray]} samples from {base[ray]} on, but there are {len(dt)}")
     if on_device and address_of(rgb_sigma) % 16:
         raise ValueError("rgb_sigma: the array begins at an address that is no multiple of 16; copy it")
     return on_device

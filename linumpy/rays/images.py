@@ -16,7 +16,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import address_of, uploaded
-from linumpy.rays.arrays import as_array
+from linumpy.rays.arrays import as_array, check_cdf
 
 #: Lenses by name, each with the greatest number of its parameters.
 LENSES = {
@@ -61,7 +61,13 @@ class PixelCDF:
 
     @classmethod
     def from_weights(cls, weights: Any) -> PixelCDF:
-        """Make the distributions in proportion to weights (h, w), not negative and not all 0; NumPy or CuPy."""
+        """Make the distributions in proportion to weights (h, w), not negative and not all 0; NumPy or CuPy.
+
+        Values on a device are not checked.
+        """
+        weights = as_array(weights)
+        if weights.ndim != 2 or not weights.size:
+            raise ValueError(f"weights of shape {weights.shape}: (height, width) is needed")
         xp = array_module(weights)
         weights = weights.astype(np.float64)
         rows = weights.sum(axis=1)
@@ -153,8 +159,8 @@ class Images:
         TypeError
             Pixels of another dtype; arrays of which only some are on a device.
         """
-        if not images:
-            raise ValueError("images: at least one is needed")
+        if isinstance(images, Image) or not images:
+            raise ValueError("images: a sequence of at least one Image is needed")
         table = np.zeros(len(images), RECORD)
         images = [_adopted(image) for image in images]
         for number, image in enumerate(images):
@@ -162,6 +168,8 @@ class Images:
         kinds = {is_device_array(one) for image in images for one in _arrays(image)}
         if len(kinds) > 1:
             raise TypeError("images: some arrays are on a device and some on the host; move all to one of them")
+        for number, image in enumerate(images):
+            _check_extra(image.extra, f"image {number}: extra")
         lengths = {len(image.extra) for image in images}
         if len(lengths) > 1:
             raise ValueError(f"extra: its length differs between images ({', '.join(map(str, sorted(lengths)))})")
@@ -187,6 +195,15 @@ class Images:
 
         table = cupy.asarray(self.table.view(np.uint8))
         return uploaded((table, cupy.asarray(self.extra)))
+
+
+def _check_extra(extra: Any, name: str) -> None:
+    try:
+        values = np.asarray(extra, np.float64)
+    except (TypeError, ValueError):
+        values = np.array(np.nan)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"{name}={extra!r}: a tuple of finite numbers is needed")
 
 
 def _adopted(image: Image) -> Image:
@@ -258,6 +275,8 @@ def _fill_maps(row: Any, image: Image, name: str) -> None:
         cdf = image.pixel_cdf
         _check_floats(cdf.x, (cdf.y.shape[0], cdf.x.shape[1]), f"{name}: pixel_cdf.x")
         _check_floats(cdf.y, cdf.y.shape[:1], f"{name}: pixel_cdf.y")
+        check_cdf(cdf.x, f"{name}: pixel_cdf.x")
+        check_cdf(cdf.y, f"{name}: pixel_cdf.y")
         row["cdf_height"], row["cdf_width"] = cdf.x.shape
         row["cdf_y"], row["cdf_x"] = _address(cdf.y, f"{name}: pixel_cdf.y"), _address(cdf.x, f"{name}: pixel_cdf.x")
 

@@ -68,7 +68,7 @@ def kernel_spec(*, images: bool, grows: bool, ordered: bool, most_runs: int = _M
 
 
 def _allocate(xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool) -> dict[str, Any]:
-    """Allocate the outputs. Rays that are not there have no samples."""
+    """Allocate the outputs. Rows without a ray have no samples."""
     arrays = {
         "positions": xp.empty((max_samples, 3), np.float32),
         "directions": xp.empty((max_samples, 3), np.float32),

@@ -1,4 +1,4 @@
-"""Lenses: from a pixel to a ray in the camera's axes, in NumPy; the twin of camera.cuh, operation for operation.
+"""Lenses: from a pixel to a ray in the camera's axes, in NumPy; the counterpart of camera.cuh, operation for operation.
 
 In: coordinates u, v in [0, 1] across an image and records of :data:`~linumpy.rays.images.RECORD`, one a ray. Out:
 float32 origins and directions (not normalized), and which of them are valid.

@@ -1,4 +1,4 @@
-"""Points along rays, and which of them are samples, in NumPy: the twin of march.cuh.
+"""Points along rays, and which of them are samples, in NumPy: the counterpart of march.cuh.
 
 In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
 of the rays. All points of a ray inside the box are looked at; a kernel skips what is empty and finds the same ones.

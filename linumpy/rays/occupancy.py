@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module, is_device_array, to_host
+from linumpy.errors import SourceError
+from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD
 
 _VOXELS = GRID_SIZE**3
@@ -79,20 +81,22 @@ class OccupancyGrid:
     ) -> OccupancyGrid:
         """Make a grid from densities (mips, 128, 128, 128); voxels above the threshold are occupied.
 
+        Densities that are no numbers are above no threshold.
+
         Raises
         ------
         ValueError
-            Another shape, or a centre or an edge that is no finite (positive) number.
+            Another shape, a threshold that is no number, or a centre or an edge that is no finite (positive) number.
         """
+        density = as_array(density)
         if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MOST_MIPS:
             raise ValueError(
                 f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MOST_MIPS} mips"
             )
-        if not (np.shape(centre) == (3,) and np.isfinite(centre).all() and 0 < edge < math.inf):
-            raise ValueError(f"centre={centre}, edge={edge}: three finite numbers and a positive one are needed")
-        where = (float(centre[0]), float(centre[1]), float(centre[2]))
+        where, size = _checked_place(centre, edge)
+        _check_threshold(threshold)
         density = density.astype(np.float32)
-        return cls(density, _pack(density > threshold), where, float(edge))
+        return cls(density, _pack(density > threshold), where, size)
 
     @classmethod
     def from_volume(cls, volume: Any, spacing: Any, *, threshold: float) -> OccupancyGrid:
@@ -116,8 +120,10 @@ class OccupancyGrid:
         OccupancyGrid
             Where the volume is, in µm; `density` holds the greatest voxels.
         """
-        if volume.ndim != 3 or not volume.size:
-            raise ValueError(f"a volume of shape {volume.shape}: (Z, Y, X) is needed")
+        volume = as_array(volume)
+        _check_threshold(threshold)
+        if volume.ndim != 3 or not volume.size or volume.dtype.kind not in "biuf":
+            raise ValueError(f"a volume of {volume.dtype} {volume.shape}: real numbers (Z, Y, X) are needed")
         steps = [float(one) for one in spacing]
         if len(steps) != 3 or not all(0 < one < math.inf for one in steps):
             raise ValueError(f"spacing={spacing}: three positive numbers (Z, Y, X) are needed")
@@ -131,7 +137,8 @@ class OccupancyGrid:
         density = xp.where(xp.isneginf(greatest), 0, greatest)
         bits = _pack((greatest > threshold)[None])
         centre = (sizes[2] / 2, sizes[1] / 2, sizes[0] / 2)
-        return cls(density[None].astype(np.float32), bits, centre, edge)
+        with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and occupied
+            return cls(density[None].astype(np.float32), bits, centre, edge)
 
     @classmethod
     def from_zarr(
@@ -156,26 +163,32 @@ class OccupancyGrid:
     def update(self, density: Any, *, decay: float = 0.95, threshold: float = 0.01) -> None:
         """Take new densities of a field that is being trained: each becomes the greater of ``old * decay`` and new.
 
+        Of two densities of which one is no number the other is taken.
+
         Parameters
         ----------
         density : (mips, 128, 128, 128) array
             At :meth:`points`, say; where the grid is.
         decay : float
-            0 forgets the old densities.
+            From 0, which forgets the old densities, to 1.
         threshold : float
             Voxels above it are occupied from now on.
         """
+        density = as_array(density)
+        _check_threshold(threshold)
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay={decay}: a number between 0 and 1 is needed")
         if density.shape != self.density.shape:
             raise ValueError(f"density of shape {density.shape}: the grid's is {self.density.shape}")
         if is_device_array(density) != is_device_array(self.density):
             raise TypeError("density: it must be where the grid is, on the host or on the device")
         xp = array_module(self.density)
-        self.density = xp.maximum(self.density * np.float32(decay), density.astype(np.float32))
+        self.density = xp.fmax(self.density * np.float32(decay), density.astype(np.float32))
         self.bits = _pack(self.density > threshold)
 
     def points(self, mip: int = 0) -> Any:
         """Return the centres of a mip's voxels, (128, 128, 128, 3) float32: (x, y, z) for each index (z, y, x)."""
-        xp = array_module(self.density)
+        xp, mip = array_module(self.density), whole_number(mip, "mip", 0, self.mips - 1)
         edge = self.edge * 2**mip
         line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge
         axes = [line + c for c in self.centre]
@@ -184,7 +197,7 @@ class OccupancyGrid:
 
     def occupied(self, mip: int = 0) -> Any:
         """Return the bits of a mip as a bool array (128, 128, 128), axes (z, y, x)."""
-        xp = array_module(self.bits)
+        xp, mip = array_module(self.bits), whole_number(mip, "mip", 0, self.mips - 1)
         dense = xp.empty(_VOXELS, bool)
         dense[_order_for(xp)] = xp.unpackbits(self.bits[mip], bitorder="little").astype(bool)
         return dense.reshape((GRID_SIZE,) * 3)
@@ -199,17 +212,47 @@ class OccupancyGrid:
 
     @classmethod
     def load(cls, path: str | Path, asarray: Callable[[np.ndarray], Any] = np.asarray) -> OccupancyGrid:
-        """Read what :meth:`save` wrote; ``asarray=cupy.asarray`` puts it on the device."""
-        with np.load(path, allow_pickle=False) as file:
-            missing = {"density", "bits", "centre", "edge"} - set(file.files)
-            if missing:
-                raise ValueError(f"{path} is no occupancy grid: it has no {', '.join(sorted(missing))}")
-            density, bits = file["density"], file["bits"]
-            mips = density.shape[0]
-            if density.shape != (mips, *(GRID_SIZE,) * 3) or bits.shape != (mips, _VOXELS // 8):
-                raise ValueError(f"{path} is no occupancy grid: arrays of shape {density.shape} and {bits.shape}")
-            x, y, z = (float(one) for one in file["centre"])
-            return cls(asarray(density), asarray(bits), (x, y, z), float(file["edge"]))
+        """Read what :meth:`save` wrote; ``asarray=cupy.asarray`` puts it on the device.
+
+        Raises
+        ------
+        OSError
+            There is no such file, or it cannot be opened.
+        SourceError
+            A damaged file, or one that holds something else.
+        """
+        with open(path, "rb") as file:
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    found = {name: arrays[name] for name in arrays.files}
+            except Exception as error:  # those of zipfile, zlib, tokenize and NumPy
+                raise SourceError(f"{path} is no occupancy grid, or it is damaged: {error}") from error
+        missing = {"density", "bits", "centre", "edge"} - set(found)
+        if missing:
+            raise SourceError(f"{path} is no occupancy grid: it has no {', '.join(sorted(missing))}")
+        density, bits = found["density"], found["bits"]
+        mips = len(density) if density.ndim else 0
+        whole = density.shape == (mips, *(GRID_SIZE,) * 3) and bits.shape == (mips, _VOXELS // 8)
+        if not whole or not 1 <= mips <= _MOST_MIPS or density.dtype.kind != "f" or bits.dtype != np.uint8:
+            what = f"density of {density.dtype} {density.shape}, bits of {bits.dtype} {bits.shape}"
+            raise SourceError(f"{path} is no occupancy grid: {what}")
+        try:
+            centre, edge = _checked_place(found["centre"], found["edge"])
+        except (TypeError, ValueError) as error:
+            raise SourceError(f"{path} is no occupancy grid: {error}") from error
+        return cls(asarray(density.astype(np.float32)), asarray(bits), centre, edge)
+
+
+def _checked_place(centre: Any, edge: Any) -> tuple[tuple[float, float, float], float]:
+    ends = np.ndim(edge) == 0 and 0 < edge < math.inf
+    if not (np.shape(centre) == (3,) and np.isfinite(centre).all() and ends):
+        raise ValueError(f"centre={centre}, edge={edge}: three finite numbers and a positive one are needed")
+    return (float(centre[0]), float(centre[1]), float(centre[2])), float(edge)
+
+
+def _check_threshold(threshold: float) -> None:
+    if math.isnan(threshold):
+        raise ValueError(f"threshold={threshold}: no density is above it; give a number")
 
 
 def _pack(occupied: Any) -> Any:

@@ -6,6 +6,7 @@ and floats in [0, 1). The CUDA kernels use the same numbers.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,11 @@ class PCG32:
 
     @classmethod
     def seeded(cls, seed: int, stream: int = 0) -> PCG32:
-        """Seed a generator as ``pcg32_srandom_r(seed, stream)`` of the reference implementation does."""
+        """Seed a generator as ``pcg32_srandom_r(seed, stream)`` of the reference implementation does.
+
+        Both are whole numbers and count modulo 2^64, and `stream` modulo 2^63.
+        """
+        seed, stream = operator.index(seed), operator.index(stream)  # NumPy's integers would overflow
         inc = ((stream << 1) | 1) & _MASK
         return cls((((inc + seed) & _MASK) * _MULTIPLIER + inc) & _MASK, inc)
 
@@ -82,7 +87,7 @@ class PCG32:
 
     def advance(self, delta: int) -> None:
         """Skip `delta` numbers, in O(log `delta`) operations; a negative number goes back."""
-        multiplier, summand = jump(delta, self.inc)
+        multiplier, summand = jump(operator.index(delta), self.inc)
         self.state = (self.state * multiplier + summand) & _MASK
 
     def numbers(self, indices: np.ndarray, per_index: int, count: int) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module
+from linumpy.device import array_module, is_device_array
 from linumpy.rays import launch
-from linumpy.rays.arrays import as_array, check_array, same_side
+from linumpy.rays.arrays import as_array, check_array, check_cdf, same_side, whole_number
 from linumpy.rays.cameras import NUMBERS_PER_RAY, Drawn, draw_rays
 from linumpy.rays.images import Images
 from linumpy.rays.marching import Found, Placed, find_samples, normalized, place, point_at, positions_of, step_at
@@ -144,8 +144,8 @@ def generate_training_samples(
     near : float
         Least distance of samples from the camera.
     image_cdf : (n_images,) float32 array, optional
-        Cumulative distribution by which images are chosen, ending at 1. By default all alike, ray i that of index
-        i · n_images / n_rays.
+        Cumulative distribution by which images are chosen, ending at 1; on a device not checked. By default all alike,
+        ray i that of index i · n_images / n_rays.
     snap_to_pixel_centers : bool
         Whether rays go through pixel centres only.
     random_max_level : bool
@@ -166,10 +166,11 @@ def generate_training_samples(
     TypeError
         Images on a device and a grid on the host, or the other way round.
     """
-    _check_sizes(n_rays, max_samples)
+    n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MOST_RAYS), whole_number(max_samples, "max_samples", 0)
     image_cdf = as_array(image_cdf)
     if image_cdf is not None:
         check_array(image_cdf, np.float32, (len(images),), "image_cdf")
+        check_cdf(image_cdf, "image_cdf")
     on_device = same_side(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
     setting = make_setting(
         grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
@@ -209,14 +210,14 @@ def march(
     Parameters
     ----------
     rays : (n, 6) float32 array, C-contiguous
-        Origins and directions (x, y, z), of any length, in the world's units. Rays that are not finite, or whose
-        direction is 0, have no samples.
+        Origins and directions (x, y, z), in the world's units. The length of a direction has no effect between 1e-18
+        and 1e18; shorter ones and 0, longer ones, and rays that are not finite have no samples or inexact ones.
     grid : OccupancyGrid
         Where the rays are.
     max_samples : int
         Size of the arrays of samples. Rays that do not fit get none, and are counted.
     jitter : (n,) float32 array, optional
-        Part of a step, in [0, 1), by which the points of a ray are moved; 0 by default.
+        Part of a step, in [0, 1), by which the points of a ray are moved; 0 by default. On a device not checked.
     aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
         As for :func:`generate_training_samples`. Without `deterministic` a device may write the samples of the rays in
         any order.
@@ -232,10 +233,14 @@ def march(
         As :func:`generate_training_samples`; rays of another shape or dtype.
     """
     rays, jitter = as_array(rays), as_array(jitter)
+    if rays.ndim != 2:
+        raise ValueError(f"rays of shape {rays.shape}: (n, 6) is needed, origins and directions")
     check_array(rays, np.float32, (len(rays), 6), "rays")
     if jitter is not None:
         check_array(jitter, np.float32, (len(rays),), "jitter")
-    _check_sizes(len(rays), max_samples)
+        _check_jitter(jitter)
+    max_samples = whole_number(max_samples, "max_samples", 0)
+    whole_number(len(rays), "number of rays", 0, _MOST_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     if same_side(rays=rays, grid=grid.bits, jitter=jitter):
         xp = array_module(rays)
@@ -261,11 +266,13 @@ def march(
     )
 
 
-def _check_sizes(n_rays: int, max_samples: int) -> None:
-    if not 0 <= n_rays <= _MOST_RAYS:
-        raise ValueError(f"n_rays={n_rays}: between 0 and {_MOST_RAYS}")
-    if max_samples < 0:
-        raise ValueError(f"max_samples={max_samples}: 0 or more")
+def _check_jitter(jitter: Any) -> None:
+    """Points before the box, or beyond it, would be samples; on a device nothing is looked at, which would wait."""
+    if is_device_array(jitter):
+        return
+    wrong = np.flatnonzero(~((jitter >= 0) & (jitter < 1)))
+    if len(wrong):
+        raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: parts of a step are from 0 to below 1")
 
 
 def _from_kernel(arrays: dict[str, Any]) -> RaySamples:

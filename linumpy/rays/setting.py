@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.rays.arrays import whole_number
+
 #: Voxels of a mip along an axis.
 GRID_SIZE = 128
 #: The bits of an index of a voxel, three apart: its part of the Morton code.
@@ -83,8 +85,7 @@ def make_setting(
         raise ValueError(f"min_step={shortest:g}, max_step={longest:g}: 0 < min_step <= max_step is needed")
     if cone_angle != 0 and not 2**-14 <= cone_angle <= 1:
         raise ValueError(f"cone_angle={cone_angle}: 0 for equal steps, else between {2**-14} and 1")
-    if not 1 <= max_steps <= MOST_STEPS:
-        raise ValueError(f"max_steps={max_steps}: between 1 and {MOST_STEPS}")
+    max_steps = whole_number(max_steps, "max_steps", 1, MOST_STEPS)
     if not 0 <= near < math.inf:
         raise ValueError(f"near={near}: a finite distance of 0 or more")
     points = float(np.linalg.norm(high - low)) / shortest
@@ -100,7 +101,7 @@ def make_setting(
         voxels_per_unit=np.float32(scale),
         near=np.float32(near),
         dt_scale=np.float32(1 / (high - low).max()),
-        max_steps=int(max_steps),
+        max_steps=max_steps,
         grows=bool(cone_angle != 0 and longest > shortest),
         steps=_steps(shortest, longest, cone_angle, scale),
     )

@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 
 from linumpy.device import kvikio_mode, require_cuda, resolve
-from linumpy.gpu.read.kvikio_settings import transfer_settings
+from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.source import Source, local_store, open_source
 from linumpy.io.volume import Volume, as_volume

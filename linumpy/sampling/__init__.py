@@ -52,9 +52,9 @@ def create_sampler(
         0 to 2^64 - 1; the same seed gives the same coordinates on every device, whatever the sizes of batches. By
         default a new one.
     order : {"iid", "binned", "stratified", "sobol"}
-        ``"iid"``: independent samples. ``"binned"``: those too, in the order of boxes of the volume, so that memory is
-        read once: the samples of a call together are independent and uniform. ``"stratified"``: of each `strata`³
-        samples in a row one in each box of a grid. ``"sobol"``: Sobol's sequence, shifted by the seed.
+        ``"iid"``: independent samples. ``"binned"``: sorted by boxes of the volume, so that memory is read once; as a
+        set, the samples of a call are independent and uniform. ``"stratified"``: every block of `strata`³ consecutive
+        samples has one in each box of a grid. ``"sobol"``: Sobol's sequence, shifted by the seed.
     spline_order : {0, 1, 3}
         Nearest voxel, linear, or cubic (SciPy's, mode ``"mirror"``).
     interpolation : {"exact"}
@@ -62,9 +62,11 @@ def create_sampler(
     labels : bool
         Voxels are labels: values are int32, of the nearest voxel.
     mask : ndarray, optional
-        Shape (Z, Y, X), of any size: samples are uniform in its voxels that are not 0.
+        Shape (Z, Y, X), of any size: samples are uniform in its voxels that are not 0. In order ``"iid"`` or
+        ``"binned"``.
     importance : ndarray or "gradient", optional
-        A density (Z, Y, X) of any size that samples follow; or that of steepness, which is measured.
+        A density (Z, Y, X) of any size that samples follow; or the magnitude of the volume's gradient, which is
+        measured on a coarse grid. In order ``"iid"`` or ``"binned"``.
     strata : int
         A power of two.
     window : int, optional

@@ -19,6 +19,8 @@ from linumpy.device import require_cuda
 
 #: Largest number of samples of a call.
 MOST_SAMPLES = 2**33
+#: Devices of DLPack whose memory NumPy reads: kDLCPU and kDLCUDAHost.
+_HOST_MEMORY = (1, 3)
 
 
 def checked_count(count: Any) -> int:
@@ -28,6 +30,25 @@ def checked_count(count: Any) -> int:
     if not 0 <= int(count) <= MOST_SAMPLES:
         raise ValueError(f"count is {count}; it must lie in 0 to {MOST_SAMPLES}")
     return int(count)
+
+
+def whole(name: str, given: Any, low: int, high: int, what: str) -> int:
+    """Take an integer argument.
+
+    Parameters
+    ----------
+    name, what : str
+        What the argument is called and what it counts, for errors.
+    given : int
+        Its value; a float or a string is refused, and not rounded.
+    low, high : int
+        The smallest and the largest value.
+    """
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
+        raise TypeError(f"{name}={given!r}: give an integer, the {what}")
+    if not low <= int(given) <= high:
+        raise ValueError(f"{name}={given}: give the {what}, from {low} to {high}")
+    return int(given)
 
 
 def is_torch(given: Any) -> bool:
@@ -92,7 +113,7 @@ def dtype_name(given: Any, default: str) -> str:
 
 def _imported(given: Any, name: str, device: int | None) -> Any:
     if isinstance(given, np.ndarray):
-        return given
+        return given.view(np.ndarray)  # numpy.matrix and others behave differently when they are indexed
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(given, cupy.ndarray):
         return given
@@ -100,8 +121,10 @@ def _imported(given: Any, name: str, device: int | None) -> Any:
         return _of_torch(given, name)
     if not hasattr(given, "__dlpack__"):
         raise TypeError(f"{name} is a {type(given).__name__}; give a pointer, or a NumPy, CuPy, torch or DLPack array")
-    if device is None or given.__dlpack_device__()[0] == 1:  # kDLCPU
+    if given.__dlpack_device__()[0] in _HOST_MEMORY:
         return np.from_dlpack(given)
+    if device is None:
+        raise ValueError(f"{name} lies in the memory of a device; this sampler works in host memory")
     return require_cuda().from_dlpack(given)
 
 
@@ -122,15 +145,17 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return _empty(shape, dtype, device)
-    if pointer <= 0 or pointer % dtype.itemsize:
-        raise ValueError(f"{name} is the pointer {pointer:#x}; it must be the address of {dtype} elements")
+    if pointer <= 0 or pointer % dtype.itemsize or pointer + nbytes > 2**64:
+        raise ValueError(
+            f"{name} is the pointer {pointer:#x}; it must be the address of {nbytes} bytes of {dtype} elements"
+        )
     if device is None:
         memory: Any = (ctypes.c_byte * nbytes).from_address(pointer)
         return np.frombuffer(memory, dtype).reshape(shape)
     found = _device_of_pointer(pointer)
     if found is None:
         raise ValueError(
-            f"{name} is the pointer {pointer:#x}, which is no memory of a device; give one of device {device}"
+            f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
         )
     if found != device:
         raise ValueError(f"{name} is a pointer into device {found}; this sampler works on device {device}")

@@ -67,12 +67,21 @@ class Boxes:
         """How often each axis is halved."""
         return self.axes.count(0), self.axes.count(1), self.axes.count(2)
 
-    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which box along each axis (z, y, x) boxes are, by their numbers."""
+    def indices(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the indices of boxes along each axis (z, y, x) from their numbers."""
         at = [np.zeros_like(numbers) for _ in range(3)]
         for level, axis in enumerate(self.axes):
             at[axis] = at[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
         return at[0], at[1], at[2]
+
+    def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
+        left = list(self.halved)
+        made = np.zeros_like(z)
+        for axis in self.axes:
+            left[axis] -= 1
+            made = made << 1 | (z, y, x)[axis] >> left[axis] & 1
+        return made
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
@@ -162,7 +171,7 @@ class Window:
     def _on_host(self, position: np.ndarray) -> np.ndarray:
         box = np.searchsorted(self.starts, position, side="right") - 1
         # Several boxes begin where one is empty: the last of them holds the sample.
-        at = self.boxes.places(box)
+        at = self.boxes.indices(box)
         words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
         second = (position & 1).astype(bool)
         fields = np.where(second, words[2], words[0]) << np.uint64(32) | np.where(second, words[3], words[1])

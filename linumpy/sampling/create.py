@@ -6,6 +6,7 @@ In: a type, a device, and what names the volume. Out: a :class:`~linumpy.samplin
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -18,6 +19,7 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.sampling import draws, regular
+from linumpy.sampling.arguments import whole
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume, check_order
@@ -27,7 +29,7 @@ from linumpy.sampling.volume import DeviceVolume
 log = logging.getLogger(__name__)
 
 _HOST = ("cpu", "openvkl")
-#: Fields of other formats: module of this package, and the function that opens one.
+#: Fields of other formats: module of linumpy.sampling.fields, and the function that opens one.
 _OPENERS = {
     "openvdb": ("vdb", "open_vdb"),
     "vtkm": ("vtk_images", "open_vtk"),
@@ -80,7 +82,7 @@ def make_sampler(
 ) -> Sampler:
     """Make a sampler; see :func:`linumpy.sampling.create_sampler`."""
     if interpolation != "exact":
-        raise ValueError(f"interpolation={interpolation!r}: only 'exact', with float32 weights, is there")
+        raise ValueError(f"interpolation={interpolation!r}: give 'exact', which has float32 weights")
     check_order(spline_order)
     if labels and spline_order not in (0, 1):
         raise ValueError(f"spline_order={spline_order} with labels: labels are those of the nearest voxel")
@@ -121,15 +123,15 @@ def _opener(kind: str, device: str) -> Callable[..., Field]:
     }
     for other in _OPENERS:
         table[other] = dict.fromkeys(("cuda", "cpu"), _other(other))
-    if kind not in table:
+    if not isinstance(kind, str) or kind not in table:
         raise ValueError(f"type={kind!r}: choose one of {', '.join(table)}")
-    if name not in table[kind]:
+    if not isinstance(name, str) or name not in table[kind]:
         raise ValueError(f"device={device!r} of type {kind!r}: choose one of {', '.join(table[kind])}")
     return table[kind][name]
 
 
 def _check_names(kind: str, opener: Callable[..., Field], source: dict[str, Any], skipped: int = 0) -> None:
-    """Say which arguments there are where one is not known or lacks."""
+    """Raise an error that lists the arguments where one is unknown or missing."""
     parameters = list(inspect.signature(opener).parameters.values())[skipped:]
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return
@@ -146,8 +148,8 @@ def _other(kind: str) -> Callable[..., Field]:
 
     def opener(how: Evaluation, **source: Any) -> Field:
         if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
-            raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} has none of them")
-        made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.{module}"), function)
+            raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} does not take them")
+        made: Callable[..., Field] = getattr(importlib.import_module(f"linumpy.sampling.fields.{module}"), function)
         _check_names(kind, made, source)
         return made(**source)
 
@@ -212,7 +214,11 @@ def _check_labels(voxels: Any, how: Evaluation, low_high: tuple[float, float] | 
 
 def _array(array: Any) -> Any:
     """Take an array of any package as NumPy's or CuPy's."""
-    if isinstance(array, np.ndarray) or is_device_array(array):
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
+    if isinstance(array, np.ndarray):
+        return array.view(np.ndarray)
+    if is_device_array(array):
         return array
     if hasattr(array, "__dlpack__"):
         if array.__dlpack_device__()[0] == 1:  # kDLCPU
@@ -244,11 +250,16 @@ def _regular_on_host(
     return on_host(voxels, regular.check_range(range), how)
 
 
-def on_host(voxels: np.ndarray, low_high: tuple[float, float] | None, how: Evaluation) -> HostVolume:
+def on_host(
+    voxels: np.ndarray,
+    low_high: tuple[float, float] | None,
+    how: Evaluation,
+    check: Callable[[], None] | None = None,
+) -> HostVolume:
     """Sample voxels (C, Z, Y, X) where they are."""
     _check_host(how)
     _check_labels(voxels, how, low_high)
-    return HostVolume(voxels, spline_order=how.spline_order, low_high=low_high, labels=how.labels)
+    return HostVolume(voxels, spline_order=how.spline_order, low_high=low_high, labels=how.labels, check=check)
 
 
 def _check_host(how: Evaluation) -> None:
@@ -262,7 +273,9 @@ def _file_and_range(
     source = _source_of(filename, None, dims, dtype, n_channels, offset, is_big_endian)
     low_high = regular.check_range(value_range)
     if low_high is None:
-        raise ValueError("range: give the lowest and the highest value, since the whole file is not looked at")
+        raise ValueError(
+            "range: give the lowest and the highest value, since this device does not read the whole file to find them"
+        )
     return source, low_high
 
 
@@ -279,7 +292,8 @@ def _mapped(
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order == 3:
         raise ValueError("spline_order=3 needs the whole volume: use device 'cpu' or 'cuda'")
-    made = on_host(source.map(), low_high, how)
+    voxels = source.map()
+    made = on_host(voxels, low_high, how, check=functools.partial(source.check_mapped, voxels))
     _tell(source, low_high, "mapped into memory")
     return made
 
@@ -296,18 +310,18 @@ def _in_slabs(
     num_blocks: int | None = None,
     num_concurrent_blocks: int | None = None,
 ) -> Field:
-    from linumpy.sampling.slabs import SlabVolume
+    from linumpy.sampling.paging.slabs import SlabVolume
 
     source, low_high = _file_and_range(filename, dims, dtype, n_channels, offset, is_big_endian, range)
     if how.spline_order != 1 or how.labels:
         raise ValueError("spline_order and labels: the device 'out_of_core' interpolates linearly")
     _check_host(how)
-    slabs = _setting(num_blocks, "VNR_NUM_BLOCKS", 64)
+    slabs = _setting("num_blocks", num_blocks, "VNR_NUM_BLOCKS", 64)
     made = SlabVolume(
         source,
         low_high,
         slabs=slabs,
-        replaced=_setting(num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
+        replaced=_setting("num_concurrent_blocks", num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)),
         key=key_of(how.seed),
     )
     plan = made.plan
@@ -320,11 +334,11 @@ def _in_slabs(
     return made
 
 
-def _setting(given: int | None, variable: str, default: int) -> int:
+def _setting(argument: str, given: int | None, variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
-    if given is None and text and not text.isdigit():
+    if given is None and text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
-    return int(text or default) if given is None else int(given)
+    return int(text or default) if given is None else whole(argument, given, 1, 2**31, "number of slabs")
 
 
 def _tell(source: regular.RawFile, low_high: tuple[float, float], cache: str) -> None:
@@ -342,7 +356,7 @@ def _zarr_on_device(
     time: int | None = None,
     range: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     volumes, low_high = (
         zarr_volumes.open_channels(source, level, channel_axis, channel, time),
@@ -360,7 +374,7 @@ def _zarr_on_host(
     time: int | None = None,
     range: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     volumes = zarr_volumes.open_channels(source, level, channel_axis, channel, time)
     return on_host(zarr_volumes.read_channels(volumes), regular.check_range(range), how)
@@ -378,7 +392,7 @@ def _zarr_pages(
     ahead: int | None = None,
     reader: Any = None,
 ) -> Field:
-    from linumpy.sampling import zarr_volumes
+    from linumpy.sampling.paging import zarr_volumes
 
     if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
         raise ValueError(

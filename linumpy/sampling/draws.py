@@ -13,24 +13,25 @@ import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.sampling.arguments import whole
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
 #: The structure of draw.cu.
-_DRAW = np.dtype(
+DRAW_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("cells", "u8"), ("key", "u4", 2)],
         *[("use", "i4"), ("strata_bits", "i4"), ("grid", "i4", 3)],
     ],
     align=True,
 )
-assert _DRAW.itemsize == 56
+assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
-#: Points along each axis where ``importance="gradient"`` looks at the field.
+#: Points along each axis at which ``importance="gradient"`` evaluates the field.
 _GRADIENT_POINTS = 96
 
 
@@ -65,15 +66,15 @@ class Draw:
 
 
 def stratified(strata: int) -> Draw:
-    """Each `strata`³ samples in a row have one in each box of a grid, in random order.
+    """Every block of `strata`³ consecutive samples has one in each box of a grid, in random order.
 
     Raises
     ------
     ValueError
         A number of strata along an axis that is not a power of two from 2 to 1024.
     """
-    bits = int(strata).bit_length() - 1
-    if strata != 2**bits or not 1 <= bits <= _MOST_SIDE_BITS:
+    bits = whole("strata", strata, 2, 2**_MOST_SIDE_BITS, "boxes along each axis").bit_length() - 1
+    if strata != 2**bits:
         raise ValueError(
             f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis"
         )
@@ -111,6 +112,8 @@ def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> 
         raise ValueError("mask and importance: give one of them, such as importance=density * mask")
     if mask is not None:
         made = np.asarray(mask.get() if is_device_array(mask) else mask)
+        if made.dtype.kind == "f" and np.isnan(made).any():
+            raise ValueError("mask holds NaN, which is neither inside nor outside: give 0 or another number")
         return weighted(made != 0)
     if importance is None:
         return None
@@ -122,9 +125,9 @@ def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> 
 
 
 def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Look at a field on a grid of points; returns how steep it is in each cell of a coarser one, (Z, Y, X).
+    """Evaluate a field on a grid of points; returns the mean magnitude of its gradient in each cell of a coarser grid.
 
-    A tenth of the mean is added everywhere, so that no part is left out.
+    The shape is (Z, Y, X). A tenth of the mean is added everywhere, so that every cell is sampled.
     """
     axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
     z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
@@ -173,7 +176,7 @@ def launch(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
     if not len(coords):
         return
     cells = how.ids if how.ids is not None else how.cumulative
-    args = np.zeros((), _DRAW)
+    args = np.zeros((), DRAW_RECORD)
     args["first"], args["count"], args["key"], args["use"] = first, len(coords), key, how.use
     args["cells"], args["strata_bits"], args["grid"] = 0 if cells is None else cells.size, how.strata_bits, how.grid
     tables = (_NOTHING if table is None else table for table in (how.ids, how.cumulative))
@@ -204,8 +207,8 @@ def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.n
 
 
 def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
-    place, turn = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
-    stratum = shuffled(place, numbers(turn, Use.STRATA, key), 3 * b)
+    within, block = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
+    stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
     side = np.uint64((1 << b) - 1)
     return [
         one >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
@@ -227,5 +230,15 @@ def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
     words = numbers(index, Use.WEIGHTED, key)
     coords = np.empty((index.size, 3), np.float32)
     for axis, word in enumerate(words[:3]):
-        coords[:, axis] = (at[2 - axis] + (word + 0.5) * 2.0**-32) / how.grid[2 - axis]
+        coords[:, axis] = in_cell(at[2 - axis], word, how.grid[2 - axis])
     return coords
+
+
+def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
+    """Return float32 coordinates in cells, of which there are so many along the axis, by words of the generator.
+
+    float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
+    the number below.
+    """
+    made = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
+    return np.where(made.astype(np.float64) * cells >= cell + 1.0, np.nextafter(made, np.float32(0)), made)

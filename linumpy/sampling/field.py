@@ -1,4 +1,4 @@
-"""What a sampler needs of a volume, whatever it is stored as.
+"""The interface between a sampler and a volume of any format.
 
 In: coordinates in the unit cube. Out: values there. The sampler draws the coordinates, checks arrays and counts, and
 calls :meth:`Field.decode`.

@@ -35,6 +35,8 @@ class Use(enum.IntEnum):
     CELL = 5
     SPLIT = 6
     BINNED = 7
+    BINNED_CELL = 8
+    BINNED_POINT = 9
 
 
 #: The bits of the third word below the use number nodes of a tree of counts.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import array_module
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, plan_boxes
 from linumpy.sampling.threads import in_threads
 
@@ -28,42 +29,55 @@ def normalisation(low: float, high: float) -> tuple[float, float]:
     return low, 1 / (high - low) if high > low else 0.0
 
 
-def normalised(values: np.ndarray, low_high: tuple[float, float] | None) -> np.ndarray:
-    """Return voxels as float32, by `low_high` brought into 0 to 1."""
+def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
+    """Return voxels, NumPy or CuPy, as float32, by `low_high` brought into 0 to 1; NaN stays NaN."""
     if low_high is None:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
+    # Cut first: infinity times the 0 of a range of no width would be NaN.
     moved = values.astype(np.float64)
+    moved.clip(*low_high, out=moved)
     moved -= low
     moved *= scale
-    return np.clip(moved, 0, 1, out=moved).astype(np.float32)
+    return moved.astype(np.float32)
 
 
-Place = tuple[np.ndarray, np.ndarray]
+def range_of(voxels: Any) -> tuple[float, float]:
+    """Return the smallest and the largest voxel, NumPy or CuPy; of those that are NaN only where all are."""
+    low, high = float(voxels.min()), float(voxels.max())
+    if low == low:
+        return low, high
+    if isinstance(voxels, np.ndarray):
+        return float(np.fmin.reduce(voxels, axis=None)), float(np.fmax.reduce(voxels, axis=None))
+    xp = array_module(voxels)
+    return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
 
 
-def along(u: np.ndarray, size: int) -> Place:
-    """Return the voxel before points along an axis, and the fraction of the way to the next one, as float32.
+Position = tuple[np.ndarray, np.ndarray]
 
-    Points before the first centre or behind the last take the voxel at the border; those that are no number have no
-    fraction. The voxel before is at most the last but one, so that the next one is there, unless there is only one.
+
+def along(u: np.ndarray, size: int) -> Position:
+    """Return the voxel before points along an axis, and the fraction of the distance to the next one, as float32.
+
+    Points before the first centre or after the last take the voxel at the border; for points that are not finite the
+    fraction is NaN. The voxel before is at most the last but one, so that a next one exists, unless there is only one.
     """
-    place = u * np.float64(size)
-    place -= 0.5
-    np.clip(place, 0, size - 1, out=place)
+    position = u * np.float64(size)
+    position -= 0.5
+    np.clip(position, 0, size - 1, out=position)
     if not np.isfinite(u).all():
-        cell = np.clip(np.nan_to_num(np.floor(place)), 0, max(0, size - 2))
-        return cell.astype(np.intp), np.where(np.isfinite(u), place - cell, np.nan).astype(np.float32)
-    cell = place.astype(np.intp)
+        cell = np.clip(np.nan_to_num(np.floor(position)), 0, max(0, size - 2))
+        return cell.astype(np.intp), np.where(np.isfinite(u), position - cell, np.nan).astype(np.float32)
+    cell = position.astype(np.intp)
     np.minimum(cell, max(0, size - 2), out=cell)
-    place -= cell
-    return cell, place.astype(np.float32)
+    position -= cell
+    return cell, position.astype(np.float32)
 
 
 def slope_along(u: np.ndarray, size: int) -> np.ndarray:
     """Return voxels for each unit of the cube between the first centre and the last, and 0 elsewhere."""
-    place = u * np.float64(size) - 0.5
-    return np.where((place > 0) & (place < size - 1), np.float32(size), u - u)
+    position = u * np.float64(size) - 0.5
+    return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
 
 
 class HostVolume:
@@ -78,9 +92,11 @@ class HostVolume:
     low_high : (float, float), optional
         Voxels become (v - low) / (high - low), cut to 0 to 1.
     value_range : (float, float), optional
-        Of what is decoded; by default it is searched for.
+        Of what is decoded; by default that of the voxels.
     labels : bool
         Values are int32, of the nearest voxel.
+    check : callable, optional
+        Called before voxels are read; raises where they cannot be.
     """
 
     def __init__(
@@ -91,13 +107,15 @@ class HostVolume:
         low_high: tuple[float, float] | None = None,
         value_range: tuple[float, float] | None = None,
         labels: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> None:
         check_order(spline_order)
+        self._check = check
         self._order, self._labels, self._low_high = spline_order, labels, low_high
         self.n_channels = voxels.shape[0]
         self.dims = (voxels.shape[1], voxels.shape[2], voxels.shape[3])
         if value_range is None:
-            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+            value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
@@ -127,6 +145,8 @@ class HostVolume:
         gradient : ndarray, optional
             Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
         """
+        if self._check is not None:
+            self._check()
 
         def part(begin: int, end: int) -> None:
             self._part(coords[begin:end], out[:, begin:end], None if gradient is None else gradient[..., begin:end])
@@ -137,10 +157,10 @@ class HostVolume:
         if self._order == 0:
             self._nearest(coords, out)
             return
-        places = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
+        positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.dims)]
         evaluate = self._linear if self._order == 1 else self._cubic
         for channel in range(self.n_channels):
-            value, slopes = evaluate(channel, places, gradient is not None)
+            value, slopes = evaluate(channel, positions, gradient is not None)
             out[channel] = value
             if gradient is not None:
                 for axis, (slope, size) in enumerate(zip(slopes, self.dims, strict=True)):
@@ -163,8 +183,8 @@ class HostVolume:
             else:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
 
-    def _linear(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        return linear(lambda index, offset: self._corner(channel, index, offset), places, self.dims, slopes)
+    def _linear(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        return linear(lambda index, offset: self._corner(channel, index, offset), positions, self.dims, slopes)
 
     def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
         values = self._take(channel, index, offset)
@@ -178,9 +198,9 @@ class HostVolume:
             out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
         return made
 
-    def _cubic(self, channel: int, places: list[Place], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(places, self.dims, strict=True)]
-        value, made = np.zeros(len(places[0][0])), [np.zeros(len(places[0][0])) for _ in range(3)]
+    def _cubic(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(positions, self.dims, strict=True)]
+        value, made = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
         for z, wz, sz in taps[0]:
             for y, wy, sy in taps[1]:
                 for x, wx, sx in taps[2]:
@@ -195,7 +215,7 @@ class HostVolume:
 
 def linear(
     take: Callable[[np.ndarray, int], np.ndarray],
-    places: list[Place],
+    positions: list[Position],
     dims: tuple[int, int, int],
     slopes: bool = False,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -205,14 +225,14 @@ def linear(
     ----------
     take : callable
         Voxels by their numbers in a box of `dims` voxels, counted from an offset on, as float32.
-    places : list
+    positions : list
         For each axis the voxels in the box, and fractions, of :func:`along`.
     dims : tuple of int
         Voxels of the box along z, y and x.
     slopes : bool
         Give derivatives along z, y and x for each voxel, too.
     """
-    (z, f), (y, g), (x, h) = places
+    (z, f), (y, g), (x, h) = positions
     index = (z * dims[1] + y) * dims[2] + x
     below, right = dims[2] * (dims[1] > 1), int(dims[2] > 1)
     behind = dims[1] * dims[2] * (dims[0] > 1)
@@ -241,8 +261,8 @@ def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, 
     weights = (s**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * s**2 + 3 * s**3) / 6, t**3 / 6)
     slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)
     period = max(1, 2 * size - 2)
-    places = (np.abs(cell + k) % period for k in range(-1, 3))
+    positions = (np.abs(cell + k) % period for k in range(-1, 3))
     return [
         (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
-        for p, w, d in zip(places, weights, slopes, strict=True)
+        for p, w, d in zip(positions, weights, slopes, strict=True)
     ]

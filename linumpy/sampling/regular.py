@@ -6,6 +6,7 @@ Errors: ``ValueError`` for what does not fit together, :class:`OSError` for the 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.sampling.arguments import whole
 from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
 
@@ -20,6 +22,8 @@ from linumpy.sampling.volume import KEPT
 _NAMES = {"float": "f4", "double": "f8", "half": "f2"}
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
 _LONGEST = 2**24
+#: Of a range: float32 holds such values, their difference and one over it.
+_LARGEST = 1e36
 #: Bytes that are converted on their way to a device at a time.
 _PART_NBYTES = 64 * 2**20
 
@@ -63,12 +67,22 @@ class RawFile:
         """Read the voxels into host memory."""
         self.check_size(os.path.getsize(self.filename))
         flat = np.fromfile(self.filename, self.dtype, math.prod(self.shape), offset=self.offset)
+        if flat.nbytes != self.nbytes:
+            problem = f"{flat.nbytes} bytes of voxels could be read instead of {self.nbytes}"
+            raise OSError(errno.EIO, problem, self.filename)
         return flat.reshape(self.shape)
 
-    def map(self) -> np.ndarray:
+    def map(self) -> np.memmap:
         """Map the voxels into memory, read-only."""
         self.check_size(os.path.getsize(self.filename))
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
+
+    def check_mapped(self, voxels: np.memmap) -> None:
+        """Refuse to go on with a mapped file that was shortened: reading beyond its end would end the process."""
+        size = voxels._mmap.size()  # type: ignore[attr-defined]  # of the file that is mapped, as it is now
+        if size < self.offset + self.nbytes:
+            problem = f"{self.offset + self.nbytes} bytes were mapped, and the file has {size} now"
+            raise OSError(errno.EIO, problem, self.filename)
 
 
 def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
@@ -82,7 +96,7 @@ def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
     try:
         made = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
-        raise ValueError(f"dtype={dtype!r} is no dtype") from error
+        raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
     if made.str[1:] not in _KINDS:
         raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
     return made.newbyteorder(">") if is_big_endian else made
@@ -93,21 +107,19 @@ def open_raw(
 ) -> RawFile:
     """Describe a file; see :func:`linumpy.sampling.create_sampler` for the parameters."""
     x, y, z = checked_dims(dims)
-    if isinstance(n_channels, bool) or int(n_channels) != n_channels or n_channels < 1:
-        raise ValueError(f"n_channels={n_channels!r}: give the number of volumes in the file, 1 or more")
-    if offset < 0:
-        raise ValueError(f"offset={offset}: give the bytes before the first voxel")
-    return RawFile(os.fspath(filename), (int(n_channels), z, y, x), raw_dtype(dtype, is_big_endian), int(offset))
+    channels = whole("n_channels", n_channels, 1, 2**31, "number of volumes in the file")
+    begin = whole("offset", offset, 0, 2**62, "bytes before the first voxel")
+    return RawFile(os.fspath(filename), (channels, z, y, x), raw_dtype(dtype, is_big_endian), begin)
 
 
 def checked_dims(dims: Any) -> tuple[int, int, int]:
     """Take voxels along x, y and z."""
     try:
         made = tuple(int(n) for n in dims)
-        whole = all(n == given for n, given in zip(made, dims, strict=True))
+        exact = all(n == given and not isinstance(given, bool) for n, given in zip(made, dims, strict=True))
     except (TypeError, ValueError):
-        made, whole = (), False
-    if not whole or len(made) != 3 or not all(1 <= n < _LONGEST for n in made):
+        made, exact = (), False
+    if not exact or len(made) != 3 or not all(1 <= n < _LONGEST for n in made):
         raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_LONGEST - 1}")
     return made[0], made[1], made[2]
 
@@ -137,6 +149,11 @@ def check_range(value_range: Any) -> tuple[float, float] | None:
         raise ValueError(f"range={value_range!r}: give the lowest and the highest value") from error
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"range={value_range!r}: give two finite values, the lower one first")
+    if max(abs(low), abs(high)) > _LARGEST or 0 < high - low < 1 / _LARGEST:
+        raise ValueError(
+            f"range={value_range!r}: float32 arithmetic needs values up to {_LARGEST:g}, and 0 or at least "
+            f"{1 / _LARGEST:g} between them"
+        )
     return low, high
 
 
@@ -192,13 +209,7 @@ def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: 
 def _normalised_there(voxels: Any, low_high: tuple[float, float] | None) -> Any:
     import cupy
 
-    from linumpy.sampling.host import normalisation
-
     made = cupy.empty(voxels.shape, np.float32)
     for source, out in zip(voxels, made, strict=True):
-        if low_high is None:
-            out[...] = source
-        else:
-            low, scale = normalisation(*low_high)
-            out[...] = cupy.clip((source.astype(np.float64) - low) * scale, 0, 1)
+        out[...] = normalised(source, low_high)
     return made

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.kernels import Uploaded, uploaded
-from linumpy.sampling import draws
-from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of
+from linumpy.sampling import draws, weighted
+from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
 from linumpy.sampling.boxes import window as count_samples
 from linumpy.sampling.draws import Draw
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import Use, key_of
+from linumpy.sampling.weighted import OrderedCells
 
 ORDERS = ("iid", "binned", "stratified", "sobol")
 _NARROW = ("float16", "bfloat16")
@@ -64,14 +65,15 @@ class Sampler:
         spacing: tuple[float, ...] | None = None,
     ) -> None:
         self.field, self.device, self.spacing = field, device, spacing
-        self._key, self._strata, self._weights = key_of(seed), strata, weights
+        self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
-        if window is not None and not 1 <= window <= MOST_SAMPLES:
-            raise ValueError(f"window={window}: give 1 to {MOST_SAMPLES} samples")
+        if window is not None:
+            window = whole("window", window, 1, MOST_SAMPLES, "samples that are put in order together")
         self._window_size = window or getattr(field, "window_size", None)
         self._window: Uploaded | None = None
         self._used = 0  # samples of the window that were given out
         self._next = 0  # number of the next sample of the stream
+        self._cells: Uploaded | None = None  # of the weights, in the order of boxes
         self._draws: dict[str, Draw] = {}
         self._lock = threading.Lock()
 
@@ -180,8 +182,8 @@ class Sampler:
     def _checked_order(self, order: str) -> str:
         if order not in ORDERS:
             raise ValueError(f"order={order!r}: choose one of {', '.join(ORDERS)}")
-        if self._weights is not None and order != "iid":
-            raise ValueError(f"order={order!r} with a mask or importance: points drawn by weights come in order 'iid'")
+        if self._weights is not None and order not in ("iid", "binned"):
+            raise ValueError(f"order={order!r} with mask or importance: choose 'iid' or 'binned'")
         allowed = getattr(self.field, "orders", ORDERS)
         if order not in allowed:
             raise ValueError(f"order={order!r}: this sampler has {', '.join(allowed)}")
@@ -192,7 +194,7 @@ class Sampler:
         if not len(coords):
             return
         with self._lock:
-            if order == "binned" and not hasattr(self.field, "sample_in_order"):
+            if order == "binned" and (self._weights is not None or not hasattr(self.field, "sample_in_order")):
                 self._fill_binned(coords, values)
                 return
             first, self._next = self._next, self._next + len(coords)
@@ -207,7 +209,7 @@ class Sampler:
         if order not in self._draws:
             made = self._weights
             if made is None:
-                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": draws.stratified(self._strata)}[order]
+                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
             self._draws[order] = made.moved(self._xp)
         return self._draws[order]
 
@@ -230,15 +232,29 @@ class Sampler:
 
     def _fill_part(self, made: Window, coords: Any, values: Any) -> None:
         field: Any = self.field
+        if self._weights is not None:
+            weighted.draw(made, self._ordered_cells(self._weights), self._used, coords)
+            field.decode(coords, values)
+            return
         if hasattr(field, "sample_window") and field.pays_in_boxes(made.total):
             field.sample_window(made, self._used, coords, values)
             return
         made.draw(self._used, coords)
         field.decode(coords, values)
 
+    def _ordered_cells(self, weights: Draw) -> OrderedCells:
+        if self._cells is None:
+            made = weighted.in_order(weights, self._boxes).moved(self._xp)
+            self._cells = Uploaded(made, None) if self.device is None else uploaded(made)
+        return self._cells.get()
+
+    @property
+    def _boxes(self) -> Boxes:
+        return getattr(self.field, "boxes", _ANY_BOXES)
+
     def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        made = count_samples(getattr(self.field, "boxes", _ANY_BOXES), self._key, first, size, self._xp)
+        made = count_samples(self._boxes, self._key, first, size, self._xp)
         return Uploaded(made, None) if self.device is None else uploaded(made)
 
 
@@ -273,7 +289,7 @@ class _Values:
 
     def _narrow(self) -> Any:
         if is_torch(self.given):
-            # bfloat16 is no dtype of NumPy: only where it lies and its shape are checked, by its bits.
+            # NumPy has no bfloat16, so memory and shape are checked of a view as int16.
             import torch
 
             bits = self.given.detach().view(torch.int16)

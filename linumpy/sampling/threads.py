@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
-#: Samples that a thread takes at a time. Each operation of NumPy on them takes much longer than handing over Python's
-#: lock does; with fewer, threads wait for each other.
+#: Samples that a thread evaluates at a time: enough that each operation of NumPy takes much longer than acquiring
+#: Python's global interpreter lock, for which threads with smaller batches wait.
 BATCH = 2**16
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
@@ -32,12 +32,26 @@ def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH)
     runs = min(threads() * 4, math.ceil(count / batch))
     each = math.ceil(count / runs)
 
-    def run(start: int) -> None:
-        for begin in range(start, min(start + each, count), batch):
-            part(begin, min(begin + batch, start + each, count))
+    def run(start: int, stop: int) -> None:
+        for begin in range(start, stop, batch):
+            part(begin, min(begin + batch, stop))
 
-    for done in [pool.submit(run, start) for start in range(0, count, each)]:
-        done.result()
+    run_parts(pool, run, [(start, min(start + each, count)) for start in range(0, count, each)])
+
+
+def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
+    """Call ``part(begin, end)`` for ranges in the threads of a pool; the first exception is raised.
+
+    No call is under way any more when this ends, in whatever way: the caller may free the memory that they write to.
+    """
+    running = [pool.submit(part, begin, end) for begin, end in ranges]
+    try:
+        for one in running:
+            one.result()
+    finally:
+        for one in running:
+            one.cancel()
+        wait(running)
 
 
 def _executor() -> ThreadPoolExecutor:

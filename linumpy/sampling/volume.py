@@ -17,7 +17,7 @@ from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
-from linumpy.sampling.host import check_order, normalisation
+from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 
 #: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
@@ -95,7 +95,7 @@ class DeviceVolume:
     low_high : (float, float), optional
         Voxels become (v - low) / (high - low), cut to 0 to 1.
     value_range : (float, float), optional
-        Of what is decoded; by default it is searched for.
+        Of what is decoded; by default that of the voxels.
     labels : bool
         Values are int32, of the nearest voxel.
     shape : Shape
@@ -120,13 +120,13 @@ class DeviceVolume:
         z, y, x = (int(n) for n in voxels.shape[1:])
         self.dims = (z, y, x)
         if value_range is None:
-            value_range = (0.0, 1.0) if low_high else (float(voxels.min()), float(voxels.max()))
+            value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
         self._low_high = low_high
         self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._chosen(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
-        self._places: Uploaded | None = None
+        self._box_indices: Uploaded | None = None
 
     @property
     def values_dtype(self) -> np.dtype:
@@ -172,9 +172,9 @@ class DeviceVolume:
         """Make the samples from `begin` on of a window in the order of its boxes, which are :attr:`boxes`."""
         if not len(coords):
             return
-        if self._places is None:
-            made = self._xp.asarray(_places(window.boxes))
-            self._places = uploaded(made) if is_device_array(made) else Uploaded(made, None)
+        if self._box_indices is None:
+            made = self._xp.asarray(_box_indices(window.boxes))
+            self._box_indices = uploaded(made) if is_device_array(made) else Uploaded(made, None)
         kernel, nbytes = self._in_boxes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
@@ -183,7 +183,7 @@ class DeviceVolume:
             coords,
             out,
             window.starts,
-            self._places.get(),
+            self._box_indices.get(),
             *int32(0),
             *int64(begin),
             window.record,
@@ -211,14 +211,9 @@ class DeviceVolume:
 
         made = self._xp.empty(voxels.shape, np.float32)
         for channel, out in zip(voxels, made, strict=True):
-            out[...] = spline_filter(self._as_values(channel), order=3, output=np.float32, mode="mirror")
+            voxels_in_range = normalised(channel, self._low_high)
+            out[...] = spline_filter(voxels_in_range, order=3, output=np.float32, mode="mirror")
         return made
-
-    def _as_values(self, channel: Any) -> Any:
-        if self._low_high is None:
-            return channel.astype(np.float32)
-        low, scale = normalisation(*self._low_high)
-        return self._xp.clip((channel.astype(np.float64) - low) * scale, 0, 1).astype(np.float32)
 
     def _chosen(self, layout: str | None, limit: int | None) -> str:
         if layout is not None and layout not in LAYOUTS:
@@ -304,10 +299,10 @@ def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
     return KernelSpec(name, name, tuple(sorted(defines.items())), _PACKAGE)
 
 
-def _places(boxes: Boxes) -> np.ndarray:
+def _box_indices(boxes: Boxes) -> np.ndarray:
     """Which box along z, y and x each one is, and how often each axis is halved: as sample_boxes.cu reads it."""
     table = np.empty((boxes.count, 4), np.int32)
-    for axis, at in enumerate(boxes.places(np.arange(boxes.count, dtype=np.int32))):
+    for axis, at in enumerate(boxes.indices(np.arange(boxes.count, dtype=np.int32))):
         table[:, axis] = at
     z, y, x = boxes.halved
     table[:, 3] = z | y << 8 | x << 16

@@ -254,7 +254,7 @@ def _read(job: ReadJob) -> Any:
 
 
 def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any]:
-    """Submit jobs: those of the same array and dtype together, so that they are planned together.
+    """Submit jobs together, so that those of arrays of one geometry are planned together.
 
     Parameters
     ----------
@@ -265,22 +265,32 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any
     fallback : Fallback
         Reads what the reader does not take.
     """
-    groups: dict[tuple[int, str], list[int]] = {}
     tickets: list[Any] = [None] * len(jobs)
+    of_rank: dict[int, list[int]] = {}
     for number, job in enumerate(jobs):
         if job.info.unsupported is not None:
             tickets[number] = fallback.submit(job)
         else:
-            groups.setdefault((id(job.info), job.out.dtype.str), []).append(number)
-    for numbers in groups.values():
-        chosen = [jobs[number] for number in numbers]
-        regions = np.array([job.region for job in chosen], np.int64)
-        outs = [job.out for job in chosen]
+            of_rank.setdefault(len(job.region), []).append(number)
+    for chosen in of_rank.values():
         made: Sequence[Any]
         try:
-            made = reader.submit_many(chosen[0].info.source, regions, outs=outs, dtype=outs[0].dtype)
-        except Exception as error:
-            made = [FailedTicket(error)] * len(chosen)
-        for number, ticket in zip(numbers, made, strict=True):
+            made = _submit_together(reader, [jobs[number] for number in chosen])
+        except Exception:  # of one of them: the others are read nevertheless
+            made = [_submit_alone(reader, jobs[number]) for number in chosen]
+        for number, ticket in zip(chosen, made, strict=True):
             tickets[number] = ticket
     return tickets
+
+
+def _submit_together(reader: Any, jobs: Sequence[ReadJob]) -> list[Any]:
+    regions = np.array([job.region for job in jobs], np.int64)
+    tickets: list[Any] = reader.submit_many([job.info.source for job in jobs], regions, outs=[job.out for job in jobs])
+    return tickets
+
+
+def _submit_alone(reader: Any, job: ReadJob) -> Any:
+    try:
+        return _submit_together(reader, [job])[0]
+    except Exception as error:
+        return FailedTicket(error)

@@ -1,7 +1,7 @@
 """What a backend of voxel operations offers, and which one is chosen.
 
-In: a wish (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Backend`. A backend works where its arrays
-are: SciPy's on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
+In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Backend`. A backend computes where its arrays
+are: SciPy's on NumPy arrays, Warp's on CuPy arrays; neither copies masks between host and device.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def get_backend(kind: str | None = None) -> Backend:
     ----------
     kind : {"auto", "cuda", "cpu"}, optional
         ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` takes the first where it is
-        there, and else the second, with one log line that says why. By default the environment variable
+        available, and else the second, with one log line that gives the reason. By default the environment variable
         ``LINUMPY_DEVICE``, and without it ``"auto"``.
 
     Raises
@@ -113,15 +113,15 @@ def get_backend(kind: str | None = None) -> Backend:
     GpuUnavailableError
         ``"cuda"`` where a device, CuPy or Warp is missing; the message has the line that installs it.
     """
-    wish = requested_kind(kind)
-    if wish == "cpu":
+    requested = requested_kind(kind)
+    if requested == "cpu":
         return ScipyBackend()
     missing = why_no_cuda() or why_no_warp()
     if missing is None:
         from linumpy.voxel.warp_backend import WarpBackend
 
         return WarpBackend()
-    if wish == "cuda":
+    if requested == "cuda":
         raise GpuUnavailableError(missing)
     log.info("voxel operations run on the CPU, by SciPy: %s", missing)
     return ScipyBackend()

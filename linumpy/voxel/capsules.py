@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import to_host
 from linumpy.voxel.grid import Grid
 
 #: Columns of the table: start (x, y, z), direction (x, y, z), squared length, radius, squared radius.
@@ -35,7 +36,7 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
     numpy.ndarray of float64, shape (n, 9)
         See :data:`COLUMNS`.
     """
-    start, end = (np.atleast_2d(np.asarray(one, dtype=np.float64)) for one in (p0, p1))
+    start, end = np.atleast_2d(_numbers(p0, "p0")), np.atleast_2d(_numbers(p1, "p1"))
     for name, points in (("p0", start), ("p1", end)):
         if points.ndim != 2 or points.shape[1] != 3:
             raise ValueError(f"{name} of shape {np.shape(p0 if name == 'p0' else p1)}: (3,) or (n, 3) is needed")
@@ -44,7 +45,7 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
             raise ValueError(f"{name}: point {row} is {points[row]}, which is not finite")
     if start.shape != end.shape:
         raise ValueError(f"p0 has {len(start)} points and p1 {len(end)}: every capsule has two ends")
-    size = np.asarray(radius, dtype=np.float64)
+    size = _numbers(radius, "radius")
     if size.shape not in ((), (len(start),)):
         raise ValueError(f"radius of shape {size.shape}: one number, or one for each of {len(start)} capsules")
     if not (np.isfinite(size) & (size >= 0)).all():
@@ -72,10 +73,18 @@ def polyline_table(points: Any, radius: Any) -> np.ndarray:
     radius : float or array_like, shape (n - 1,)
         Of every part, in µm.
     """
-    line = np.asarray(points, dtype=np.float64)
+    line = _numbers(points, "points")
     if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2:
         raise ValueError(f"points of shape {line.shape}: a polyline has at least two points, (n, 3)")
     return capsule_table(line[:-1], line[1:], radius)
+
+
+def _numbers(value: Any, name: str) -> np.ndarray:
+    """Take real numbers, from a device, too: a few bytes that the host prepares."""
+    found = to_host(value)
+    if found.dtype.kind not in "iuf":
+        raise ValueError(f"{name}={value!r}: real numbers in µm are needed")
+    return found.astype(np.float64)
 
 
 def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:

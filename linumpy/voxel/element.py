@@ -112,7 +112,7 @@ def ball(radius: Any, pitch: Any) -> Element:
         Of an odd number of voxels along each axis.
     """
     steps, size = check_pitch(pitch), check_radius(radius)
-    half = [math.floor(size / step) + 1 for step in steps]
+    half = [math.floor(min(size / step, _MAX_OFFSETS)) + 1 for step in steps]  # a quotient may be infinite
     if math.prod(2 * n + 1 for n in half) > _MAX_OFFSETS:
         raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: work on coarser voxels")
     inside = squared_distances(half, steps) <= size * size

@@ -17,6 +17,12 @@ import numpy as np
 #: A position, or a size, in µm.
 XYZ = tuple[float, float, float]
 
+#: Voxels of a volume along an axis, at most: kernels compute twice an index in int32.
+_MOST_VOXELS = 2**30
+
+#: Smallest and largest size of a voxel in µm: squares of distances neither vanish nor overflow.
+_LEAST_PITCH, _MOST_PITCH = 1e-50, 1e50
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -78,6 +84,9 @@ def make_grid(shape: Sequence[int], origin: Any, pitch: Any, z_offset: int = 0) 
         raise ValueError(f"shape={tuple(shape)}: a grid has three axes (Z, Y, X) with at least one voxel each")
     if isinstance(z_offset, bool) or not isinstance(z_offset, (int, np.integer)) or z_offset < 0:
         raise ValueError(f"z_offset={z_offset!r}: the index of a plane is a whole number from 0 on")
+    if max(sizes[0] + int(z_offset), *sizes[1:]) > _MOST_VOXELS:
+        offset = f" from plane {z_offset} on" if z_offset else ""
+        raise ValueError(f"shape={sizes}{offset}: a volume has at most {_MOST_VOXELS} voxels along an axis")
     return Grid((sizes[0], sizes[1], sizes[2]), xyz(origin, "origin"), check_pitch(pitch), int(z_offset))
 
 
@@ -91,9 +100,14 @@ def grid_of_box(bbox: Any, pitch: Any) -> Grid:
     except (TypeError, ValueError):
         raise ValueError(f"bbox={bbox!r}: a lower and an upper corner (x, y, z) in µm are needed") from None
     start, stop, steps = xyz(low, "bbox"), xyz(high, "bbox"), check_pitch(pitch)
-    shape = tuple(math.ceil((b - a) / step - 1e-6) for a, b, step in zip(start, stop, steps, strict=True))
-    if min(shape) < 1:
+    lengths = [(b - a) / step - 1e-6 for a, b, step in zip(start, stop, steps, strict=True)]
+    if min(lengths) <= 0:
         raise ValueError(f"bbox={bbox!r}: the upper corner must lie beyond the lower one along x, y and z")
+    if max(lengths) > _MOST_VOXELS:
+        raise ValueError(
+            f"bbox={bbox!r} is {max(lengths):.3g} voxels long, more than {_MOST_VOXELS}: is pitch={pitch} right?"
+        )
+    shape = tuple(map(math.ceil, lengths))
     return Grid((shape[2], shape[1], shape[0]), start, steps)
 
 
@@ -102,6 +116,8 @@ def check_pitch(pitch: Any) -> XYZ:
     steps = xyz((pitch,) * 3 if np.ndim(pitch) == 0 else pitch, "pitch")
     if min(steps) <= 0:
         raise ValueError(f"pitch={pitch}: the size of a voxel is more than 0 µm")
+    if not _LEAST_PITCH <= min(steps) <= max(steps) <= _MOST_PITCH:
+        raise ValueError(f"pitch={pitch}: the size of a voxel is between {_LEAST_PITCH:g} and {_MOST_PITCH:g} µm")
     return steps
 
 

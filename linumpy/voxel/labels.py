@@ -1,4 +1,4 @@
-"""What SciPy and CuPy both have, called the same way: holes by labels, distances.
+"""Operations that SciPy and CuPy offer with the same signatures: holes by labels, distances.
 
 In: a bool array and the ``ndimage`` module that takes it. Out: an array beside it.
 """

@@ -5,9 +5,10 @@ as 64-bit arithmetic allows (2^-20 of a voxel where a mesh is up to 1024 voxels 
 triangle crosses is then decided exactly; a centre on an edge belongs to one of its sides, as if it lay a little further
 along both axes of the plane, along the second by far less. So closed meshes have no gaps, and all backends agree.
 
-A mesh whose triangles face one way (each edge is passed once in either direction) is solid where its winding number is
-not 0; one that is closed otherwise, where a line crosses it an odd number of times. Any other is a shell: the voxels in
-which a line through voxel centres, along any axis, crosses it. No path of face neighbours passes through a shell.
+A mesh whose triangles are oriented alike (each edge is passed once in either direction) is solid where its winding
+number is not 0; one that is closed otherwise, where a line crosses it an odd number of times. Any other is a shell: the
+voxels in which a line through voxel centres, along any axis, crosses it. No path of face neighbours passes through a
+shell.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.device import is_device_array
 from linumpy.voxel.grid import Grid
 
 #: Columns that are looked at together on the host.
@@ -66,19 +68,24 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
 
     Raises
     ------
+    TypeError
+        Arrays on a device for a backend on the host.
     ValueError
         Shapes that do not fit, an index without a vertex, a vertex that is not finite, a mesh that is more than
         4 million voxels wide.
     """
+    for name, array in (("vertices", vertices), ("triangles", triangles)):
+        if xp is np and is_device_array(array):
+            raise TypeError(f"{name} on the device, and the backend works on the host: take get_backend('cuda')")
     points, faces = xp.asarray(vertices), xp.asarray(triangles)
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "iuf":
         raise ValueError(f"vertices of shape {points.shape}, {points.dtype}: (n, 3) real numbers in µm are needed")
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
         raise ValueError(f"triangles of shape {faces.shape}, {faces.dtype}: (m, 3) indices of vertices are needed")
-    faces = faces.astype(np.int64)
     first, last = int(faces.min()), int(faces.max())
     if first < 0 or last >= len(points):
         raise ValueError(f"triangles: vertex {first if first < 0 else last} is named, but there are {len(points)}")
+    faces = faces.astype(np.int64)
     places = (points.astype(np.float64) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
     low, high = places.min(axis=0), places.max(axis=0)
     size, far = float((high - low).max()), float(xp.maximum(xp.abs(low), xp.abs(high)).max())
@@ -95,7 +102,7 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
 
 
 def _kind(xp: Any, whole: Any, faces: Any) -> str:
-    """Say how closed a mesh is; vertices at the same place count as one, as a file of loose triangles has them."""
+    """Say how closed a mesh is; vertices of equal coordinates count as one, as a file of loose triangles has them."""
     kind = _kind_by_index(xp, faces, len(whole))
     if kind != SHELL:
         return kind

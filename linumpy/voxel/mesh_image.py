@@ -1,8 +1,8 @@
 """A mesh in a file, made to a mask on the grid of an image.
 
 In: .stl, .obj, .ply or whatever trimesh reads, and an OME-Zarr image. Out: an OME-Zarr label image of the same shape
-and spacing at the same place. Errors: ``SourceError`` for what is no mesh, ``MetadataError`` for a mesh whose unit
-nobody says.
+and spacing at the same position. Errors: ``SourceError`` for what is no mesh, ``MetadataError`` for a mesh whose unit
+neither the file nor the caller gives.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import install_line
+from linumpy.device import install_line, is_device_array
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.place import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.voxel.backend import Backend, get_backend
 from linumpy.voxel.grid import Grid, make_grid
@@ -141,7 +142,7 @@ def voxelize_onto_image(
     vertices, triangles
         The mesh, (x, y, z) µm in the coordinates of the image; see :func:`load_mesh`.
     image : Volumes
-        Gives the grid (shape, spacing, place, order of axes); its voxels are not read.
+        Gives the grid (shape, spacing, position, order of axes); its voxels are not read.
     output : str or Path
         OME-Zarr image to write, of the smallest unsigned integers that hold the label.
     label : int
@@ -162,14 +163,25 @@ def voxelize_onto_image(
     Returns
     -------
     Voxelized
-        What was written.
+        What was written. Where no voxel has the label, a warning says so.
+
+    Raises
+    ------
+    ValueError
+        A label out of range, an invalid mesh, or an `output` that would take the place of the image.
+    FileExistsError
+        There is such an output, without `overwrite`.
     """
+    check_apart([output], [image.name.removeprefix("file://")])
     backend = get_backend() if backend is None else backend
     if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not 1 <= label < 2**32:
         raise ValueError(f"label={label!r}: a whole number from 1 to 2^32 - 1 is needed")
     dtype = np.min_scalar_type(int(label))
     grid, columns = grid_of_image(image)
-    mesh = make_mesh(backend.xp, np.asarray(vertices)[:, columns], triangles, grid)
+    points = vertices if is_device_array(vertices) else np.asarray(vertices)
+    if points.ndim == 2 and points.shape[1] == 3:  # else an error follows
+        points = points[:, columns]
+    mesh = make_mesh(backend.xp, points, triangles, grid)
     if mesh.kind == SHELL:
         what = "what its shell encloses is filled" if fill_holes else "only its shell is written"
         log.warning("the mesh is not watertight: %s", what)
@@ -181,6 +193,8 @@ def voxelize_onto_image(
         for start, mask in _slabs(backend, mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes):
             voxels += int(mask.sum())
             writer.write(slice(start, start + mask.shape[0]), mask * dtype.type(label))
+    if not voxels:
+        log.warning("no voxel centre of %s lies in the mesh: are its unit and its position right?", image.name)
     nbytes = int(np.prod(grid.shape)) * dtype.itemsize
     return Voxelized(voxels, voxels * float(np.prod(grid.pitch)), mesh.kind != SHELL, nbytes)
 

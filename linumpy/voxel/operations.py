@@ -1,7 +1,7 @@
 """The operations that every backend offers, with the checks that all of them share.
 
 In: bool arrays (Z, Y, X), positions and sizes in (x, y, z) µm. Out: arrays where the backend works. SciPy's backend
-works on NumPy arrays, Warp's on CuPy arrays; neither copies between host and device unasked.
+works on NumPy arrays, Warp's on CuPy arrays; neither copies masks between host and device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array
+from linumpy.gpu.kernels import address_of
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import Grid, check_pitch, grid_of_box, make_grid
@@ -21,7 +22,7 @@ OPERATIONS = ("union", "intersect", "subtract")
 
 
 class Operations:
-    """Backends share these checks; what begins with an underscore is theirs to define.
+    """The checks that all backends share; each backend defines the methods that begin with an underscore.
 
     Every method takes bool arrays of three axes (Z, Y, X) that are where the backend works, and returns new ones there,
     unless it says otherwise.
@@ -44,7 +45,7 @@ class Operations:
     def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
 
-        `out` may be one of them; without it, a new array is returned.
+        `out` may be one of them, or share memory with them; without it, a new array is returned.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
@@ -52,7 +53,13 @@ class Operations:
             self._check(name, mask)
             if mask.shape != a.shape:
                 raise ValueError(f"{name} has shape {mask.shape}, but a has {a.shape}")
-        return self._boolean(operation, a, b, self.xp.empty(a.shape, bool) if out is None else out)
+        if out is None:
+            return self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
+        _check_writable("out", out)
+        if any(_overlaps_in_part(self.xp, one, out) for one in (a, b)):
+            out[...] = self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
+            return out
+        return self._boolean(operation, a, b, out)
 
     def dilate(
         self, mask: Array, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
@@ -136,6 +143,7 @@ class Operations:
             How many voxels were removed; on a device an array of rank 0, so that nothing waits for it.
         """
         self._check("mask", mask)
+        _check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
 
@@ -144,6 +152,7 @@ class Operations:
     ) -> Any:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         self._check("mask", mask)
+        _check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, polyline_table(points, radius), grid)
 
@@ -218,12 +227,15 @@ class Operations:
 
     def _check(self, name: str, mask: Any) -> None:
         on_device = self.xp is not np
-        if is_device_array(mask) != on_device or not hasattr(mask, "dtype"):
+        if not isinstance(mask, np.ndarray) and not is_device_array(mask):
+            kind = "CuPy" if on_device else "NumPy"
+            raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
+        if is_device_array(mask) != on_device:
             there = "the device" if is_device_array(mask) else "the host"
             other = "cpu" if on_device else "cuda"
             raise TypeError(
                 f"{name} is {type(mask).__name__} on {there}, and this backend is {self.name}: take "
-                f"get_backend({other!r}) or bring the array here"
+                f"get_backend({other!r}) or copy the array"
             )
         if mask.dtype != bool or mask.ndim != 3 or not mask.size:
             raise TypeError(f"{name} of shape {mask.shape}, {mask.dtype}: a bool array (Z, Y, X) with voxels is needed")
@@ -257,3 +269,19 @@ class Operations:
 
     def _surface(self, mask: Any, grid: Grid) -> tuple[Any, Any]:
         raise NotImplementedError
+
+
+def is_writable(array: Any) -> bool:
+    """Say whether voxels can be changed in place, each by itself: not in read-only memory nor in a broadcast view."""
+    shared = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
+    return not shared and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
+
+
+def _overlaps_in_part(xp: Any, one: Any, out: Any) -> bool:
+    same = address_of(one) == address_of(out) and one.strides == out.strides
+    return not same and bool(xp.may_share_memory(one, out))
+
+
+def _check_writable(name: str, mask: Any) -> None:
+    if not is_writable(mask):
+        raise ValueError(f"{name} is read-only or a broadcast view, and it is changed in place: give a copy of it")

@@ -13,6 +13,7 @@ import zarr
 from linumpy.device import is_device_array, to_host
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host, write_from_host
+from linumpy.voxel.operations import is_writable
 
 
 class Planes:
@@ -53,11 +54,16 @@ class Planes:
         return int((self._array.shards or self._array.chunks)[0]) if self._stored else 1
 
     @property
+    def writes_in_parts(self) -> bool:
+        """Whether a write that fails may have stored some of its planes."""
+        return self._stored
+
+    @property
     def writable(self) -> bool:
         """Whether :meth:`write` works."""
         if self._stored:
             return not self._array.array.read_only
-        return is_device_array(self._array) or bool(self._array.flags.writeable)
+        return is_writable(self._array)
 
     def shares(self, other: Planes) -> bool:
         """Say whether writing to one may change the other."""
@@ -99,9 +105,9 @@ class Planes:
 
 
 class NoPlanes:
-    """A volume of zeros that is nowhere yet."""
+    """A volume of zeros that is not stored."""
 
-    step, writable = 1, False
+    step, writable, writes_in_parts = 1, False, False
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, xp: Any) -> None:
         self.shape, self.dtype, self._xp = shape, dtype, xp
@@ -111,14 +117,14 @@ class NoPlanes:
         return self._xp.zeros((stop - start, *self.shape[1:]), self.dtype)
 
     def write(self, start: int, planes: Any) -> None:
-        """There is nothing to write to."""
+        """Not possible: the volume is not stored."""
         raise NotImplementedError
 
 
 class WriterPlanes:
     """The planes of an image that an ``OmeZarrWriter`` writes."""
 
-    writable = True
+    writable, writes_in_parts = True, True
 
     def __init__(self, writer: Any, shape: tuple[int, ...] | None) -> None:
         self._writer = writer

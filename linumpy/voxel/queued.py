@@ -1,6 +1,6 @@
-"""Operations that wait in a session, each of which knows how to carry itself out on a slab.
+"""The operations that a session has queued; each can be applied to a slab.
 
-In: what was asked for, checked. Out: records with the planes and the memory that they need, and :meth:`apply`.
+In: checked parameters. Out: records with the planes and the memory that they need, and :meth:`apply`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import is_device_array, to_host
 from linumpy.errors import VoxelSessionError
 from linumpy.voxel.backend import Backend, backend_of, get_backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
@@ -113,8 +113,9 @@ class VoxelSession:
 
     Notes
     -----
-    At the end of a ``with`` block without error what is queued is flushed. Operations are checked when they are queued.
-    An error while flushing leaves the volume as it was if it comes in the first slab; otherwise
+    At the end of a ``with`` block without error what is queued is flushed; then `out` holds the array with its
+    changes, also where there are none. Operations are checked when they are queued.
+    An error while flushing leaves the volume as it was if it comes before the first slab is written; otherwise
     :class:`~linumpy.errors.VoxelSessionError` names the planes that are done. Another :meth:`flush` goes on from there.
 
     Only the array itself is changed: coarser resolutions of an OME-Zarr image are made by `out`.
@@ -208,7 +209,7 @@ class VoxelSession:
 
     def subtract_swept_polyline(self, points: Any, radius: Any) -> None:
         """Queue the capsules along a polyline, (n, 3) µm, to be removed."""
-        table, line = polyline_table(points, radius), np.asarray(points, dtype=np.float64)
+        table, line = polyline_table(points, radius), np.asarray(to_host(points), dtype=np.float64)
         self._subtract(table, line[:-1], line[1:], radius)
 
     def voxelize_mesh(
@@ -230,7 +231,9 @@ class VoxelSession:
         self._add(Voxelize(_check_operation(operation), mesh))
 
     def flush(self) -> Flushed:
-        """Carry out what is queued; nothing where nothing is.
+        """Carry out what is queued.
+
+        Nothing is done where nothing is queued, but that `out` receives a copy of the array by its first flush.
 
         Returns
         -------
@@ -244,7 +247,7 @@ class VoxelSession:
         Exception
             What failed before.
         """
-        if not self._queue:
+        if not self._queue and (self._in_place or self._written):
             return Flushed()
         run = self._run or _Run()
         planes, depth = self._slab_planes(), self._grid.shape[0]
@@ -256,7 +259,7 @@ class VoxelSession:
                 run = self._run = self._write(run)
         except Exception as error:
             run = self._run or _Run()
-            partly = run.pending is not None and self._target.step > 1
+            partly = run.pending is not None and self._target.writes_in_parts
             if run.start == 0 and not partly:
                 self._run = None
                 raise
@@ -277,9 +280,9 @@ class VoxelSession:
         self._add(Morphology(method, as_element(structure, radius, pitch), border_value))
 
     def _subtract(self, table: np.ndarray, p0: Any, p1: Any, radius: Any) -> None:
-        start, end = (np.array(np.atleast_2d(one), dtype=np.float64) for one in (p0, p1))
+        start, end = (np.array(np.atleast_2d(to_host(one)), dtype=np.float64) for one in (p0, p1))
         if len(table):
-            new = Subtract(start, end, np.array(np.broadcast_to(radius, len(table)), dtype=np.float64))
+            new = Subtract(start, end, np.array(np.broadcast_to(to_host(radius), len(table)), dtype=np.float64))
             last = self._queue[-1] if self._queue else None
             self._add(new if not isinstance(last, Subtract) else last.joined(new))
             if isinstance(last, Subtract):
@@ -292,7 +295,7 @@ class VoxelSession:
     def _slab_planes(self) -> int:
         """Planes of a slab, without those above and below; whole chunks, one at least."""
         size = 2 + self._source.dtype.itemsize + self._target.dtype.itemsize
-        per_voxel = size + max(one.voxel_bytes for one in self._queue)
+        per_voxel = size + max((one.voxel_bytes for one in self._queue), default=0)
         planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
         return max(1, planes // self._target.step) * self._target.step
 

@@ -238,7 +238,7 @@ def _quieten(wp: Any) -> None:
     """Keep Warp from printing a greeting, and a line for each module that it loads, on standard output."""
     if not hasattr(wp.config, "log_level"):
         wp.config.quiet = True
-    elif wp.config.log_level == wp.LOG_INFO:  # the default: nobody chose it
+    elif wp.config.log_level == wp.LOG_INFO:  # the default, so it was not chosen
         wp.config.log_level = wp.LOG_WARNING
 
 
@@ -248,8 +248,11 @@ def _marching_cubes(wp: Any) -> Any:
         raise NotImplementedError(
             f'marching_cubes needs Warp 1.9 or later, and this is {wp.config.version}: pip install "warp-lang>=1.9"'
         )
-    geometry = getattr(wp, "geometry", None)
-    return getattr(geometry, "IsoSurfaceMarchingCubes", None) or wp.MarchingCubes
+    try:
+        from warp.geometry import IsoSurfaceMarchingCubes
+    except ImportError:  # in older versions
+        return wp.MarchingCubes
+    return IsoSurfaceMarchingCubes
 
 
 def _clipped(runs: np.ndarray, nx: int) -> np.ndarray:

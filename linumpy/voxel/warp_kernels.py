@@ -202,9 +202,11 @@ def _define_kernels() -> SimpleNamespace:
         bz: wp.int32,
         by: wp.int32,
         bx: wp.int32,
+        first: wp.int32,
+        last: wp.int32,
         at: wp.vec3d,
     ):
-        for w in range(near.shape[3]):
+        for w in range(first, last):
             word = near[bz, by, bx, w]
             i = w * 32
             while word != wp.uint32(0):
@@ -227,15 +229,18 @@ def _define_kernels() -> SimpleNamespace:
     ):
         z, y, r = wp.tid()
         bz, by, bx = z // brick, y // brick, (r * run) // brick
-        touched = wp.uint32(0)
+        # words `first` to `last` hold all capsules near the brick, so its voxels need not look at the others
+        first, last = wp.int32(near.shape[3]), wp.int32(0)
         for w in range(near.shape[3]):
-            touched = touched | near[bz, by, bx, w]
-        if touched == wp.uint32(0):
+            if near[bz, by, bx, w] != wp.uint32(0):
+                first = wp.min(first, w)
+                last = w + 1
+        if last == 0:
             return
         count = wp.int32(0)
         for x in range(r * run, wp.min(r * run + run, mask.shape[2])):
             if mask[z, y, x] != wp.uint8(0):
-                if is_inside(capsules, near, bz, by, bx, centre(origin, pitch, x, y, z + z_offset)):
+                if is_inside(capsules, near, bz, by, bx, first, last, centre(origin, pitch, x, y, z + z_offset)):
                     mask[z, y, x] = wp.uint8(0)
                     count = count + 1
         if count > 0:

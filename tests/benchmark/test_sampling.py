@@ -30,11 +30,12 @@ def test_a_case_is_right_and_its_check_can_fail(name):
 
 def test_files_larger_than_memory(tmp_path):
     for case in larger_cases(Larger(tmp_path, 128, 64, 2**13), use_gpu=False):
-        (ours,) = case.entries
-        with ours.prepare() as one:
-            coords, values = one.call()
-            assert one.check((coords, values)) == ""
-            assert one.check((coords, values + np.float32(1e-4))) != ""
+        assert [entry.role for entry in case.entries] == ["ours", "peer"]
+        for entry in case.entries:
+            with entry.prepare() as one:
+                coords, values = one.call()
+                assert one.check((coords, values)) == ""
+                assert one.check((coords, values + np.float32(1e-4))) != ""
 
 
 def test_sizes():

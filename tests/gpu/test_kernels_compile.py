@@ -15,7 +15,7 @@ from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_share
 
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
+from linumpy.gpu.staging.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import KERNELS, Launch
@@ -124,7 +124,7 @@ def test_resampling_asks_nothing_of_cupyx():
     every = {file.name: file.read_text(encoding="utf-8") for file in folder.rglob("*.py")}
     assert "dispatch.py" in every
     # Pinned memory, and the filters that find a surface inside a mask.
-    others = {"staging.py", "surface_filters.py"}
+    others = {"device.py", "direct.py", "surface_filters.py"}
     assert {name for name, text in every.items() if "cupyx" in text} <= others
 
 
@@ -170,4 +170,4 @@ def test_a_broken_source_is_noticed():
     from linumpy.gpu.kernels import KernelSpec
 
     with pytest.raises(AssertionError, match="RANK"):
-        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.read.cuda"), "sm_90")
+        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.staging.cuda"), "sm_90")

@@ -15,24 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from file_batches import KINDS, Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
 
 from linumpy.io import file_reads, posix_aio
 from linumpy.io.file_reads import FileReads, Pending, ReadEngine
 from linumpy.io.plain_reads import read_files
-
-KINDS = ["POSIX", "threads that pread"]
-
-
-def nothing_at_once(monkeypatch):
-    """Let no batch be small enough for plain system calls of the caller."""
-    monkeypatch.setattr(file_reads, "SMALL_READS", 0)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request, monkeypatch):
-    if request.param == "threads that pread":
-        monkeypatch.setattr(posix_aio, "why_unavailable", lambda: "there is none")
-    return request.param
 
 
 @pytest.fixture
@@ -47,44 +34,6 @@ def engine(kind, monkeypatch):
 def small_units(monkeypatch):
     """Let a few kilobytes become many tasks."""
     monkeypatch.setattr(file_reads, "TASK_NBYTES", 1500)
-
-
-def write(folder, sizes, seed=0):
-    rng = np.random.default_rng(seed)
-    paths = []
-    for number, size in enumerate(sizes):
-        path = folder / f"ä {seed} {number}"
-        path.write_bytes(rng.bytes(size))
-        paths.append(str(path))
-    return paths
-
-
-def batch(paths, rows):
-    """Reads of rows of (file, offset, bytes) into memory of 0xA5, a gap after each."""
-    file, offset, nbytes = np.array(rows, np.int64).reshape(-1, 3).T
-    begins = np.cumsum(nbytes + 8) - nbytes - 8
-    memory = np.full(int((nbytes + 8).sum()), 0xA5, np.uint8)
-    return FileReads(paths, file, offset, nbytes, memory.ctypes.data + begins, memory), begins
-
-
-def version(path):
-    found = os.stat(path)
-    return [found.st_ino & (2**63 - 1), found.st_size, found.st_mtime_ns, found.st_mode]
-
-
-def check(reads, begins, results):
-    """Compare with os.pread and os.stat; nothing else is written."""
-    expected = np.full(len(reads.memory), 0xA5, np.uint8)
-    for row, file in enumerate(reads.file.tolist()):
-        descriptor = os.open(reads.paths[file], os.O_RDONLY)
-        piece = os.pread(descriptor, int(reads.nbytes[row]), int(reads.offset[row]))
-        os.close(descriptor)
-        expected[begins[row] : begins[row] + len(piece)] = np.frombuffer(piece, np.uint8)
-        assert results.nbytes[row] == len(piece)
-    assert (reads.memory == expected).all()
-    assert (results.opened == 0).all()
-    assert results.before.tolist() == results.after.tolist() == [version(path) for path in reads.paths]
-    assert [column.dtype for column in vars(results).values()] == [np.int64] * 4
 
 
 def read(engine, paths, rows):
@@ -306,10 +255,6 @@ def test_an_address_outside_of_the_process_is_an_error_of_its_read_alone(engine,
     assert open_files() == opened
 
 
-def open_files():
-    return sorted(os.listdir("/proc/self/fd"))
-
-
 # Limits.
 
 LIMITED = """
@@ -362,18 +307,6 @@ def test_duplicates_count_as_open_files(small_units, kind, tmp_path, monkeypatch
         for reads, begins, one in pending:
             check(reads, begins, one.wait())
         assert len(open_files()) == opened
-
-
-def fail(monkeypatch, name, code, begin, times=10**9):
-    """Let calls of a function of ``os`` fail from the one numbered `begin` on."""
-    real, calls = getattr(os, name), iter(range(10**9))
-
-    def failing(*arguments):
-        if begin <= next(calls) < begin + times:
-            raise OSError(code, os.strerror(code))
-        return real(*arguments)
-
-    monkeypatch.setattr(os, name, failing)
 
 
 @pytest.mark.parametrize("begin", [0, 1, 4])
@@ -766,10 +699,6 @@ def test_the_interpreter_ends_while_batches_are_under_way(tmp_path, kind):
         kind,
         *write(tmp_path, [10**6] * 20),
     )
-
-
-class Interrupt(BaseException):
-    pass
 
 
 def hold_back(monkeypatch, engine, event):

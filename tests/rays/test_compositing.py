@@ -111,6 +111,10 @@ def test_many_rays_are_rendered_block_by_block(monkeypatch):
         ({2: np.zeros(4, "i4")}, "base of int32"),
         ({3: np.zeros(3, "i4")}, r"n_steps of int32 \(3,\): int32 \(4,\)"),
         ({0: np.zeros((9, 8), "f4")[:, ::2]}, "C-contiguous"),
+        ({2: np.full(4, 8), 3: np.array([0, 1, 2, 0], "i4")}, "ray 2: 2 samples from 8 on, but there are 9"),
+        ({2: np.array([0, -1, 0, 0]), 3: np.ones(4, "i4")}, "ray 1: 1 samples from -1 on"),
+        ({3: np.array([0, 0, 0, -2], "i4")}, "ray 3: -2 samples"),
+        ({0: np.zeros((0, 4), "f4"), 1: np.zeros(0, "f4"), 3: np.ones(4, "i4")}, "ray 0: 1 samples .* there are 0"),
     ],
 )
 def test_bad_input(change, message):
@@ -121,9 +125,14 @@ def test_bad_input(change, message):
         composite(*arrays)
 
 
-@pytest.mark.gpu
+def test_lists_are_no_arrays():
+    with pytest.raises(TypeError, match="rgb_sigma is list: an array of float32 is needed"):
+        composite([[1, 1, 1, 1]], [1], [0], [1])
+
+
 @pytest.mark.sanitize
-def test_the_same_on_a_device(cupy):
+def test_the_same_on_a_device(device):
+    cupy = device
     arrays = case(5, np.random.default_rng(5).integers(0, 300, 500))
     to = np.random.default_rng(6).normal(size=(500, 4)).astype("f4")
     expected = composite(*arrays)

@@ -10,7 +10,7 @@ from slow_rays import world_ray
 
 from linumpy.rays.arithmetic import exp2, log2, sine_cosine
 from linumpy.rays.cameras import world_rays
-from linumpy.rays.images import LENSES, Image, Images
+from linumpy.rays.images import LENSES, Image, Images, PixelCDF
 
 SIZE = (60, 80)
 FOCAL, PRINCIPAL = (70.0, 65.0), (39.0, 31.5)
@@ -232,6 +232,11 @@ MIRROR = np.diag([1, 1, -1]) @ np.eye(3, 4)
         ({"rays": np.zeros((2, 2, 6), "f4")}, ValueError, "image 1: rays of float32"),
         ({"distortion": np.zeros((2, 2, 3), "f4")}, ValueError, "image 1: distortion"),
         ({"extra": (1.0,)}, ValueError, "extra: its length differs between images"),
+        ({"extra": ("a",)}, ValueError, "image 1: extra=.*: a tuple of finite numbers is needed"),
+        ({"extra": (np.nan,)}, ValueError, "image 1: extra=.*: a tuple of finite numbers"),
+        ({"extra": 3.0}, ValueError, "image 1: extra=3.0: a tuple of finite numbers"),
+        ({"pixel_cdf": PixelCDF(np.array([0.5], "f4"), np.ones((1, 1), "f4"))}, ValueError, "image 1: pixel_cdf.y: "),
+        ({"pixel_cdf": PixelCDF(np.ones(1, "f4"), np.array([[1, 0.5]], "f4"))}, ValueError, "image 1: pixel_cdf.x: "),
         ({"pixels": np.zeros((5, 5, 3), "u1")}, ValueError, r"image 1: pixels of shape \(5, 5, 3\)"),
         ({"pixels": np.zeros((5, 5, 4), "u2")}, TypeError, "image 1: pixels of uint16"),
         ({"pixels": np.zeros((5, 9, 4), "u1")[:, ::2]}, ValueError, "image 1: pixels: a C-contiguous array"),
@@ -243,6 +248,13 @@ def test_bad_images(options, error, message):
         Images.of([good, Image(**{"pixels": good.pixels, **options})])
 
 
-def test_no_images():
-    with pytest.raises(ValueError, match="at least one"):
-        Images.of([])
+@pytest.mark.parametrize("none", [[], Image(np.zeros((5, 5, 4), "u1"))])
+def test_no_images(none):
+    with pytest.raises(ValueError, match="a sequence of at least one Image"):
+        Images.of(none)
+
+
+@pytest.mark.parametrize("weights", [np.ones(3), np.ones((0, 3)), np.ones((1, 2, 3))])
+def test_weights_of_other_rank(weights):
+    with pytest.raises(ValueError, match=r"weights of shape .*: \(height, width\) is needed"):
+        PixelCDF.from_weights(weights)

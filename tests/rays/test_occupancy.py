@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from ray_scenes import Foreign
 
+from linumpy.errors import SourceError
 from linumpy.rays import OccupancyGrid
 from linumpy.write.writer import write_omezarr
 
@@ -14,6 +16,10 @@ def morton(x, y, z):
 
 def sparse(mips, seed=0, share=0.02):
     return (np.random.default_rng(seed).random((mips, 128, 128, 128)) < share).astype("f4")
+
+
+def empty(**options):
+    return OccupancyGrid.of(np.zeros((1, 128, 128, 128), "f4"), **options)
 
 
 def test_bits_are_in_morton_order():
@@ -112,14 +118,88 @@ def test_save_and_load(tmp_path):
         OccupancyGrid.load(tmp_path / "other.npz")
 
 
+def test_damaged_files_are_named(tmp_path):
+    grid = OccupancyGrid.of(sparse(1))
+    grid.save(tmp_path / "grid.npz")
+    whole = (tmp_path / "grid.npz").read_bytes()
+    flipped, method = bytearray(whole), bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    for record, offset in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+        method[whole.index(record) + offset] = 99  # a compression method that zipfile does not have
+    np.save(tmp_path / "single.npy", grid.bits)
+    single = (tmp_path / "single.npy").read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"hello" * 9, bytes(flipped), bytes(method), single):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(SourceError, match=r"bad.npz is no occupancy grid, or it is damaged"):
+            OccupancyGrid.load(tmp_path / "bad.npz")
+    with pytest.raises(FileNotFoundError):
+        OccupancyGrid.load(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"centre": (1, 2)}, {"centre": (np.nan, 0, 0)}, {"edge": -1.0}, {"edge": np.nan}, {"edge": np.ones(3)},
+        {"edge": "a"}, {"density": np.float32(1)},
+        {"density": np.zeros((0, 128, 128, 128), "f4"), "bits": np.zeros((0, 2**18), "u1")},
+        {"density": np.zeros((1, 128, 128, 128), "u1")}, {"bits": np.zeros((1, 2**18), "i8")},
+        {"density": np.zeros((9, 128, 128, 128), "f2"), "bits": np.zeros((9, 2**18), "u1")},
+    ],
+)  # fmt: skip
+def test_files_of_other_arrays_are_named(tmp_path, change):
+    """A kernel that read such bits would read beyond them."""
+    good = {"density": np.zeros((1, 128, 128, 128), "f4"), "bits": np.zeros((1, 2**18), "u1")}
+    np.savez(tmp_path / "bad.npz", **(good | {"centre": (0, 0, 0), "edge": 1.0} | change))
+    with pytest.raises(SourceError, match=r"bad.npz is no occupancy grid: "):
+        OccupancyGrid.load(tmp_path / "bad.npz")
+
+
+def test_a_density_that_is_no_number_does_not_stay():
+    """One NaN of a field in training would leave its voxel empty for ever."""
+    density = np.full((1, 128, 128, 128), 0.5, "f4")
+    grid = OccupancyGrid.of(density)
+    density[0, 1, 2, 3] = np.nan
+    grid.update(density, decay=0.9)
+    assert grid.occupied().all()
+    assert grid.density[0, 1, 2, 3] == np.float32(0.5) * np.float32(0.9)
+    grid = OccupancyGrid.of(density)
+    assert not grid.occupied()[1, 2, 3]
+    grid.update(np.ones_like(density))
+    assert grid.occupied().all()
+
+
+def test_densities_of_other_libraries_come_in_by_dlpack():
+    density = sparse(1)
+    grid = OccupancyGrid.of(Foreign(density))
+    assert np.array_equal(grid.occupied(), density[0] > 0)
+    grid.update(Foreign(1 - density), decay=0)
+    assert np.array_equal(grid.occupied(), density[0] == 0)
+    grid = OccupancyGrid.from_volume(Foreign(density[0]), (1, 1, 1), threshold=0)
+    assert np.array_equal(grid.bits, OccupancyGrid.from_volume(density[0], (1, 1, 1), threshold=0).bits)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: OccupancyGrid.of(np.zeros((128, 128, 128), "f4")), r"density of shape \(128, 128, 128\)"),
         (lambda: OccupancyGrid.of(np.zeros((1, 128, 128, 128), "f4"), edge=0.0), "edge=0.0"),
         (lambda: OccupancyGrid.of(np.zeros((1, 128, 128, 128), "f4"), centre=(0, 0, np.nan)), "centre="),
-        (lambda: OccupancyGrid.from_volume(np.zeros((4, 4)), (1, 1, 1), threshold=0), r"\(4, 4\): \(Z, Y, X\)"),
+        (
+            lambda: OccupancyGrid.from_volume(np.zeros((4, 4)), (1, 1, 1), threshold=0),
+            r"\(4, 4\): real numbers \(Z, Y, X\)",
+        ),
         (lambda: OccupancyGrid.from_volume(np.zeros((4, 4, 4)), (1, 0, 1), threshold=0), r"spacing=\(1, 0, 1\)"),
+        (lambda: OccupancyGrid.from_volume(np.zeros((4, 4, 4), complex), (1, 1, 1), threshold=0), "complex128"),
+        (lambda: OccupancyGrid.from_volume(np.zeros((4, 4, 4)), (1, 1, 1), threshold=np.nan), "threshold=nan"),
+        (lambda: empty(threshold=np.nan), "threshold=nan"),
+        (lambda: empty().update(empty().density, threshold=np.nan), "threshold=nan"),
+        (lambda: empty().update(empty().density, decay=np.nan), "decay=nan"),
+        (lambda: empty().update(empty().density, decay=-1), "decay=-1"),
+        (lambda: empty().update(empty().density, decay=1.5), "decay=1.5"),
+        (lambda: empty().points(1), "mip=1: a whole number between 0 and 0"),
+        (lambda: empty().points(-1), "mip=-1"),
+        (lambda: empty().occupied(1), "mip=1"),
+        (lambda: empty().occupied(-1), "mip=-1"),
         (
             lambda: OccupancyGrid.of(np.zeros((1, 128, 128, 128), "f4")).update(np.zeros(3)),
             r"density of shape \(3,\): the grid's is \(1, 128",
@@ -131,8 +211,8 @@ def test_bad_input(make, message):
         make()
 
 
-@pytest.mark.gpu
-def test_the_same_on_a_device(cupy):
+def test_the_same_on_a_device(device):
+    cupy = device
     density = sparse(2)
     volume = np.random.default_rng(0).random((30, 40, 50)).astype("f4")
     for host, device in (

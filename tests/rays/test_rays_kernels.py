@@ -285,42 +285,42 @@ def test_the_grid_of_the_kernel_is_that_of_python():
     assert f"{GRID_SIZE - 1}.0f" in text
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
 @pytest.mark.parametrize("kind", [pytest.param("sparse", marks=pytest.mark.sanitize), "blobs"])
-def test_the_same_on_a_device(cupy, kind, steps):
+def test_the_same_on_a_device(device, many, kind, steps):
+    cupy = device
     where, scene = grid(kind), images()
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
     uploaded = to_device(scene, cupy.asarray)
-    options = {"n_rays": 5000, "max_samples": 2_000_000, **steps}
+    options = {"n_rays": many, "max_samples": 2_000_000, **steps}
     expected = generate(scene, where, **options)
-    assert expected.n_samples > 20_000
+    assert expected.n_samples > 4 * many
     found = generate(uploaded, there, deterministic=True, **options)
     assert isinstance(found.n_samples, cupy.ndarray)
     assert_same(found, expected)
     found = generate(uploaded, there, **options)
     host = {one.name: getattr(found, one.name) for one in fields(found)}
     assert_same(in_order(samples.RaySamples(**{k: cupy.asnumpy(v) for k, v in host.items()})), expected)
-    rays, jitter = given_rays(5000)
+    rays, jitter = given_rays(many)
     options = {"aabb": BOX, "max_samples": 2_000_000, "min_step": 0.006, **steps}
     expected = march(rays, where, jitter=jitter, **options)
     found = march(cupy.asarray(rays), there, jitter=cupy.asarray(jitter), deterministic=True, **options)
     assert_same(found, expected)
 
 
-@pytest.mark.gpu
-def test_overflow_on_a_device(cupy):
+def test_overflow_on_a_device(device, many):
+    cupy = device
     where, scene = grid("blobs"), images()
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
-    expected = generate(scene, where, n_rays=5000, max_samples=30_000)
+    expected = generate(scene, where, n_rays=many, max_samples=6 * many)
     assert expected.n_dropped > 0
     assert_same(
-        generate(to_device(scene, cupy.asarray), there, n_rays=5000, max_samples=30_000, deterministic=True),
+        generate(to_device(scene, cupy.asarray), there, n_rays=many, max_samples=6 * many, deterministic=True),
         expected,
     )
-    found = generate(to_device(scene, cupy.asarray), there, n_rays=5000, max_samples=30_000)
+    found = generate(to_device(scene, cupy.asarray), there, n_rays=many, max_samples=6 * many)
     assert int(found.n_rays) + int(found.n_dropped) == int(expected.n_rays) + int(expected.n_dropped)
-    assert int(found.n_steps.sum()) == int(found.n_samples) <= 30_000
+    assert int(found.n_steps.sum()) == int(found.n_samples) <= 6 * many
 
 
 @pytest.mark.gpu
@@ -340,8 +340,8 @@ def test_a_call_on_a_device_waits_for_nothing(cupy, monkeypatch):
     assert_same(found, generate(images(), where))
 
 
-@pytest.mark.gpu
-def test_arrays_on_two_sides_are_refused(cupy):
+def test_arrays_on_two_sides_are_refused(device):
+    cupy = device
     where = grid("empty")
     with pytest.raises(TypeError, match="rays on the device, grid on the host"):
         march(cupy.zeros((3, 6), np.float32), where, max_samples=1)

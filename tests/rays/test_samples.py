@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ray_scenes import BOX, CENTRE, EDGE, grid, images, pose
+from ray_scenes import BOX, CENTRE, EDGE, Foreign, grid, images, pose
 from scipy.stats import chisquare
 from slow_rays import SlowPcg32, color_of, distances, float32_samples, mip_of, pixel_of, voxel_of, world_ray
 
@@ -346,6 +346,13 @@ def test_one_image_of_many_more_than_rays():
         ({"near": -1.0}, "near=-1.0"),
         ({"n_rays": -1}, "n_rays=-1"),
         ({"max_samples": -1}, "max_samples=-1"),
+        ({"n_rays": 2.5}, "n_rays=2.5: a whole number between 0 and"),
+        ({"n_rays": True}, "n_rays=True: a whole number"),
+        ({"max_samples": 1e6}, "max_samples=1000000.0: a whole number from 0 on"),
+        ({"max_steps": 1.5}, "max_steps=1.5: a whole number between 1 and 1024"),
+        ({"image_cdf": np.linspace(0, 0.5, 9, dtype="f4")}, "image_cdf: .* ends at 1"),
+        ({"image_cdf": np.full(9, np.nan, "f4")}, "image_cdf: a cumulative distribution"),
+        ({"image_cdf": np.array([0, 0.5, 0.4, 0.6, 0.7, 0.8, 0.9, 1, 1], "f4")}, "image_cdf: .* grows"),
         ({"image_cdf": np.ones(3, "f4")}, r"image_cdf of float32 \(3,\): float32 \(9,\)"),
     ],
 )
@@ -360,17 +367,28 @@ def test_bad_rays(rays):
         march(rays, unit("empty"), max_samples=1)
 
 
-class Foreign:
-    """An array of another library, which only DLPack reads."""
+@pytest.mark.parametrize("rays", [np.zeros(6, "f4"), np.float32(1)])
+def test_rays_of_other_rank(rays):
+    with pytest.raises(ValueError, match=r"rays of shape .*: \(n, 6\) is needed"):
+        march(rays, unit("empty"), max_samples=1)
 
-    def __init__(self, array):
-        self._array = array
 
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
+@pytest.mark.parametrize("part", [-0.01, 1.0, -5.0, np.nan, np.inf])
+def test_jitter_is_a_part_of_a_step(part):
+    """Otherwise points outside of the box would be samples at its faces."""
+    rays, jitter = np.array([(-1, 0.5, 0.5, 1, 0, 0)] * 3, "f4"), np.array([0, part, 0.5], "f4")
+    with pytest.raises(ValueError, match=r"jitter\[1\]=.*: parts of a step are from 0 to below 1"):
+        march(rays, unit(), jitter=jitter, **STEP)
 
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
+
+def test_numbers_of_numpy_are_numbers():
+    """An unsigned state of 64 bits does not fit NumPy's integers, so these are no part of its arithmetic."""
+    wanted = PCG32.seeded(2**40, 3)
+    rng = PCG32.seeded(np.int64(2**40), np.uint8(3))
+    assert rng == wanted
+    for one, kind in ((rng, np.int64), (wanted, int)):
+        generate_training_samples(one, images(), BOX, grid("empty"), n_rays=kind(50), max_samples=kind(10))
+    assert rng == wanted
 
 
 def test_arrays_of_other_libraries_come_in_by_dlpack():

@@ -30,7 +30,7 @@ def test_boxes_need_few_voxels(shape):
 def test_neighbours_follow_each_other():
     boxes = plan_boxes((512, 512, 512), 6000)
     assert boxes.axes[:6] == (0, 1, 2, 0, 1, 2)
-    at = np.stack(boxes.places(np.arange(boxes.count)))
+    at = np.stack(boxes.indices(np.arange(boxes.count)))
     assert np.unique(at, axis=1).shape[1] == boxes.count
     assert at.max(1).tolist() == [2**k - 1 for k in boxes.halved]
 
@@ -70,7 +70,7 @@ def all_of(made: Window):
 def test_samples_lie_in_their_boxes():
     made = window(SMALL, KEY, 5, 30_000)
     box = np.repeat(np.arange(SMALL.count), np.diff(made.starts))
-    at = np.stack(SMALL.places(box), 1)[:, ::-1]
+    at = np.stack(SMALL.indices(box), 1)[:, ::-1]
     assert np.array_equal(np.floor(all_of(made) * 2.0 ** np.array(SMALL.halved[::-1])), at)
 
 

@@ -76,6 +76,22 @@ def test_streams_do_not_depend_on_batches(name):
     assert len(np.unique(whole, axis=0)) == len(whole)
 
 
+@pytest.mark.parametrize("as_mask", [True, False])
+def test_weighted_points_stay_in_their_cells(as_mask, monkeypatch):
+    # float32 rounds a coordinate just below the border of a cell up to the border, which belongs to the next cell.
+    chosen = np.zeros((1, 1, 2**20), bool)
+    chosen[0, 0, [2**19 - 1, 2**19 + 7, -1]] = True
+    how = draws.weighted(chosen if as_mask else chosen.astype(float))
+    coords = drawn(how, 0, 2000)
+    at = np.floor(coords[:, ::-1].astype(np.float64) * chosen.shape).astype(int)
+    assert (coords < 1).all()
+    assert chosen[*at.T].all()
+    monkeypatch.setattr(draws, "load", emulated)
+    by_kernel = np.full_like(coords, np.nan)
+    draws.launch(how, KEY, 0, by_kernel)
+    assert np.array_equal(by_kernel, coords)
+
+
 def chi_square(coords, cells, expected=None):
     """Probability of counts at least so uneven."""
     at = np.minimum((coords * np.array(cells[::-1], np.float32)).astype(int), np.array(cells[::-1]) - 1)

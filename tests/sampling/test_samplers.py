@@ -1,18 +1,25 @@
 """Samplers as users make them: raw files and arrays, orders, weights, arguments."""
 
+import contextlib
 import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from sampling_reference import DIMS, raw_file, truth, voxels_of
 
 from linumpy import sampling
-from linumpy.sampling import create_sampler
+from linumpy.sampling import create_sampler, threads
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
+from linumpy.sampling.paging.slabs import SlabVolume
+from linumpy.sampling.volume import DeviceVolume
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
 HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]
+SLABS = {name: {} for name in HOST} | {"out_of_core": {"num_blocks": 4, "num_concurrent_blocks": 2}}
 
 
 def check(sampler, voxels, low_high=None, count=3000, order=None):
@@ -58,6 +65,32 @@ def test_a_range_of_no_width_gives_0(device, tmp_path):
     _, kwargs = raw_file(tmp_path)
     _, values = create_sampler("structuredRegular", device, range=(5, 5), **kwargs).sample(100)
     assert not values.any()
+
+
+@pytest.mark.parametrize("device", HOST)
+@pytest.mark.parametrize("low_high", [(10, 90), (5, 5)])
+def test_voxels_that_are_not_finite(device, low_high, tmp_path):
+    voxels, kwargs = raw_file(tmp_path, "float")
+    voxels[0, 2, 3, 4], voxels[0, 6, 7, 8], voxels[0, 4, 9, 15] = np.inf, -np.inf, np.nan
+    voxels.tofile(kwargs["filename"])
+    coords, values = create_sampler("structuredRegular", device, range=low_high, **kwargs).sample(20_000)
+    unknown = np.zeros_like(voxels)
+    unknown[np.isnan(voxels)] = 1
+    beside = truth(unknown, coords, 1) > 0
+    assert beside.any()
+    assert np.isnan(values[beside]).all()
+    expected = truth(np.nan_to_num(voxels, nan=0, posinf=1e6, neginf=-1e6), coords, 1, low_high)
+    assert np.abs(values - expected)[~beside].max() < 1e-6
+
+
+def test_the_range_of_values_is_that_of_the_numbers():
+    voxels = voxels_of("float")
+    voxels[0, 0, 0, 0] = np.nan
+    known = float(np.nanmin(voxels)), float(np.nanmax(voxels))
+    assert create_sampler("structuredRegular", "cpu", array=voxels).value_range == known
+    assert DeviceVolume(voxels, layout="rows").value_range == known
+    nothing = np.full_like(voxels, np.nan)
+    assert np.isnan(create_sampler("structuredRegular", "cpu", array=nothing).value_range).all()
 
 
 def test_one_line_is_printed(tmp_path, capsys):
@@ -139,8 +172,8 @@ def test_masks_and_importance():
     assert (np.abs(coords[:, 0] - 0.5) < 0.06).mean() > 0.5
     with pytest.raises(ValueError, match="one of them"):
         create_sampler("structuredRegular", "cpu", array=edge, mask=mask, importance=density)
-    with pytest.raises(ValueError, match="order 'iid'"):
-        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, order="binned")
+    with pytest.raises(ValueError, match="choose 'iid' or 'binned'"):
+        create_sampler("structuredRegular", "cpu", array=edge, mask=mask, order="sobol")
 
 
 def test_arrays_of_the_caller_are_filled():
@@ -202,13 +235,49 @@ F4 = np.float32
         (np.broadcast_to(F4(0), (5, 3)), np.empty((1, 5), F4), 5, ValueError, "coords"),
         ([[0.0] * 3] * 5, np.empty((1, 5), F4), 5, TypeError, "coords is a list"),
         (0, np.empty((1, 5), F4), 5, ValueError, "coords is the pointer 0x0"),
-        (2, np.empty((1, 5), F4), 5, ValueError, "address of float32"),
+        (2, np.empty((1, 5), F4), 5, ValueError, "address of 60 bytes of float32"),
     ],
 )
 def test_arguments_that_do_not_fit(coords, values, count, error, text):
     sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0])
     with pytest.raises(error, match=text):
         sampling.sample(sampler, coords, values, count)
+
+
+class OnDevice:
+    """A DLPack array of a CUDA device, of which only the kind of memory is known."""
+
+    def __dlpack__(self, **options):
+        raise BufferError
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+@pytest.mark.parametrize(
+    ("coords", "error", "text"),
+    [
+        (2**64, ValueError, "coords is the pointer 0x10000000000000000"),
+        (2**64 - 4, ValueError, "coords is the pointer 0xfffffffffffffffc"),
+        (-4, ValueError, "coords is the pointer -0x4"),
+        (OnDevice(), ValueError, "coords lies in the memory of a device; this sampler works in host memory"),
+    ],
+)
+def test_memory_that_cannot_be_used(coords, error, text):
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0])
+    with pytest.raises(error, match=text):
+        sampling.decode(sampler, coords, np.empty((1, 5), F4), 5)
+
+
+def test_subclasses_of_arrays_are_seen_as_arrays():
+    sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0])
+    coords = np.random.default_rng(0).random((5, 3), F4)
+    assert np.array_equal(sampler.decode(np.ma.masked_array(coords)), sampler.decode(coords))
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix(coords)
+    assert np.array_equal(sampler.decode(matrix), sampler.decode(coords))
+    with pytest.raises(TypeError, match="array is a masked array"):
+        create_sampler("structuredRegular", "cpu", array=np.ma.masked_array(ARRAY, ARRAY == 0))
 
 
 def test_read_only_arrays():
@@ -239,8 +308,15 @@ ARRAY = np.zeros((4, 4, 4), F4)
         (("structuredRegular", "cpu"), {"array": ARRAY, "interpolation": "fast"}, ValueError, "interpolation='fast'"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "spline_order": 2}, ValueError, "spline_order=2"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "layout": "cells"}, ValueError, "layout"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "range": (-1.7e308, 1.7e308)}, ValueError, "range="),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "range": (0, 1e-310)}, ValueError, "range="),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "range": (1e300, 1e300)}, ValueError, "range="),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "mask": ARRAY * np.nan}, ValueError, "mask holds NaN"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "spacing": (1, 2)}, ValueError, "spacing"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "window": 0}, ValueError, "window=0"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "window": 1.5, "order": "binned"}, TypeError, "window=1.5"),
+        (("structuredRegular", "cpu"), {"array": ARRAY, "strata": "2"}, TypeError, "strata='2'"),
+        ((["zarr"], "cpu"), {}, ValueError, r"type=\['zarr'\]"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "strata": 3, "order": "stratified"}, ValueError, "strata=3"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "labels": True}, ValueError, "give integers"),
         (("structuredRegular", "virtual_memory"), {"array": ARRAY}, TypeError, "unknown argument 'array'"),
@@ -260,8 +336,13 @@ def test_samplers_that_cannot_be_made(args, kwargs, error, text):
         ({"dims": [19.5, 14, 9]}, "dims="),
         ({"dims": [19, 14, 10]}, "has 4788 bytes"),
         ({"offset": 2}, "has 4788 bytes"),
+        ({"dims": [True, 14, 9]}, "dims="),
         ({"offset": -2}, "offset=-2"),
+        ({"offset": 0.5}, r"offset=0\.5"),
+        ({"offset": None}, "offset=None"),
         ({"n_channels": 0}, "n_channels=0"),
+        ({"n_channels": 1.5}, r"n_channels=1\.5"),
+        ({"n_channels": None}, "n_channels=None"),
         ({"dtype": "uint64"}, "dtype='uint64'"),
         ({"dtype": "nothing"}, "dtype='nothing'"),
         ({"dtype": None}, "dims="),
@@ -271,7 +352,7 @@ def test_samplers_that_cannot_be_made(args, kwargs, error, text):
 @pytest.mark.parametrize("device", ["virtual_memory", "out_of_core"])
 def test_files_that_do_not_fit(device, change, text, tmp_path):
     _, kwargs = raw_file(tmp_path)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         create_sampler("structuredRegular", device, **({"range": (0, 1)} | kwargs | change))
 
 
@@ -285,9 +366,80 @@ def test_spacing_is_kept():
     assert create_sampler("structuredRegular", "cpu", array=ARRAY, spacing=[1, 2, 3]).spacing == (1, 2, 3)
 
 
-def test_samples_do_not_depend_on_threads(monkeypatch):
-    from linumpy.sampling import threads
+def run_in_child(function):
+    """Run in a forked child; returns how the child ended."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # a child that waits for ever is a failure, not a test that does not end
+        with contextlib.suppress(BaseException):
+            os._exit(0 if function() else 1)
+        os._exit(2)
+    return os.waitpid(child, 0)[1]
 
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks in processes with threads, which are the subject
+@pytest.mark.parametrize("device", HOST)
+def test_a_forked_child_goes_on(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        SlabVolume.__init__, "__kwdefaults__", SlabVolume.__init__.__kwdefaults__ | {"slab_nbytes": 512}
+    )
+    voxels, kwargs = raw_file(tmp_path)
+    sampler = create_sampler("structuredRegular", device, range=(0, 99), seed=2, **kwargs, **SLABS[device])
+    count = 2**17
+    sampler.sample(count)
+
+    def go_on():
+        coords, values = sampler.sample(count)
+        return np.abs(values - truth(voxels, coords, 1, (0, 99))).max() < 1e-6
+
+    assert run_in_child(go_on) == 0
+    assert go_on()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_mapped_file_that_was_shortened_is_an_error(tmp_path):
+    _, kwargs = raw_file(tmp_path, dims=(50, 50, 50))
+    sampler = create_sampler("structuredRegular", "virtual_memory", range=(0, 99), **kwargs)
+
+    def go_on():
+        os.truncate(kwargs["filename"], 5000)
+        for call in (lambda: sampler.sample(100), lambda: sampler.decode(np.zeros((1, 3), F4))):
+            with pytest.raises(OSError, match=r"250000 bytes .* has 5000 now.*volume\.raw"):
+                call()
+        return True
+
+    assert run_in_child(go_on) == 0
+
+
+def test_a_file_that_is_shortened_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    _, kwargs = raw_file(tmp_path)
+    size = os.path.getsize(kwargs["filename"])
+    os.truncate(kwargs["filename"], 1000)
+    monkeypatch.setattr(os.path, "getsize", lambda path: size)  # as it was when it was looked at
+    with pytest.raises(OSError, match=r"1000 bytes of voxels .* instead of 4788.*volume\.raw"):
+        create_sampler("structuredRegular", "cpu", **kwargs)
+
+
+def test_threads_that_fail_write_nothing_afterwards():
+    began, go = threading.Barrier(3), threading.Event()
+    written = []
+
+    def part(begin, end):
+        began.wait(10)
+        if begin == 0:
+            raise ValueError("the first part fails")
+        go.wait(10)
+        written.append(begin)
+
+    threading.Timer(0.05, go.set).start()
+    pool = ThreadPoolExecutor(3)
+    with pytest.raises(ValueError, match="first part"):
+        threads.run_parts(pool, part, [(0, 1), (1, 2), (2, 3)])
+    assert sorted(written) == [1, 2]
+
+
+def test_samples_do_not_depend_on_threads(monkeypatch):
     voxels = voxels_of("float")
     many = create_sampler("structuredRegular", "cpu", array=voxels, seed=0).sample(50_000)
     monkeypatch.setattr(threads.in_threads, "__defaults__", (1000,))

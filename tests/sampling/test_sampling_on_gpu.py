@@ -241,3 +241,22 @@ def test_any_use_is_its_own_stream(cupy):
         draws.draw(draws.Draw(use), key_of(0), 0, coords)
         seen.append(coords.get())
     assert not np.intersect1d(seen[0], seen[1]).size > 10
+
+
+@pytest.mark.parametrize("low_high", [(10, 90), (5, 5), None])
+def test_voxels_that_are_not_finite(low_high, cupy):
+    voxels = voxels_of("float", dims=DIMS)
+    voxels[0, 20, 30, 40] = np.nan
+    if low_high:
+        voxels[0, 10, 10, 10], voxels[0, 30, 50, 20] = np.inf, -np.inf
+    coords = np.random.default_rng(0).random((20_000, 3), np.float32)
+    coords[:500] = (np.array([40, 30, 20]) + np.random.default_rng(1).random((500, 3))) / DIMS
+    expected = create_sampler("structuredRegular", "cpu", array=voxels, range=low_high).decode(coords)
+    assert np.isnan(expected).any()
+    for array in (voxels, cupy.asarray(voxels)):
+        sampler = create_sampler("structuredRegular", "cuda", array=array, range=low_high)
+        values = sampler.decode(cupy.asarray(coords)).get()
+        assert np.array_equal(np.isnan(values), np.isnan(expected))
+        assert np.nanmax(np.abs(values - expected)) < 1e-4
+        if low_high is None:
+            assert sampler.value_range == (float(np.nanmin(voxels)), float(np.nanmax(voxels)))

@@ -95,6 +95,20 @@ def test_what_it_refuses(mesh, tmp_path, capsys):
         ([mesh, source, out, "--unit", "um", "--label", "0"], "--label 0: a whole number from 1"),
         ([mesh, source, out, "--unit", "m"], "is it in µm"),
         ([mesh, source, source, "--unit", "um"], "i.ome.zarr"),
+        ([mesh, source, source, "--unit", "um", "--overwrite"], "would take the place of the source"),
+        ([mesh, source, source / "o.ome.zarr", "--unit", "um"], "would lie inside the source"),
+        ([mesh, source, out, "--unit", "um", "--shift", "nan", "0", "0"], "--shift [nan, 0.0, 0.0]: three finite"),
     ]:
         check_refused(capsys, script.main, [*words, "--no-use_gpu"], "linum-voxelize", message)
     assert not out.exists()
+    assert open_image(source).levels[0].dtype == np.uint16  # the image is there as it was
+
+
+def test_a_mesh_beside_the_image(mesh, tmp_path, caplog):
+    """An empty result may be right, but is more often a mistake of the unit or of the position."""
+    script, source = load("linum_voxelize"), image(tmp_path / "i.ome.zarr")
+    for shift, empty in (("1e6", True), ("0", False)):
+        caplog.clear()
+        words = [mesh, source, tmp_path / f"{shift}.ome.zarr", "--unit", "um", "--shift", shift, "0", "0"]
+        assert script.main([*map(str, words), "--no-use_gpu"]) == 0
+        assert ("are its unit and its position right?" in caplog.text) == empty

@@ -11,5 +11,5 @@ from voxel_backends import Tried, needs_warp
         pytest.param("warp-cuda", marks=[pytest.mark.gpu, needs_warp]),
     ]
 )
-def backend(request):
-    return Tried(request.param)
+def backend(request, monkeypatch):
+    return Tried(request.param, monkeypatch)

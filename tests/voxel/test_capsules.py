@@ -62,6 +62,29 @@ def test_z_offset_is_global(backend):
     assert removed == total == np.count_nonzero(~whole)
 
 
+def test_the_last_planes_that_a_volume_may_have(backend):
+    """Indices of planes are int32 in kernels."""
+    offset = 2**30 - 4
+    mask, right = (np.ones((4, 5, 6), bool) for _ in range(2))
+    p0, p1 = (0.5, 0.5, offset + 1.0), (4.5, 3.5, offset + 3.0)
+    removed = backend.subtract_swept_capsule(mask, p0, p1, 1.2, pitch=1, z_offset=offset)
+    ScipyBackend().subtract_swept_capsule(right, (0.5, 0.5, 1.0), (4.5, 3.5, 3.0), 1.2, pitch=1)
+    assert np.array_equal(mask, right)
+    assert removed == np.count_nonzero(~right) > 10
+
+
+def test_points_and_radii_on_the_device(backend):
+    """They are prepared on the host, as a structuring element is."""
+    put = backend.backend.xp.asarray
+    p0, p1, radius = np.array([(1.0, 1, 1), (4, 4, 2)]), np.array([(3.0, 1, 1), (5, 4, 2)]), np.array([1.0, 2.0])
+    mask, right = (np.ones((3, 6, 7), bool) for _ in range(2))
+    backend.subtract_swept_capsule(mask, put(p0), put(p1), put(radius), pitch=1)
+    backend.subtract_swept_polyline(mask, put(p0), 0.7, pitch=1)
+    ScipyBackend().subtract_swept_capsule(right, p0, p1, radius, pitch=1)
+    ScipyBackend().subtract_swept_polyline(right, p0, 0.7, pitch=1)
+    assert np.array_equal(mask, right)
+
+
 @pytest.mark.parametrize("count", [1, 31, 33, 300])
 def test_many_capsules(backend, count):
     """Many at once, with radii of their own, over several bricks: as SciPy's backend, one after another."""
@@ -80,6 +103,21 @@ def test_many_capsules(backend, count):
     )
     assert np.array_equal(mask, right)
     assert removed == one_by_one == np.count_nonzero(~right)
+
+
+@pytest.mark.parametrize("near", [(0,), (31,), (32,), (199,), (0, 199), (33, 62, 97), ()])
+def test_few_of_many_capsules_are_near(backend, near):
+    """Wherever in the table of a brick, whose words hold 32 capsules each, they stand."""
+    p0 = np.full((200, 3), 1e4)
+    p0[list(near)] = np.random.default_rng(len(near)).uniform(2, 12, (len(near), 3))
+    p1 = p0 + np.array([3, 2, 1])
+    mask, right = (np.ones((18, 17, 20), bool) for _ in range(2))
+    removed = backend.subtract_swept_capsule(mask, p0, p1, 2.2, pitch=1)
+    for one in near:
+        ScipyBackend().subtract_swept_capsule(right, p0[one], p1[one], 2.2, pitch=1)
+    assert np.array_equal(mask, right)
+    assert removed == np.count_nonzero(~right)
+    assert bool(removed) == bool(near)
 
 
 def test_half_voxel_cases_agree(backend):
@@ -134,15 +172,20 @@ def test_no_capsules(backend):
         (([(0, 0, 0)] * 2, [(1, 1, 1)] * 3, 1), "p0 has 2 points and p1 3"),
         (([(0, 0, 0)] * 2, [(1, 1, 1)] * 2, (1, 2, 3)), r"radius of shape \(3,\)"),
         (((0, 0, 0), (1e300, 0, 0), 1), "capsule 0 .* too long"),
+        (("abc", (1, 1, 1), 1), "p0='abc': real numbers in µm are needed"),
+        (((0, 0, 0), (1, 1, 1j), 1), "p1=.*: real numbers"),
+        (((0, 0, 0), (1, 1, 1), "a"), "radius='a': real numbers"),
+        (((0, 0, 0), (1, 1, 1), True), "radius=True: real numbers"),
+        (((0, 0, 0), (1, 1, 1), None), "radius=None: real numbers"),
     ],
 )
-def test_what_is_no_capsule(arguments, message):
+def test_invalid_capsules(arguments, message):
     with pytest.raises(ValueError, match=message):
         capsule_table(*arguments)
 
 
 @pytest.mark.parametrize("points", [[(0, 0, 0)], [0, 0, 0], [(0, 0)] * 3])
-def test_what_is_no_polyline(points):
+def test_invalid_polylines(points):
     with pytest.raises(ValueError, match="at least two points"):
         polyline_table(points, 1)
 
@@ -155,8 +198,9 @@ def test_what_is_no_polyline(points):
         ({"pitch": 1, "origin": 3}, "origin=3"),
         ({"pitch": 1, "z_offset": -1}, "z_offset=-1"),
         ({"pitch": 1, "z_offset": 0.5}, "z_offset=0.5"),
+        ({"pitch": 1, "z_offset": 2**30}, "from plane 1073741824 on: a volume has at most 1073741824 voxels"),
     ],
 )
-def test_what_is_no_grid(backend, options, message):
+def test_invalid_grids(backend, options, message):
     with pytest.raises(ValueError, match=message):
         backend.subtract_swept_capsule(np.ones((2, 3, 4), bool), (0, 0, 0), (1, 1, 1), 1, **options)

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from cupy_on_host import install
 from voxel_reference import filled, on_surface, winding_numbers
-from voxel_shapes import BOX, CLOSED, FACES, box, sphere, torus
+from voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
@@ -131,16 +132,41 @@ def test_boxes_of_the_volume_are_the_volume(backend):
         (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
         (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
         (BOX, [(0, 1, -1)], "vertex -1 is named"),
+        (BOX, np.array([(0, 1, 2**63 + 5)], np.uint64), "vertex 9223372036854775813 is named"),
         (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* not finite"),
         (BOX * 1e9, FACES, "is it in µm"),
     ],
 )
-def test_what_is_no_mesh(backend, vertices, triangles, message):
+def test_invalid_meshes(backend, vertices, triangles, message):
     with pytest.raises(ValueError, match=message):
         backend.voxelize_mesh(vertices, triangles, BOUNDS, 1)
 
 
 @pytest.mark.parametrize("bounds", [((0, 0, 0), (1, 1, 0)), 5, ((0, 0, 0),), ((0, 0, 0), (1, np.inf, 1))])
-def test_what_is_no_box(backend, bounds):
+def test_invalid_boxes(backend, bounds):
     with pytest.raises(ValueError, match="bbox"):
         backend.voxelize_mesh(BOX, FACES, bounds, 1)
+
+
+def test_a_box_of_too_many_voxels(backend):
+    with pytest.raises(ValueError, match=r"bbox=.* is 1e\+10 voxels long, more than 1073741824: is pitch=1e-06 right"):
+        backend.voxelize_mesh(BOX, FACES, ((0, 0, 0), (1e4, 1, 1)), 1e-6)
+
+
+def test_the_last_planes_that_a_volume_may_have(backend):
+    """Kernels compute twice the index of a plane in int32."""
+    offset, shape = 2**30 - 9, (9, 8, 7)
+    grid, low = make_grid(shape, (0, 0, 0), 1, offset), make_grid(shape, (0, 0, 0), 1)
+    vertices, triangles = moved(sphere(3.0), (3.6, 4.1, 4.2))
+    xp = backend.backend.xp
+    for faces in (triangles, triangles[1:]):
+        mesh = make_mesh(xp, vertices + np.array([0, 0, offset]), faces, grid)
+        right = ScipyBackend().voxelize(make_mesh(np, vertices, faces, low), low, fill_holes=False)
+        assert np.array_equal(backend.voxelize(mesh, grid, fill_holes=False), right)
+        assert right.any()
+
+
+def test_arrays_on_the_device_for_the_host(monkeypatch):
+    cupy = install(monkeypatch)
+    with pytest.raises(TypeError, match="vertices on the device, and the backend works on the host"):
+        ScipyBackend().voxelize_mesh(cupy.asarray(BOX), FACES, BOUNDS, 1)

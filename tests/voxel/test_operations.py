@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import zarr
 from scipy import ndimage
 from voxel_backends import needs_warp
 from voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
@@ -42,6 +43,41 @@ def test_boolean_of_views_and_of_bytes_other_than_one(backend, where):
             assert np.array_equal(found, right[cut])
         found = backend._get(backend.backend.boolean("subtract", x, y)).view(np.uint8)
         assert np.array_equal(found, ((a != 0) & (b == 0))[cut])
+
+
+@pytest.mark.parametrize("operation", ["union", "subtract"])
+@pytest.mark.parametrize("shift", [-2, -1, 0, 1])
+def test_boolean_into_memory_that_overlaps(backend, operation, shift):
+    """Each voxel is that of the masks as they were, also where words that are written are still to be read."""
+    xp, width = backend.backend.xp, 4 * 8 * 128
+    memory = random_mask((8, 8, 128), 0.5)
+    planes = [slice(2, 6), slice(2 + shift, 6 + shift), slice(2 - shift, 6 - shift)]
+    a, b = memory[planes[0]], memory[planes[1]]
+    right = a | b if operation == "union" else a & ~b
+    for out in (1, 2):
+        here = xp.array(memory)
+        found = backend.backend.boolean(operation, here[planes[0]], here[planes[1]], out=here[planes[out]])
+        assert found.size == width
+        assert np.array_equal(backend._get(here[planes[out]]), right)
+        rest = np.ones(8, bool)
+        rest[planes[out]] = False
+        assert np.array_equal(backend._get(here)[rest], memory[rest])
+
+
+def test_memory_that_cannot_be_changed(backend):
+    """Read-only on the host; and voxels that share a byte, of which no count would be right."""
+    xp, call = backend.backend.xp, backend.backend
+    frozen = [xp.broadcast_to(xp.ones((1, 3, 4), bool), (2, 3, 4))]
+    if isinstance(frozen[0], np.ndarray):
+        frozen.append(np.frombuffer(bytes(24), bool).reshape(2, 3, 4))
+    for mask in frozen:
+        with pytest.raises(ValueError, match=r"mask is read-only or a broadcast view.*give a copy of it"):
+            call.subtract_swept_capsule(mask, (0, 0, 0), (9, 9, 9), 9, pitch=1)
+        with pytest.raises(ValueError, match="mask is read-only"):
+            call.subtract_swept_polyline(mask, [(0, 0, 0), (9, 9, 9)], 9, pitch=1)
+        with pytest.raises(ValueError, match="out is read-only"):
+            call.boolean("union", xp.ones((2, 3, 4), bool), xp.ones((2, 3, 4), bool), out=mask)
+        assert backend._get(call.dilate(mask, radius=1, pitch=1)).all() == backend._get(mask).all()
 
 
 ELEMENTS = {
@@ -177,6 +213,8 @@ def test_marching_cubes(backend):
 
     scikit-image adds a vertex within a cell where the cell alone does not say which corners are connected.
     """
+    if backend.name != "scipy":
+        pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
     mask = ScipyBackend().dilate(random_mask((9, 10, 11), 0.01), radius=2.3, pitch=1)
     pitch, origin = (1.0, 2.0, 4.0), (10.0, -20.0, 30.0)
     vertices, triangles = backend.marching_cubes(mask, pitch, origin)
@@ -196,6 +234,16 @@ def test_marching_cubes(backend):
     assert np.array_equal(backend.voxelize_mesh(vertices, triangles, (origin, upper), pitch), mask)
     nothing = backend.marching_cubes(np.zeros((2, 3, 4), bool), 1)
     assert [one.shape for one in nothing] == [(0, 3), (0, 3)]
+
+
+@needs_warp
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+def test_surfaces_take_no_class_that_warp_is_about_to_remove():
+    pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
+    from linumpy.voxel.warp_backend import WarpBackend
+
+    vertices, triangles = WarpBackend("cpu").marching_cubes(np.ones((1, 1, 1), bool), 1)
+    assert (vertices.shape, triangles.shape) == ((6, 3), (8, 3))  # an octahedron
 
 
 @needs_warp
@@ -225,12 +273,16 @@ MASK = np.zeros((3, 4, 5), bool)
         (lambda b: b.dilate(MASK, radius=np.nan, pitch=1), ValueError, "radius=nan"),
         (lambda b: b.dilate(MASK, radius=1, pitch=(1, 0, 1)), ValueError, "pitch="),
         (lambda b: b.dilate(MASK, radius=1e6, pitch=1), ValueError, "more than a thousand voxels"),
+        (lambda b: b.dilate(MASK, radius=1e300, pitch=1e-20), ValueError, "more than a thousand voxels"),
+        (lambda b: b.dilate(MASK, radius=1, pitch=1e-320), ValueError, "pitch=1e-320: .* between 1e-50 and 1e"),
+        (lambda b: b.distance_transform(MASK, (1, 1, 1e308)), ValueError, "pitch=.*between 1e-50 and 1e"),
         (lambda b: b.dilate(MASK, np.zeros((3, 3, 3), bool)), ValueError, "no true voxel"),
         (lambda b: b.dilate(MASK, [[1, 1]]), ValueError, "three axes"),
         (lambda b: b.connected_components(MASK, 8), ValueError, "connectivity=8"),
-        (lambda b: b.fill_holes([[[True]]]), TypeError, "mask is list"),
+        (lambda b: b.fill_holes([[[True]]]), TypeError, "mask is list: a (NumPy|CuPy) array of bool"),
+        (lambda b: b.fill_holes(zarr.array(MASK)), TypeError, "mask is Array: a (NumPy|CuPy) array of bool"),
     ],
 )
-def test_what_is_refused(backend, call, error, message):
+def test_invalid_arguments(backend, call, error, message):
     with pytest.raises(error, match=message):
         call(backend)

@@ -91,6 +91,17 @@ def test_capsules_one_after_another_are_one_pass():
     assert np.array_equal(mask, right)
 
 
+def test_points_and_radii_on_the_device(backend):
+    """Nothing of them is needed on the device before the slabs are worked on."""
+    mask, right, put = start(), start(), backend.backend.xp.asarray
+    with VoxelSession(mask, ORIGIN, PITCH, backend=backend.backend) as session:
+        session.subtract_swept_polyline(put(TRACK), put(np.array([1.0, 2.0])))
+        session.subtract_swept_capsule(put(TRACK[0]), put(TRACK[2]), put(np.array(0.8)))
+    ScipyBackend().subtract_swept_polyline(right, TRACK, (1.0, 2.0), pitch=PITCH, origin=ORIGIN)
+    ScipyBackend().subtract_swept_capsule(right, TRACK[0], TRACK[2], 0.8, pitch=PITCH, origin=ORIGIN)
+    assert np.array_equal(mask, right)
+
+
 def test_the_end_of_a_block_flushes_and_an_error_does_not(right):
     mask = start()
     with VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend()) as session:
@@ -176,9 +187,44 @@ def test_a_write_that_fails_is_made_again(tmp_path, right, monkeypatch):
     assert np.array_equal(stored[...], right)
 
 
+def test_a_write_of_the_first_slab_that_fails_is_made_again(tmp_path, right, monkeypatch):
+    """Of chunks of one plane: the slab is written in part, so the array is not as it was."""
+    stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, chunks=(1, 14, 17), dtype="bool", zarr_format=3)
+    stored[...] = start()
+    session = VoxelSession(stored, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
+    queue(session)
+    real, calls = session._target.write, []
+
+    def write(first, planes):
+        calls.append(first)
+        if len(calls) == 1:
+            real(first, planes[:1])
+            raise OSError("the disk is full")
+        real(first, planes)
+
+    monkeypatch.setattr(session._target, "write", write)
+    with pytest.raises(VoxelSessionError, match=r"planes 0:0 of 23 are done, planes 0:\d+ may be written in part"):
+        session.flush()
+    session.flush()
+    assert np.array_equal(stored[...], right)
+
+
+@pytest.mark.parametrize("queued_one", [False, True])
+def test_out_holds_the_array_where_nothing_changes_it(tmp_path, queued_one):
+    """Not zeros: of a brain without electrodes the mask is the mask."""
+    labels = np.random.default_rng(3).integers(0, 5, SHAPE).astype("u1")
+    with OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint8", (2, 0.5, 1), chunks=(4, 14, 17)) as writer:
+        with VoxelSession(labels, ORIGIN, PITCH, out=writer, backend=ScipyBackend(), slab_bytes=1) as session:
+            if queued_one:
+                session.subtract_swept_capsule(np.empty((0, 3)), np.empty((0, 3)), 1)
+        assert session.flush() == Flushed()
+    assert np.array_equal(read_omezarr(tmp_path / "o.ome.zarr")[0][...], labels)
+
+
+@pytest.mark.parametrize("chunks", [{"chunks": (4, 9, 17)}, {"chunks": (2, 7, 6), "shards": (6, 14, 12)}])
 @pytest.mark.parametrize("slab_bytes", [1, 50_000, 2**31])
-def test_a_zarr_array_in_place(backend, tmp_path, right, slab_bytes):
-    stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, chunks=(4, 9, 17), dtype="bool")
+def test_a_zarr_array_in_place(backend, tmp_path, right, slab_bytes, chunks):
+    stored = zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, dtype="bool", **chunks)
     stored[...] = start()
     with VoxelSession(stored, ORIGIN, PITCH, backend=backend.backend, slab_bytes=slab_bytes) as session:
         queue(session)
@@ -250,7 +296,7 @@ def test_an_interrupt_loses_nothing(right, monkeypatch):
     assert np.array_equal(mask, right)
 
 
-def test_what_a_session_refuses(tmp_path):
+def test_invalid_arguments(tmp_path):
     mask = start()
     session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend())
     for call, message in [
@@ -267,7 +313,8 @@ def test_what_a_session_refuses(tmp_path):
     frozen = mask.copy()
     frozen.flags.writeable = False
     zarr.create_array(tmp_path / "a.zarr", shape=SHAPE, dtype="bool")
-    for array in (frozen, zarr.open_array(tmp_path / "a.zarr", mode="r")):
+    shared = np.lib.stride_tricks.as_strided(mask, SHAPE, (0, *mask.strides[1:]))
+    for array in (frozen, shared, zarr.open_array(tmp_path / "a.zarr", mode="r")):
         with pytest.raises(PermissionError, match="give out="):
             VoxelSession(array, ORIGIN, PITCH)
     for array, options, error, message in [

@@ -21,13 +21,13 @@ from linumpy.benchmark import command
 from linumpy.benchmark.kernels import kernel_case, kernel_cases
 from linumpy.benchmark.runner import Case, Mark, Settings
 from linumpy.device import to_host
-from linumpy.sampling.amr import BrickField
 from linumpy.sampling.field import Field
+from linumpy.sampling.fields.amr import BrickField
+from linumpy.sampling.fields.umesh import StitchedField
+from linumpy.sampling.fields.vdb import SparseGrid
 from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import NODE_CHILDREN, Levels, flatten, offsets_of
 from linumpy.sampling.files.umesh import Mesh
-from linumpy.sampling.umesh import StitchedField
-from linumpy.sampling.vdb import SparseGrid
 
 #: Points of a case; bytes that a point has: coordinates and a value.
 _POINTS, _POINT_NBYTES = 2**26, 16

@@ -6,7 +6,9 @@ In: a volume's size and a folder. Out: cases, whose results are checked in doubl
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,9 @@ import numpy as np
 from linumpy.benchmark.runner import Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.suites.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, truth_at
 from linumpy.sampling import create_sampler
+
+#: Points whose voxels are read one by one, and those of a thread at a time.
+_PREAD_SAMPLES, _PREAD_BATCH = 2**17, 2**13
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,50 @@ def _host_case(order: str, raw: Path, volume: Larger) -> Case:
     return Case(
         f"out-of-core-host-{order}",
         volume.batch * SAMPLE_NBYTES,
-        (entry,),
+        (entry, _pread_entry(raw, volume)),
         (f"{volume.batch} samples a batch",),
         {"samples": volume.batch},
     )
+
+
+def _pread_entry(raw: Path, volume: Larger) -> Entry:
+    """Sample the same file without slabs: each point reads its voxels by four calls of pread, of two voxels each."""
+    count = min(volume.batch, _PREAD_SAMPLES)
+
+    @contextmanager
+    def prepare() -> Iterator[Prepared]:
+        with raw.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            rng = np.random.default_rng(1)
+
+            def call() -> tuple[Any, Any]:
+                coords = rng.random((count, 3), np.float32)
+                values = np.empty((1, count), np.float32)
+
+                def part(begin: int) -> None:
+                    end = begin + _PREAD_BATCH
+                    values[0, begin:end] = _by_pread(file.fileno(), volume.shape, coords[begin:end])
+
+                list(pool.map(part, range(0, count, _PREAD_BATCH)))
+                return coords, values
+
+            yield Prepared(call, lambda result: volume.wrong(*result))
+
+    return Entry("pread", "4 preads a point", prepare, "peer", max_seconds=4, share=count / volume.batch)
+
+
+def _by_pread(file: int, shape: tuple[int, int, int], coords: np.ndarray) -> np.ndarray:
+    """Interpolate between voxels that are read two at a time; in parts of 60000."""
+    size = np.array(shape)
+    at = np.clip(coords[:, ::-1].astype(np.float64) * size - 0.5, 0, size - 1)
+    cell = np.minimum(at.astype(np.int64), np.maximum(size - 2, 0))
+    rows = [(cell[:, 0] + k) * size[1] + cell[:, 1] + j for k in (0, 1) for j in (0, 1)]
+    offsets = np.stack([(row * size[2] + cell[:, 2]) * 2 for row in rows], 1).reshape(-1).tolist()
+    voxels = np.frombuffer(b"".join([os.pread(file, 4, offset) for offset in offsets]), "<u2")
+    values = voxels.reshape(-1, 2, 2, 2).astype(np.float64)
+    for axis in range(3):
+        part = (at - cell)[:, axis].reshape(-1, *[1] * (2 - axis))
+        values = values[:, 0] * (1 - part) + values[:, 1] * part
+    return (values / 60000).astype(np.float32)
 
 
 def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:

@@ -6,42 +6,35 @@ of different jobs share reads, decoders and kernels; a chunk that several of the
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
-import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import zarr
 
 from linumpy.device import is_device_array, require_cuda
 from linumpy.errors import RegionError, UnsupportedLayoutError
-from linumpy.gpu.read.loop import Loop
-from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.loop.jobs import Jobs, Regions
+from linumpy.gpu.loop.limits import limits_for
+from linumpy.gpu.loop.loop import Loop
+from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.staging import DeviceStaging, DirectStaging, HostStaging
-from linumpy.gpu.read.ticket import Request, Ticket
-from linumpy.gpu.read.works import Limits, limits_for
-from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.gpu.staging.device import DeviceStaging
+from linumpy.gpu.staging.direct import DirectStaging
+from linumpy.gpu.staging.host import HostStaging
+from linumpy.gpu.staging.scatter import Conversion
+from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
-from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
-#: Layouts that are kept.
-_LAYOUTS = 2048
 #: Smallest slab: a few blocks of a file.
 _MIN_SLAB = 4096
-#: Boxes that one request has; a larger region becomes several, made when it is their turn.
-_REQUEST_BOXES = 2**16
 
 
 @dataclass(frozen=True)
@@ -175,34 +168,59 @@ class Reader:
         return self.submit_layout(self.layout_of(source, level), region, out=out, dtype=dtype)
 
     def submit_many(
-        self, source: Source, regions: Any, *, level: int = 0, outs: Sequence[Any] | None = None, dtype: Any = None
+        self,
+        source: Source | Sequence[Source],
+        regions: Any,
+        *,
+        level: int = 0,
+        outs: Sequence[Any] | None = None,
+        dtype: Any = None,
     ) -> list[Ticket]:
-        """Ask for many regions of one array, planned together.
+        """Ask for many regions, planned together.
 
         Parameters
         ----------
-        source, level, dtype
+        source : as for :meth:`submit`, or list of these
+            The array; or, in a list, that of each region.
+        level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
             First voxel and the one behind the last, along each axis; or what :meth:`submit` takes.
         outs : sequence of arrays, optional
-            One for each region.
-        """
-        layout = self.layout_of(source, level)
-        if isinstance(regions, np.ndarray):
-            start, stop = _bounds(regions, layout.shape)
-            shapes = [tuple(row) for row in (stop - start).tolist()]
-        else:
-            boxes = [normalize_region(region, layout.shape) for region in regions]
-            start = np.array([box.start for box in boxes], np.int64).reshape(-1, len(layout.shape))
-            stop = np.array([box.stop for box in boxes], np.int64).reshape(-1, len(layout.shape))
-            shapes = [box.shape for box in boxes]
-        kept = None if isinstance(regions, np.ndarray) else np.array([box.kept for box in boxes], bool)
-        return self._submit(layout, start, stop, shapes, kept, outs, dtype)
+            One for each region. Without `dtype` each region is cast to the dtype of its own.
 
-    def submit_batch(self, jobs: Iterable[tuple[Source, Any, Any, Any]]) -> list[Ticket]:
-        """Ask for regions of many arrays: tuples of source, region, `out` or None, dtype or None."""
-        return [self.submit(source, region, out=out, dtype=dtype) for source, region, out, dtype in jobs]
+        Raises
+        ------
+        UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
+            As :meth:`submit`, for any of the regions; then none is read.
+        """
+        regions = regions if isinstance(regions, np.ndarray) else list(regions)
+        layouts, array = self._layouts_of(source, len(regions), level)
+        if outs is not None and len(outs) != len(regions):
+            raise ValueError(f"outs has {len(outs)} arrays, but there are {len(regions)} regions")
+        if not len(regions):
+            return []
+        if isinstance(regions, np.ndarray):
+            start, stop = _bounds(regions, layouts, array)
+            kept = None
+        else:
+            boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, array.tolist(), strict=True)]
+            if len({len(box.start) for box in boxes}) > 1:
+                raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
+            start, stop = (np.array([getattr(box, side) for box in boxes], np.int64) for side in ("start", "stop"))
+            kept = np.array([box.kept for box in boxes], bool)
+        return self._submit(layouts, array, start, stop, kept, outs, dtype)
+
+    def _layouts_of(self, source: Source | Sequence[Source], count: int, level: int) -> tuple[list[Any], np.ndarray]:
+        """List the layouts of sources, each once, and which of them each region is of."""
+        if not isinstance(source, (list, tuple)):
+            return [self.layout_of(source, level)], np.zeros(count, np.int64)
+        if len(source) != count:
+            raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
+        numbers: dict[int, int] = {}
+        array = [numbers.setdefault(id(one), len(numbers)) for one in source]
+        first = {number: one for one, number in zip(reversed(source), reversed(array), strict=True)}
+        return [self.layout_of(first[number], level) for number in range(len(first))], np.array(array, np.int64)
 
     def submit_layout(
         self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
@@ -212,7 +230,7 @@ class Reader:
         start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
         kept = np.array([box.kept], bool).reshape(1, -1)
         outs = None if out is None else [out]
-        return self._submit(layout, start, stop, [box.shape], kept, outs, dtype, timed=timed)[0]
+        return self._submit([layout], np.zeros(1, np.int64), start, stop, kept, outs, dtype, timed=timed)[0]
 
     def layout_of(self, source: Source, level: int = 0) -> ArrayLayout:
         """Say how an array is stored; known ones are not opened again while their metadata is as it was.
@@ -230,10 +248,10 @@ class Reader:
 
     def _submit(
         self,
-        layout: ArrayLayout,
+        layouts: list[ArrayLayout],
+        array: np.ndarray,
         start: np.ndarray,
         stop: np.ndarray,
-        shapes: list[tuple[int, ...]],
         kept: np.ndarray | None,
         outs: Sequence[Any] | None,
         dtype: Any,
@@ -242,33 +260,40 @@ class Reader:
     ) -> list[Ticket]:
         if os.getpid() != self._process:
             raise RuntimeError("this reader was made by the parent of this process: make one here")
-        if outs is not None and len(outs) != len(shapes):
-            raise ValueError(f"outs has {len(outs)} arrays, but there are {len(shapes)} regions")
-        if not shapes:
-            return []
-        given = dtype if dtype is not None or outs is None else getattr(outs[0], "dtype", None)
-        target = cast_dtype(layout.dtype, given)
+        numbers = array.tolist()
+        targets = _targets(layouts, numbers, outs, dtype)
+        shapes = _shapes(stop - start, kept)
+        home = ready = None
         with _context_of(self._cupy, self.device):
-            arrays = self._outputs(shapes, target) if outs is None else [*outs]
-            for array, shape in zip(arrays, shapes, strict=True):
-                _check_out(array, shape, target, on_device=self.on_device)
-            home = ready = None
             if self._cupy is not None:
                 home = self._cupy.cuda.get_current_stream()
+            if outs is None:
+                xp = np if self._cupy is None else self._cupy
+                arrays = [xp.empty(shape, target) for shape, target in zip(shapes, targets, strict=True)]
+            else:
+                arrays = [*outs]
+                for one, shape, target in zip(arrays, shapes, targets, strict=True):
+                    _check_out(one, shape, target, on_device=self.on_device)
+            if self._cupy is not None and home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
-        tickets = [Ticket(array, layout.name, self._order, home if outs is None else None) for array in arrays]
+        own = home if outs is None else None
+        tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
             ticket.timed = timed
-        conversion = Conversion(layout.dtype, target, layout.swapped)
-        strides = _strides(arrays, kept, (len(shapes), layout.rank))
-        addresses = np.array([_address(array) for array in arrays], np.int64)
-        jobs = _Jobs(self.limits, layout, conversion, start, stop, strides, addresses, ready, tickets)
-        self._loop.submit(jobs, jobs.boxes)
+        strides = _strides(arrays, kept, start.shape)
+        addresses = np.array([_address(one) for one in arrays], np.int64)
+        made = []
+        for rows in _alike(layouts, numbers, targets):
+            mine, regions = layouts, Regions(array, start, stop, strides, addresses)
+            if len(rows) < len(numbers):
+                used, which = np.unique(array[rows], return_inverse=True)
+                mine = [layouts[number] for number in used.tolist()]
+                regions = replace(regions.take(np.array(rows)), array=which)
+            conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped)
+            made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
+        for jobs in made:  # none of them is queued where one cannot be made
+            self._loop.submit(jobs, jobs.boxes)
         return tickets
-
-    def _outputs(self, shapes: list[tuple[int, ...]], dtype: np.dtype) -> list[Any]:
-        xp = np if self._cupy is None else self._cupy
-        return [xp.empty(shape, dtype) for shape in shapes]
 
     def _order(self, stream: Any, events: list[Any]) -> None:
         """Let a stream wait for events."""
@@ -321,11 +346,13 @@ class Reader:
     @property
     def device_bytes(self) -> int:
         """Device memory that is held for slabs."""
-        return 0 if self._loop.staging is None else int(self._loop.staging.arena_nbytes)
+        carrier = self._loop.carrier
+        return 0 if carrier is None else int(carrier.staging.arena_nbytes)
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        counts, indexes, cache = self._loop.counts, self._loop.indexes, self._loop.cache
+        counts, indexes, carrier = self._loop.counts, self._loop.indexes, self._loop.carrier
+        cache = None if carrier is None else carrier.cache
         return ReaderStats(
             jobs=int(counts["jobs"]),
             chunks=int(counts["chunks"]),
@@ -394,187 +421,49 @@ def _close_loop(loop: Loop, process: int) -> None:
         loop.close()
 
 
-class _Jobs:
-    """Regions of one array as the loop takes them: one request, or several where the regions are large."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        layout: ArrayLayout,
-        conversion: Conversion,
-        start: np.ndarray,
-        stop: np.ndarray,
-        strides: np.ndarray,
-        addresses: np.ndarray,
-        ready: Any,
-        tickets: list[Ticket],
-    ) -> None:
-        self._limits, self._layout, self._conversion = limits, layout, conversion
-        self._strides, self._ready, self._tickets = strides, ready, tickets
-        self._most = min(_REQUEST_BOXES, limits.boxes)
-        self._portions = self._cut(start, stop, addresses)
-        chunk = np.array(layout.chunk_shape, np.int64)
-        count = np.where(stop > start, -(-stop // chunk) - start // chunk, 0)
-        self._counts = count.astype(float).prod(axis=1)
-        self.boxes = int(min(self._counts.sum(), self._most))
-        # The first request is made by the caller's thread, the others when it is their turn.
-        self._first: Request | None = next(self._portions)
-
-    def next_request(self) -> Request | None:
-        """Return the next request; None at the end."""
-        if self._first is not None:
-            request, self._first = self._first, None
-            return request
-        return next(self._portions, None)
-
-    def abandon(self, error: BaseException) -> None:
-        """End jobs of which nothing has begun; those that have are ended with their wave."""
-        for ticket in self._tickets:
-            if not ticket.done():
-                ticket.fail(error)
-                ticket.settle([], None)
-
-    def _cut(self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray) -> Iterator[Request]:
-        rows = np.arange(len(start))
-        small = self._counts <= self._most
-        while len(rows):
-            if not small[rows[0]]:
-                yield from self._cut_one(int(rows[0]), start[rows[0]], stop[rows[0]], int(addresses[rows[0]]))
-                rows = rows[1:]
-                continue
-            end = int(np.searchsorted(np.cumsum(self._counts[rows]), self._most, side="right"))
-            large = np.flatnonzero(~small[rows])
-            take = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
-            rows = rows[len(take) :]
-            tickets = [self._tickets[row] for row in take.tolist()]
-            yield self._request(start[take], stop[take], addresses[take], self._strides[take], tickets)
-
-    def _cut_one(self, row: int, start: np.ndarray, stop: np.ndarray, address: int) -> Iterator[Request]:
-        """Part a large region along the grid of stored objects."""
-        layout, ticket, strides = self._layout, self._tickets[row], self._strides[row]
-        plan = ReadPlan(layout, Region(tuple(start.tolist()), tuple(stop.tolist()), (True,) * layout.rank))
-        chunk = np.array(layout.chunk_shape, np.int64)
-        pending = None
-        for box in plan.batches(self._most):
-            if pending is not None:
-                ticket.portions += 1  # the ticket is not over before the last request is
-                yield pending
-            corners = np.array(box, np.int64)
-            begin = np.maximum(start, corners[:, 0] * chunk)
-            end = np.minimum(stop - corners[:, 1] * chunk + chunk, chunk) + (corners[:, 1] - 1) * chunk
-            at = np.array([address + int(((begin - start) * strides).sum())])
-            pending = self._request(begin[None], end[None], at, strides[None], [ticket])
-        if pending is not None:
-            yield pending
-
-    def _request(
-        self, start: np.ndarray, stop: np.ndarray, addresses: np.ndarray, strides: np.ndarray, tickets: list[Ticket]
-    ) -> Request:
-        layout = self._layout
-        raw = layout.chain is None
-        longest = self._limits.box_nbytes(layout.chunk_nbytes, raw=raw)
-        boxes = cut_boxes(layout, start, stop, strides, longest)
-        by_chunk = not raw or is_cut_whole(layout, longest)
-        return Request(layout, self._conversion, boxes, strides, addresses, by_chunk, self._ready, tickets)
-
-
-class Layouts:
-    """Layouts of the arrays that were read last; for several threads.
-
-    A path is looked at again when the files of its metadata are other ones; an open array has the metadata that it was
-    opened with.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
-
-    def get(self, source: Source, level: int) -> ArrayLayout:
-        """Return the layout of an array."""
-        return self.find(source, level)[0]
-
-    def find(self, source: Source, level: int) -> tuple[ArrayLayout, bool]:
-        """Return the layout of an array, and whether it was known."""
-        key = _key(source, level)
-        with self._lock:
-            entry = self._known.get(key) if key is not None else None
-        if entry is not None and _version(source, entry[1]) == entry[0]:
-            with self._lock:
-                self._known[key] = entry
-                self._known.move_to_end(key)
-            return entry[2], True
-        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
-        before = _version(source, files)
-        layout = read_layout(open_source(source, level))
-        if files and layout.root is not None and f"{layout.root}/zarr.json" not in files:  # an image's resolution
-            own = _metadata_files(layout.root)
-            before, files = [*before, *_version(source, own)], files + own
-        if key is not None:
-            with self._lock:
-                self._known[key] = (before, files, layout)
-                while len(self._known) > _LAYOUTS:
-                    self._known.popitem(last=False)
-        return layout, False
-
-
-#: Layouts that all readers of this process know.
-LAYOUTS = Layouts()
-
-
-def _key(source: Source, level: int) -> object:
-    """Name a source that may be known; None for others."""
-    if isinstance(source, zarr.Array):
-        return "array", id(source.metadata), str(source.store_path), level
-    if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
-        return "path", _folder(source), level
-    return None
-
-
-def _folder(source: Any) -> str:
-    """Path of a source, its dots left to the file system: behind a link they are not those of the text."""
-    return os.path.join(os.getcwd(), source)
-
-
-def _metadata_files(folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
-
-
-def _version(source: Source, files: list[str]) -> Any:
-    """What must be the same for a layout to hold."""
-    return _Same(source.metadata) if isinstance(source, zarr.Array) else [_stamp(path) for path in files]
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """An object that equals itself alone; held, so that no other one gets its identity."""
-
-    held: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.held is other.held
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _bounds(regions: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    if regions.ndim != 3 or regions.shape[1:] != (len(shape), 2) or regions.dtype.kind not in "iu":
-        raise RegionError(
-            f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {len(shape)}, 2)"
-        )
+def _bounds(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rank = layouts[0].rank
+    if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
+        raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
+    if any(layout.rank != rank for layout in layouts):
+        raise RegionError(f"regions have {rank} axes, but not all arrays do")
     start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
-    wrong = ((start < 0) | (stop < start) | (stop > np.array(shape, np.int64))).any(axis=1)
+    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)[array]
+    wrong = ((start < 0) | (stop < start) | (stop > shape)).any(axis=1)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
+        shape = layouts[array[row]].shape
         raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
     return start, stop
+
+
+def _targets(layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Any] | None, dtype: Any) -> list[np.dtype]:
+    """Settle the dtype of each output."""
+    if dtype is not None or outs is None:
+        of_array = [cast_dtype(layout.dtype, dtype) for layout in layouts]
+        return [of_array[number] for number in numbers]
+    wanted = [getattr(out, "dtype", None) for out in outs]
+    known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
+    return [known[pair] for pair in zip(numbers, wanted, strict=True)]
+
+
+def _shapes(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
+    """Shapes of the outputs: of the axes that regions keep."""
+    if kept is None or kept.all():
+        return [tuple(row) for row in extent.tolist()]
+    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
+
+
+def _alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
+    """Bring rows together that are cut, decoded and cast alike."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    known: dict[tuple[int, np.dtype], list[int]] = {}
+    for row, pair in enumerate(zip(numbers, targets, strict=True)):
+        rows = known.get(pair)
+        if rows is None:
+            rows = known[pair] = kinds.setdefault((layouts[pair[0]].geometry, pair[1]), [])
+        rows.append(row)
+    return list(kinds.values())
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
@@ -611,36 +500,3 @@ def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:
         return ""
     stored, by_host = ticket.counts.chunks - ticket.counts.filled, ticket.counts.by_host
     return f"{layout.chain}, on the {'host' if 0 < stored == by_host else 'device'}"
-
-
-_readers: dict[tuple[int | str, bool], Reader] = {}
-_readers_lock = threading.Lock()
-
-
-def shared_reader(device: int | str, *, direct: bool = False) -> Reader:
-    """Return the reader of a device that all callers of this process share; it is made when it is first needed."""
-    with _readers_lock:
-        reader = _readers.get((device, direct))
-        if reader is None or reader.is_closed:
-            reader = _readers[device, direct] = Reader(device, direct=direct)
-        return reader
-
-
-def release() -> None:
-    """Close the readers that this process shares, and give back their memory; the next read makes new ones."""
-    with _readers_lock:
-        readers = list(_readers.values())
-        _readers.clear()
-    for reader in readers:
-        reader.close()
-
-
-def _forget() -> None:
-    """In a child process, which has none of its parent's threads."""
-    global _readers_lock
-    _readers_lock = threading.Lock()
-    _readers.clear()
-
-
-atexit.register(release)
-os.register_at_fork(after_in_child=_forget)

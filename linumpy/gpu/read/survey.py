@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from linumpy.gpu.read.locate import IndexCache, locate
+from linumpy.gpu.loop.jobs import Regions, make_request
+from linumpy.gpu.loop.limits import Limits, limits_for
+from linumpy.gpu.loop.locate import IndexCache, locate
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.loop.wave import Part
+from linumpy.gpu.loop.works import Cutter, Work, estimate_scratch, way_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
-from linumpy.gpu.read.scatter import Conversion
-from linumpy.gpu.read.ticket import Request, Ticket
-from linumpy.gpu.read.wave import Part
-from linumpy.gpu.read.works import Cutter, Limits, Work, estimate_scratch, limits_for, way_of
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.file_reads import ReadEngine
-from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
 from linumpy.plan.read.pieces import c_strides
 from linumpy.plan.read.plan import ReadPlan, Survey
 
@@ -50,7 +51,7 @@ def _look(plan: ReadPlan, limits: Limits, survey: Survey) -> Survey:
     if layout.shard is None and layout.chain is None:  # raw chunks have no size to be found
         count = plan.count(longest).pieces
         return replace(survey, pieces=count, reads=count)
-    part = _part(plan, longest)
+    part = _part(plan, limits)
     engine, cutter = ReadEngine(), Cutter([part], limits, lambda _: 0)
     try:
         works = list(cutter.cut(lambda one: locate(one, engine, IndexCache()), lambda *_: None))
@@ -70,13 +71,12 @@ def _spans(work: Work) -> int:
     return sum(len(spans) for _, spans in work.rows)
 
 
-def _part(plan: ReadPlan, longest: int | None) -> Part:
+def _part(plan: ReadPlan, limits: Limits) -> Part:
     """Want the whole region, of nobody: nothing is read."""
     layout, region = plan.layout, plan.region
-    start, stop = np.array([region.start], np.int64), np.array([region.stop], np.int64)
+    start, stop = (np.array(side, np.int64).reshape(1, -1) for side in (region.start, region.stop))
     strides = np.array([c_strides(region.box_shape)], np.int64).reshape(1, -1) * layout.dtype.itemsize
-    boxes = cut_boxes(layout, start.reshape(1, -1), stop.reshape(1, -1), strides, longest)
+    regions = Regions(np.zeros(1, np.int64), start, stop, strides, np.zeros(1, np.int64))
     ticket = Ticket(None, layout.name, lambda *_: None, None)
     conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
-    by_chunk = layout.chain is not None or is_cut_whole(layout, longest)
-    return Part([Request(layout, conversion, boxes, strides, np.zeros(1, np.int64), by_chunk, None, [ticket])])
+    return Part([make_request(limits, [layout], conversion, regions, plan.chunk_count, None, [ticket])])

@@ -7,6 +7,7 @@ number of streams decides. In: codec chain, sizes, room. Out: :class:`DecodeWay`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -70,6 +71,7 @@ class DecodeWay:
         return f"{self.chain}, on the device, {slabs}{beside}"
 
 
+@lru_cache(256)
 def choose_way(
     chain: DecodeChain,
     chunk_nbytes: int,

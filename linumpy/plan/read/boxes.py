@@ -94,31 +94,29 @@ def cut_boxes(
 
 
 def _boxes_of_chunks(layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, target_strides: np.ndarray) -> Boxes:
-    size = np.array(layout.chunk_shape, np.int64)
+    size, strides = layout.chunk_sizes, layout.chunk_byte_strides
     first = start // size
     count = np.where(stop > start, -(-stop // size) - first, 0)
+    steps = np.ones_like(count)
+    for axis in range(layout.rank - 1, 0, -1):
+        steps[:, axis - 1] = steps[:, axis] * count[:, axis]
     total = count.prod(axis=1)
-    region = np.repeat(np.arange(len(start)), total)
-    within = np.arange(len(region)) - np.repeat(np.cumsum(total) - total, total)
-    chunk = np.empty((len(region), layout.rank), np.int64)
-    counts = count[region]
-    for axis in reversed(range(1, layout.rank)):
-        within, chunk[:, axis] = np.divmod(within, counts[:, axis])
-    if layout.rank:
-        chunk[:, 0] = within
-    chunk += first[region]
+    region = np.arange(len(start)).repeat(total)
+    within = np.arange(len(region)) - (total.cumsum() - total)[region]
+    one = slice(None) if len(start) == 1 else region  # a single region is broadcast
+    chunk = within[:, None] // steps[one] % count[one] + first[one]
     # Counted from the chunk's first element, so that no product leaves int64 however long the axis is.
-    begin, end = start[region] - chunk * size, stop[region] - chunk * size
+    origin = chunk * size
+    begin = start[one] - origin
     inside = np.maximum(begin, 0)
-    extent = np.minimum(end, size) - inside
-    strides = np.array(layout.chunk_strides, np.int64) * layout.dtype.itemsize
+    extent = np.minimum(stop[one] - origin, size) - inside
     return Boxes(
         region=region,
         chunk=chunk,
         offset=inside @ strides,
         nbytes=(extent - 1) @ strides + layout.dtype.itemsize,
         extent=extent,
-        target_offset=((inside - begin) * target_strides[region]).sum(axis=1),
+        target_offset=((inside - begin) * target_strides[one]).sum(axis=1),
     )
 
 

@@ -173,7 +173,7 @@ def geometry(layout: ArrayLayout, boxes: Boxes, target_strides: np.ndarray) -> G
     target_strides : numpy.ndarray of int64, (regions, rank)
         Bytes between neighbours in each output.
     """
-    source = np.array(layout.chunk_strides, np.int64) * layout.dtype.itemsize
+    source = layout.chunk_byte_strides
     groups: list[list[int]] = []
     for axis in range(layout.rank):
         if not (boxes.extent[:, axis] > 1).any():

@@ -18,38 +18,30 @@ def object_grid(layout: ArrayLayout, chunk: np.ndarray) -> np.ndarray:
     return chunk if layout.shard is None else chunk // np.array(layout.shard.chunks_per_shard)
 
 
-def number_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number equal rows of coordinates alike.
+def number_rows(rows: np.ndarray) -> np.ndarray:
+    """Give each row of coordinates a number: equal rows the same one, and in the order of the rows.
 
     Parameters
     ----------
-    rows : numpy.ndarray of int64, (n, rank)
+    rows : numpy.ndarray of int64, (n, columns)
         Coordinates.
 
     Returns
     -------
-    unique : numpy.ndarray of int64, (k, rank)
-        Each row once, in C order.
-    number : numpy.ndarray of int64, (n,)
-        Which of them each row is.
+    numpy.ndarray of int64, (n,)
+        The numbers; not all below the largest need occur.
     """
-    if len(rows) < 2 or not rows.shape[1]:
-        return rows[:1], np.zeros(len(rows), np.int64)
+    if not len(rows):
+        return np.zeros(0, np.int64)
     # Counted from the first one, so that no number leaves int64 however large the array is.
     first = rows.min(axis=0)
     size = (rows.max(axis=0) - first + 1).tolist()
-    total = 1
-    for n in size:
-        total *= n
-    if total >= 2**62:
-        return np.unique(rows, axis=0, return_inverse=True)
-    flat = rows[:, 0] - first[0]
-    for axis in range(1, rows.shape[1]):
-        flat = flat * size[axis] + (rows[:, axis] - first[axis])
-    if (flat[1:] > flat[:-1]).all():
-        return rows, np.arange(len(rows))
-    _, where, number = np.unique(flat, return_index=True, return_inverse=True)
-    return rows[where], number
+    steps = [1] * len(size)
+    for column in reversed(range(1, len(size))):
+        steps[column - 1] = steps[column] * size[column]
+    if steps[0] * size[0] >= 2**62:
+        return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    return (rows - first) @ np.array(steps, np.int64)
 
 
 def shard_spans(
@@ -64,7 +56,7 @@ def shard_spans(
     chunk : numpy.ndarray of int64, (n, rank)
         Inner chunks.
     number : numpy.ndarray of int64, (n,)
-        Shard of each.
+        Shard of each, in rising order.
     indexes : iterable of (int, numpy.ndarray of int64, (chunks, 2))
         For each shard its number, and first byte and length of every inner chunk, the first -1 where it is not stored.
         A shard that is left out is not stored.
@@ -78,10 +70,8 @@ def shard_spans(
     shape = layout.shard.chunks_per_shard
     inner = np.ravel_multi_index(tuple((chunk % np.array(shape)).T), shape)
     offset, nbytes = np.full(len(chunk), -1, np.int64), np.zeros(len(chunk), np.int64)
-    order = np.argsort(number, kind="stable")
-    in_order = number[order]
+    first_span = np.searchsorted(number, np.arange(number[0], number[-1] + 2)) if len(number) else number
     for shard, index in indexes:
-        begin, end = np.searchsorted(in_order, (shard, shard + 1))
-        mine = order[begin:end]
+        mine = slice(*first_span[shard - number[0] : shard - number[0] + 2].tolist())
         offset[mine], nbytes[mine] = index[inner[mine]].T
     return offset, nbytes

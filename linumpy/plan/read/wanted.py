@@ -1,4 +1,4 @@
-"""What many regions of one array want of its chunks: each chunk once, whoever wants it.
+"""What many regions want of the chunks of their arrays: each chunk once, whoever wants it.
 
 In: :class:`~linumpy.plan.read.boxes.Boxes`. Out: :class:`Wanted`: stored spans, each with the boxes that it serves.
 """
@@ -16,16 +16,20 @@ from linumpy.plan.read.spans import number_rows, object_grid
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Spans of chunks, each read once, ordered by stored object; one row a span in the first four.
+    """Spans of chunks, each read once, ordered by array, stored object and chunk.
 
     Attributes
     ----------
+    array : numpy.ndarray of int64, (spans,)
+        Array that each span belongs to.
     chunk : numpy.ndarray of int64, (spans, rank)
         Coordinates of the (inner) chunk.
     offset, nbytes : numpy.ndarray of int64, (spans,)
         Bytes of the decoded chunk that its boxes lie in: what has to be read of a raw chunk.
     object_index : numpy.ndarray of int64, (spans,)
-        Stored object that each lies in.
+        Stored object that each lies in, in rising order.
+    object_array : numpy.ndarray of int64, (objects,)
+        Array that each stored object belongs to.
     objects : numpy.ndarray of int64, (objects, rank)
         Coordinates in the grid of stored objects.
     boxes : numpy.ndarray of int64, (boxes,)
@@ -34,10 +38,12 @@ class Wanted:
         Where the boxes of each span begin in `boxes`.
     """
 
+    array: np.ndarray
     chunk: np.ndarray
     offset: np.ndarray
     nbytes: np.ndarray
     object_index: np.ndarray
+    object_array: np.ndarray
     objects: np.ndarray
     boxes: np.ndarray
     first_box: np.ndarray
@@ -55,42 +61,65 @@ class Wanted:
         which : numpy.ndarray of int64, (n,)
             For each of them the entry of `spans` that it belongs to.
         """
-        begin, count = self.first_box[spans], self.first_box[spans + 1] - self.first_box[spans]
-        which = np.repeat(np.arange(len(spans)), count)
-        rows = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + begin[which]
+        begin = self.first_box[spans]
+        count = self.first_box[spans + 1] - begin
+        which = np.arange(len(spans)).repeat(count)
+        if len(which) == len(spans) and (count == 1).all():
+            return self.boxes[begin], which
+        rows = np.arange(len(which)) + (begin - count.cumsum() + count)[which]
         return self.boxes[rows], which
 
 
-def merge(layout: ArrayLayout, boxes: Boxes, *, by_chunk: bool) -> Wanted:
+def merge(layout: ArrayLayout, boxes: Boxes, array: np.ndarray, *, by_chunk: bool) -> Wanted:
     """Bring together what lies in the same chunk.
 
     Parameters
     ----------
     layout : ArrayLayout
-        Of the array.
+        Of the arrays, whose :attr:`~linumpy.plan.layout.ArrayLayout.geometry` is the same.
     boxes : Boxes
         Of all regions.
+    array : numpy.ndarray of int64, (boxes,)
+        Array that each box belongs to.
     by_chunk : bool
         Whether a chunk that several boxes lie in is one span; else each box is a span of its own, as where raw chunks
         are too large to be read whole.
     """
-    if by_chunk:
-        chunk, number = number_rows(boxes.chunk)
-        order = np.argsort(number, kind="stable")
-        first = np.searchsorted(number[order], np.arange(len(chunk) + 1))
-    else:
-        order = np.lexsort((boxes.offset, *boxes.chunk.T[::-1]))
-        chunk, first = boxes.chunk[order], np.arange(len(order) + 1)
+    where = np.column_stack([array, object_grid(layout, boxes.chunk)])
+    number = number_rows(where)
+    chunk_number = number if layout.shard is None else number_rows(np.column_stack([number, boxes.chunk]))
+    order = _order(chunk_number) if by_chunk else np.lexsort((boxes.offset, chunk_number))
+    first = _first_of_runs(chunk_number[order]) if by_chunk else np.arange(len(order) + 1)
+    heads = order[first[:-1]]
     offset, nbytes = _hull(boxes, order, first)
-    objects, index = number_rows(object_grid(layout, chunk))
-    if len(index) and (index[1:] < index[:-1]).any():  # chunks of a shard need not follow on each other in C order
-        rows = np.argsort(index, kind="stable")
-        chunk, offset, nbytes, index = chunk[rows], offset[rows], nbytes[rows], index[rows]
-        count = np.diff(first)[rows]
-        begin = np.repeat(first[:-1][rows], count)
-        order = order[begin + np.arange(len(begin)) - np.repeat(np.cumsum(count) - count, count)]
-        first = np.concatenate(([0], np.cumsum(count)))
-    return Wanted(chunk, offset, nbytes, index, objects, order, first)
+    first_span = _first_of_runs(number[heads])
+    first_box = heads[first_span[:-1]]
+    return Wanted(
+        array=array[heads],
+        chunk=boxes.chunk[heads],
+        offset=offset,
+        nbytes=nbytes,
+        object_index=np.arange(len(first_span) - 1).repeat(np.diff(first_span)),
+        object_array=array[first_box],
+        objects=where[first_box, 1:],
+        boxes=order,
+        first_box=first,
+    )
+
+
+def _order(number: np.ndarray) -> np.ndarray:
+    """Sort numbers; equal ones stay in order."""
+    if (number[1:] > number[:-1]).all():
+        return np.arange(len(number))
+    return np.argsort(number, kind="stable")
+
+
+def _first_of_runs(number: np.ndarray) -> np.ndarray:
+    """Find where runs of equal numbers begin, and the end of the last."""
+    if not len(number):
+        return np.zeros(1, np.int64)
+    changes = np.flatnonzero(number[1:] != number[:-1]) + 1
+    return np.concatenate(([0], changes, [len(number)]))
 
 
 def _hull(boxes: Boxes, order: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,5 @@
-// Pixels, poses and lenses: from the number of a ray to its origin and direction. The twin of linumpy.rays.cameras and
-// linumpy.rays.lenses, operation for operation.
+// Pixels, poses and lenses: from the number of a ray to its origin and direction. The counterpart of
+// linumpy.rays.cameras and linumpy.rays.lenses, operation for operation.
 struct Image {
     uint64 pixels, rays, distortion, cdf_y, cdf_x;  // addresses
     int width, height, format, lens, map_width, map_height, cdf_width, cdf_height;

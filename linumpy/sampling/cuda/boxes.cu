@@ -113,15 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= count) return;
     const int64 position = begin + i;
-    int64 low = 0, high = 1ll << how.levels;  // the last box that begins at or before the position
-    while (high - low > 1) {
-        const int64 middle = (low + high) / 2;
-        if (starts[middle] <= position) low = middle;
-        else high = middle;
-    }
     unsigned at[3];
     int halved[3];
-    place_of(how, static_cast<int>(low), at, halved);
+    indices_of(how, static_cast<int>(box_of(position, starts, how.levels)), at, halved);
     const uint4 words = numbers(how.window, USE_BINNED, call_of(position), how.key);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)

@@ -14,7 +14,7 @@ static_assert(sizeof(Boxes) == 40, "linumpy.sampling.boxes writes 40 bytes");
 constexpr int FIELD_BITS = 21;  // of a coordinate: three of them are two words of the generator
 
 // Which box along each axis, and how often each axis is halved.
-__device__ __forceinline__ void place_of(const Boxes &how, int box, unsigned *at, int *halved) {
+__device__ __forceinline__ void indices_of(const Boxes &how, int box, unsigned *at, int *halved) {
     at[0] = at[1] = at[2] = 0;
     halved[0] = halved[1] = halved[2] = 0;
     for (int level = 0; level < how.levels; ++level) {
@@ -27,6 +27,17 @@ __device__ __forceinline__ void place_of(const Boxes &how, int box, unsigned *at
                 ++halved[a];
             }
     }
+}
+
+// The last box that begins at or before a position.
+__device__ __forceinline__ int64 box_of(int64 position, const int64 *__restrict__ starts, int levels) {
+    int64 low = 0, high = 1ll << levels;
+    while (high - low > 1) {
+        const int64 middle = (low + high) / 2;
+        if (starts[middle] <= position) low = middle;
+        else high = middle;
+    }
+    return low;
 }
 
 // The two words of a sample, by its position in the window. Neighbours share a call of the generator.

@@ -1,8 +1,8 @@
 // Coordinates of random points, as linumpy.sampling.draws makes them on the host: the same bits.
 #include "philox.cuh"
+#include "boxes.cuh"
 
 constexpr int THREADS = 256;
-typedef long long int64;
 
 struct Draw {
     uint64 first;       // number of the first sample
@@ -61,8 +61,11 @@ __device__ uint64 chosen_cell(const Draw &how, const int64 *ids, const uint64 *c
     return begin;
 }
 
+// float32 rounds some coordinates of a cell to its upper border, which is part of the next cell: those become the number
+// below. No such coordinate is 0, whose bits have none below.
 __device__ __forceinline__ float in_cell(unsigned cell, unsigned word, int cells) {
-    return static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
+    const float made = static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
+    return static_cast<double>(made) * cells >= cell + 1.0 ? __int_as_float(__float_as_int(made) - 1) : made;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ coords, const int64 *__restrict__ ids,
@@ -83,12 +86,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ c
     unsigned bits[3] = {words.x >> 8, words.y >> 8, words.z >> 8};
     if (how.use == USE_STRATIFIED) {
         const int b = how.strata_bits;
-        const unsigned place = static_cast<unsigned>(index & ((1ull << 3 * b) - 1));
-        const unsigned stratum = shuffled(place, numbers(index >> 3 * b, USE_STRATA, 0, how.key), 3 * b);
+        const unsigned within = static_cast<unsigned>(index & ((1ull << 3 * b) - 1));
+        const unsigned stratum = shuffled(within, numbers(index >> 3 * b, USE_STRATA, 0, how.key), 3 * b);
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
             bits[axis] = bits[axis] >> b | (stratum >> axis * b & ((1u << b) - 1)) << (24 - b);
     }
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) at[axis] = coordinate(bits[axis]);
+}
+
+// Words of a sample of a window: its position has 33 bits, of which the third word of the counter holds the highest.
+__device__ uint4 numbers_at(int64 position, unsigned use, const Boxes &window) {
+    const uint64 at = static_cast<uint64>(position);
+    return philox(static_cast<unsigned>(window.window), static_cast<unsigned>(window.window >> 32),
+                  use << USE_SHIFT | static_cast<unsigned>(at >> 32), static_cast<unsigned>(at), window.key);
+}
+
+// Coordinates of the samples of a window by weights, from `begin` on, as linumpy.sampling.weighted makes them. Cells lie
+// along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose samples begin at `starts`.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    draw_in_parts(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative,
+                  const int64 *__restrict__ starts, int64 begin, const Draw how, const Boxes window) {
+    const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= how.count) return;
+    const int64 position = begin + i;
+    const uint64 part = static_cast<uint64>(box_of(position, starts, window.levels));
+    const uint4 random = numbers_at(position, USE_BINNED_CELL, window);
+    const uint64 along =
+        part << (63 - window.levels) | (static_cast<uint64>(random.x) << 32 | random.y) >> (1 + window.levels);
+    const unsigned high = static_cast<unsigned>(along >> 31), low = static_cast<unsigned>(along << 1);
+    // Equal cells are chosen by a fraction y + x / 2^32 of the list, others by 64 bits of which x holds the highest.
+    const uint4 fraction = cumulative ? uint4{high, low, 0, 0} : uint4{low, high, 0, 0};
+    const uint64 found = chosen_cell(how, cumulative ? nullptr : ids, cumulative, fraction);
+    const uint64 cell = cumulative ? static_cast<uint64>(ids[found]) : found, row = cell / how.grid[2];
+    const uint4 words = numbers_at(position, USE_BINNED_POINT, window);
+    float *const at = coords + 3 * i;
+    at[0] = in_cell(static_cast<unsigned>(cell % how.grid[2]), words.x, how.grid[2]);
+    at[1] = in_cell(static_cast<unsigned>(row % how.grid[1]), words.y, how.grid[1]);
+    at[2] = in_cell(static_cast<unsigned>(row / how.grid[1]), words.z, how.grid[0]);
 }

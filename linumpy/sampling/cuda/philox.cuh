@@ -2,7 +2,18 @@
 typedef unsigned long long uint64;
 
 // What a counter is for, in its third word, so that no two uses share numbers.
-enum Use { USE_IID, USE_STRATIFIED, USE_STRATA, USE_SOBOL, USE_WEIGHTED, USE_CELL, USE_SPLIT, USE_BINNED };
+enum Use {
+    USE_IID,
+    USE_STRATIFIED,
+    USE_STRATA,
+    USE_SOBOL,
+    USE_WEIGHTED,
+    USE_CELL,
+    USE_SPLIT,
+    USE_BINNED,
+    USE_BINNED_CELL,
+    USE_BINNED_POINT
+};
 constexpr int USE_SHIFT = 28;  // the bits below number nodes of a tree of counts
 
 struct Key { unsigned low, high; };

@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if LABELS
                 store(values + c * how.count + i, static_cast<TARGET>(v));
 #else
-                // A point that is no number has no value.
+                // The value of a point that is not finite is NaN.
                 const float nan_or_0 = (u[k][0] - u[k][0]) + (u[k][1] - u[k][1]) + (u[k][2] - u[k][2]);
                 store(values + c * how.count + i, as_value(v, how) + nan_or_0);
 #endif
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 at[k][a] = FAST ? along_linear(u[k][a], how.dims[a]) : along(u[k][a], how.dims[a]);
 #if FAST && !DRAW
 #pragma unroll
-        for (int k = 0; k < GROUPS; ++k) at[k][0].f += doubt(u[k]);
+        for (int k = 0; k < GROUPS; ++k) at[k][0].f += nan_or_zero(u[k]);
 #endif
 #if ORDER == 1
 #if LAYOUT && !DRAW

@@ -64,13 +64,13 @@ __device__ __forceinline__ Tile tile_of(const Span *span, const Volume &how) {
     return made;
 }
 
-struct Place {
+struct Position {
     INDEX row;
     int x;
 };
 
 template <bool BORDER>
-__device__ __forceinline__ Place place_in(const Tile &tile, unsigned k, const Volume &how) {
+__device__ __forceinline__ Position position_in(const Tile &tile, unsigned k, const Volume &how) {
     const unsigned line = quotient(k, tile.per_line), plane = quotient(line, tile.per_plane);
     int z = tile.first[0] + plane, y = tile.first[1] + (line - plane * tile.rows);
     if (BORDER) {
@@ -82,21 +82,21 @@ __device__ __forceinline__ Place place_in(const Tile &tile, unsigned k, const Vo
 }
 
 // Four voxels of a row, with those that repeat the border.
-template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *channel, const Place &place,
+template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *channel, const Position &position,
                                                                const Volume &how) {
     const int n = how.dims[2];
 #if FOURS
-    const int x = BORDER ? max(0, min(place.x, n - 4)) : place.x;
-    Four made = *reinterpret_cast<const Four *>(channel + (place.row + x));
+    const int x = BORDER ? max(0, min(position.x, n - 4)) : position.x;
+    Four made = *reinterpret_cast<const Four *>(channel + (position.row + x));
     if (BORDER) {
-        if (place.x < 0) made.v[3] = made.v[0];
-        if (place.x >= n) made.v[0] = made.v[3];
+        if (position.x < 0) made.v[3] = made.v[0];
+        if (position.x >= n) made.v[0] = made.v[3];
     }
     return made;
 #else
     Four made;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) made.v[k] = channel[place.row + clamped(place.x + k, n)];
+    for (int k = 0; k < 4; ++k) made.v[k] = channel[position.row + clamped(position.x + k, n)];
     return made;
 #endif
 }
@@ -131,10 +131,10 @@ __device__ __forceinline__ void fill(float4 *held, const Tile &tile, const SOURC
     if (COPIED) {
 #pragma unroll 4
         for (int k = threadIdx.x; k < all; k += THREADS) {
-            const Place place = place_in<BORDER>(tile, k, how);
-            if (BORDER && (place.x < 0 || place.x >= how.dims[2]))
-                store_four(held + k, four_at<true>(channel, place, how), how);
-            else copy(held + k, channel + (place.row + place.x));
+            const Position position = position_in<BORDER>(tile, k, how);
+            if (BORDER && (position.x < 0 || position.x >= how.dims[2]))
+                store_four(held + k, four_at<true>(channel, position, how), how);
+            else copy(held + k, channel + (position.row + position.x));
         }
         wait_for_copies();
         return;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void fill(float4 *held, const Tile &tile, const SOURC
         Four got[BATCH];
 #pragma unroll
         for (int j = 0; j < BATCH; ++j)
-            got[j] = four_at<BORDER>(channel, place_in<BORDER>(tile, min(begin + j * THREADS, all - 1), how), how);
+            got[j] = four_at<BORDER>(channel, position_in<BORDER>(tile, min(begin + j * THREADS, all - 1), how), how);
 #pragma unroll
         for (int j = 0; j < BATCH; ++j)
             if (begin + j * THREADS < all) store_four(held + begin + j * THREADS, got[j], how);
@@ -203,23 +203,23 @@ __device__ __forceinline__ void write_whole(float *coords, float4 *staged, const
     __syncwarp();
 }
 
-// places: which box along z, y and x each one is. Samples begin to begin + how.count of the window are written, from the
+// box_indices: which box along z, y and x each one is. Samples begin to begin + how.count of the window are written, from the
 // first element of coords and values on; first_box: the one of block 0. Parts of a box along the second axis of the grid.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, float *__restrict__ values,
-                 const int64 *__restrict__ starts, const int4 *__restrict__ places, int first_box, int64 begin,
+                 const int64 *__restrict__ starts, const int4 *__restrict__ box_indices, int first_box, int64 begin,
                  const Boxes boxes, const Volume how) {
     extern __shared__ __align__(16) float voxels[];
     __shared__ float4 staging[WARPS][3 * 32];
     const int box = first_box + blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int4 place = places[box];
+    const int4 in_grid = box_indices[box];
     const int64 end = min(starts[box + 1], begin + how.count), first = max(starts[box], begin);
     const int64 step = static_cast<int64>(gridDim.y) * WARPS,
                 tile = first / TILE + static_cast<int64>(blockIdx.y) * WARPS;
     if (tile * TILE >= end || first >= end) return;
-    const unsigned at[3] = {static_cast<unsigned>(place.x), static_cast<unsigned>(place.y),
-                            static_cast<unsigned>(place.z)};
-    const int halved[3] = {place.w & 255, place.w >> 8 & 255, place.w >> 16};
+    const unsigned at[3] = {static_cast<unsigned>(in_grid.x), static_cast<unsigned>(in_grid.y),
+                            static_cast<unsigned>(in_grid.z)};
+    const int halved[3] = {in_grid.w & 255, in_grid.w >> 8 & 255, in_grid.w >> 16};
     Span span[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) span[a] = span_of(at[a], halved[a], how.dims[a]);
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();
 #pragma unroll 1
         for (int64 t = tile + warp; t * TILE < end; t += step) {
-            const int64 position = t * TILE + EACH * lane, place_out = position - begin;
+            const int64 position = t * TILE + EACH * lane, out_index = position - begin;
             const bool whole = t * TILE >= first && (t + 1) * TILE <= end;
             float u[EACH][3], made[EACH];
 #pragma unroll
@@ -254,15 +254,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int k = 0; k < EACH; ++k) made[k] = value_at(voxels, u[k], drawing);
             if (whole && aligned)
-                __stcs(reinterpret_cast<float4 *>(out + place_out), float4{made[0], made[1], made[2], made[3]});
+                __stcs(reinterpret_cast<float4 *>(out + out_index), float4{made[0], made[1], made[2], made[3]});
             if (whole && aligned && (aligned_coords || c)) continue;
 #pragma unroll
             for (int k = 0; k < EACH; ++k) {
                 if (position + k < first || position + k >= end) continue;
-                if (!(whole && aligned)) __stcs(out + place_out + k, made[k]);
+                if (!(whole && aligned)) __stcs(out + out_index + k, made[k]);
 #pragma unroll
                 for (int a = 0; a < 3; ++a)
-                    if (c == 0 && !(whole && aligned_coords)) __stcs(coords + 3 * (place_out + k) + a, u[k][2 - a]);
+                    if (c == 0 && !(whole && aligned_coords)) __stcs(coords + 3 * (out_index + k) + a, u[k][2 - a]);
             }
         }
     }

@@ -2,7 +2,7 @@
 // number.cuh and elements.cuh.
 //
 // Definitions: SOURCE (type of a voxel), INDEX (int, or int64 where voxels need it), LAYOUT, NORMALISE (1: voxels become
-// (v - low) · scale, cut to 0 to 1).
+// (v - low) · scale, cut to 0 to 1; 2: the same, and NaN stays NaN).
 //
 // A random point costs as many sectors of 32 bytes as hold its voxels. Layouts, with their memory and the sectors of a
 // point for 4-byte voxels:
@@ -28,7 +28,7 @@ static_assert(sizeof(Volume) == 72, "linumpy.sampling.volume writes 72 bytes");
 
 struct Axis {
     int cell;  // the voxel at or before the point
-    float f;  // how far the point is on the way to the next one
+    float f;  // fraction of the distance to the next voxel
     bool inside;  // neither before the first centre nor behind the last
 };
 
@@ -48,7 +48,7 @@ constexpr int RAISED_BITS = 0x4B400000;
 __device__ __forceinline__ float raised_cell(float u, float n) { return __fadd_rd(__fmaf_rd(u, n, -0.5f), RAISED); }
 
 // The same for a linear spline along an axis of less than 2^22 voxels. Behind the last centre f has any value from 0 to 1,
-// since both voxels are the last one; and it is a number for points that are none, see `doubt`.
+// since both voxels are the last one; and it is finite for points that are not, see `nan_or_zero`.
 __device__ __forceinline__ Axis along_linear(float u, int n) {
     const float size = static_cast<float>(n), last = static_cast<float>(n - 1), p = __fmaf_rd(u, size, -0.5f);
     const float raised = __fadd_rd(fminf(fmaxf(p, 0.0f), last), RAISED);
@@ -57,13 +57,15 @@ __device__ __forceinline__ Axis along_linear(float u, int n) {
 }
 
 // 0, or NaN for points that are not finite.
-__device__ __forceinline__ float doubt(const float *u) {
+__device__ __forceinline__ float nan_or_zero(const float *u) {
     return __fmaf_rn(u[0], 0.0f, __fmaf_rn(u[1], 0.0f, __fmul_rn(u[2], 0.0f)));
 }
 
 __device__ __forceinline__ float as_value(SOURCE v, const Volume &how) {
     const float value = Widen<float, SOURCE>::of(v);
-#if NORMALISE
+#if NORMALISE == 2
+    return value == value ? __saturatef((value - how.low) * how.scale) : value;
+#elif NORMALISE
     return __saturatef((value - how.low) * how.scale);
 #else
     return value;

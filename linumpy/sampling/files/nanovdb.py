@@ -199,16 +199,16 @@ class _Grid:
             raise UnsupportedLayoutError(f"a grid of NanoVDB version {version >> 21} is not read, only {_MAJOR}")
         self.form = _form_of(kind)
 
-    def at(self, places: np.ndarray | int, nbytes: int) -> np.ndarray:
-        """Bytes at some places: (n, nbytes) uint8; ValueError where they lie outside of the grid."""
-        places = np.atleast_1d(np.asarray(places, np.int64))
-        if len(places) and (places.min() < 0 or places.max() > len(self.content) - nbytes):
+    def at(self, offsets: np.ndarray | int, nbytes: int) -> np.ndarray:
+        """Bytes at some offsets: (n, nbytes) uint8; ValueError where they lie outside of the grid."""
+        offsets = np.atleast_1d(np.asarray(offsets, np.int64))
+        if len(offsets) and (offsets.min() < 0 or offsets.max() > len(self.content) - nbytes):
             raise ValueError("a node lies outside of the grid; the file is truncated or damaged")
-        if len(places) * nbytes > 2 * len(self.content) + 2**20:
+        if len(offsets) * nbytes > 2 * len(self.content) + 2**20:
             raise ValueError("its nodes are more than the grid has bytes; the file is damaged")
-        found = np.empty((len(places), nbytes), np.uint8)
-        for row, place in zip(found, places.tolist(), strict=True):
-            row[:] = self.content[place : place + nbytes]
+        found = np.empty((len(offsets), nbytes), np.uint8)
+        for row, offset in zip(found, offsets.tolist(), strict=True):
+            row[:] = self.content[offset : offset + nbytes]
         return found
 
     def tree(self) -> VoxelTree:
@@ -230,12 +230,12 @@ class _Grid:
         background = self.values(head[:, form.background : form.background + form.value])[0]
         uppers = self.internal(root + child[~is_tile], 32)
         upper, position = np.nonzero(uppers.child)
-        nodes = self.internal(uppers.places[upper, position], 16)
+        nodes = self.internal(uppers.offsets[upper, position], 16)
         node_origins = origins[~is_tile][upper] + offsets_of(position, 32, 128)
         node, number = np.nonzero(nodes.child)
         leaves = np.full(nodes.child.shape, -1, np.int32)
         leaves[node, number] = np.arange(len(node))
-        leaf_values, leaf_active = self.leaves(nodes.places[node, number])
+        leaf_values, leaf_active = self.leaves(nodes.offsets[node, number])
         levels = Levels(
             *(origins[is_tile], values, active),
             *(origins[~is_tile], uppers.values, uppers.active, uppers.child),
@@ -248,28 +248,28 @@ class _Grid:
         """Stored values as float32: (n, bytes) → (n, channels)."""
         return np.ascontiguousarray(raw).view(self.form.dtype).reshape(len(raw), self.form.channels).astype(np.float32)
 
-    def internal(self, places: np.ndarray, children: int) -> _Internal:
+    def internal(self, offsets: np.ndarray, children: int) -> _Internal:
         """Read upper nodes or nodes."""
         form, count = self.form, children**3
         masks = count // 8
         table = form.table(2 * masks)
-        raw = self.at(places, table + count * form.entry)
+        raw = self.at(offsets, table + count * form.entry)
         active, child = mask_of(raw[:, 32 : 32 + masks]), mask_of(raw[:, 32 + masks : 32 + 2 * masks])
         entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, form.entry)
         values = self.values(entries[:, : form.value]).reshape(len(raw), count, form.channels)
         links = np.ascontiguousarray(entries[:, :8]).view("<i8").reshape(len(raw), count)
         values[child] = 0  # what stands there are no values
-        return _Internal(active, child, values, places[:, None] + np.where(child, links, 0))
+        return _Internal(active, child, values, offsets[:, None] + np.where(child, links, 0))
 
-    def leaves(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def leaves(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read leaves: values (n, 512, channels), and which are active."""
         form = self.form
         if form.bits is None:
             table = form.behind_statistics(80)
-            raw = self.at(places, table + 512 * form.value)
+            raw = self.at(offsets, table + 512 * form.value)
             values = self.values(raw[:, table:].reshape(-1, form.value)).reshape(len(raw), 512, form.channels)
             return values, mask_of(np.ascontiguousarray(raw[:, 16:80]))
-        head = self.at(places, 96)
+        head = self.at(offsets, 96)
         lowest, quantum = np.ascontiguousarray(head[:, 80:88]).view("<f4").T
         bits = np.full(len(head), form.bits) if form.bits else 1 << (head[:, 15] >> 5).astype(int)
         values = np.empty((len(head), 512, 1), np.float32)
@@ -277,7 +277,7 @@ class _Grid:
             raise ValueError(f"a leaf has codes of {bits.max()} bits; the file is damaged")
         for width in np.unique(bits).tolist():
             some = bits == width
-            codes = _codes(self.at(places[some] + 96, 64 * width), width)
+            codes = _codes(self.at(offsets[some] + 96, 64 * width), width)
             values[some, :, 0] = codes * quantum[some, None] + lowest[some, None]
         return values, mask_of(np.ascontiguousarray(head[:, 16:80]))
 
@@ -287,7 +287,7 @@ class _Internal:
     active: np.ndarray
     child: np.ndarray
     values: np.ndarray
-    places: np.ndarray  # of children, in the grid
+    offsets: np.ndarray  # of children, in the grid
 
 
 def _codes(packed: np.ndarray, width: int) -> np.ndarray:

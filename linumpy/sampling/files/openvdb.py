@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from dataclasses import dataclass, field
 
@@ -54,7 +55,7 @@ class _Form:
     compression: int
     background: np.ndarray
 
-    def unstored(self, code: int) -> tuple[np.ndarray, np.ndarray]:
+    def inactive_values(self, code: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the two values of what is inactive, before the file says otherwise."""
         return (self.background if code == 0 else -self.background), self.background
 
@@ -223,7 +224,7 @@ def _read_values(cursor: Cursor, active: np.ndarray, form: _Form) -> np.ndarray:
     code = cursor.number("u1", "the code of inactive values")
     if code > 6:
         raise cursor.fail(f"the code of inactive values is {code}; it is one of 0 to 6")
-    outside, other = form.unstored(code)
+    outside, other = form.inactive_values(code)
     if code in (2, 4, 5):
         outside = cursor.array(form.dtype, form.channels, "an inactive value")
     if code == 5:
@@ -270,7 +271,7 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Form) -> byt
 def unzip(content: bytes, nbytes: int) -> bytes:
     """Decode a zlib stream of a known size; ValueError where it has another."""
     try:
-        decoded = zlib.decompressobj().decompress(content, nbytes + 1)
+        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(decoded) != nbytes:

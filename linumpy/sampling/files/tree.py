@@ -128,7 +128,7 @@ def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
     Raises
     ------
     ValueError
-        A grid without an active voxel, or nodes in the place of others.
+        A grid without an active voxel, or nodes that overlap.
     """
     background = np.asarray(background, np.float32).reshape(-1)
     is_leaf = levels.node_leaves >= 0

@@ -12,6 +12,7 @@ import binascii
 import lzma
 import math
 import os
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from typing import Any
@@ -288,7 +289,7 @@ def _decompress(content: bytes, compressor: str, nbytes: int) -> bytes:
         return unzip(content, nbytes)
     if compressor == "vtkLZMADataCompressor":
         try:
-            decoded = lzma.LZMADecompressor().decompress(content, nbytes + 1)
+            decoded = lzma.LZMADecompressor().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
         except lzma.LZMAError as error:
             raise ValueError(str(error)) from error
     elif compressor == "vtkLZ4DataCompressor":
@@ -320,7 +321,9 @@ def _assembled(file: _File, pieces: list[_Piece]) -> np.ndarray:
     shape = _shape(whole, first.of_cells)
     same = {(piece.of_cells, piece.values.dtype, len(piece.values)) for piece in pieces}
     if len(same) > 1:
-        raise file.fail("its pieces hold arrays of different types, components or places")
+        raise file.fail(
+            "its pieces hold arrays of different types or numbers of components, or some of points and some of cells"
+        )
     if sum(piece.values[0].size for piece in pieces) < math.prod(shape):
         raise file.fail(f"its pieces hold less than the {' × '.join(map(str, shape))} voxels of the whole extent")
     if len(pieces) == 1 and first.values.shape[1:] == shape:

@@ -21,8 +21,8 @@ from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.kernels import source_text
-from linumpy.gpu.read import loop
-from linumpy.gpu.read.works import way_of
+from linumpy.gpu.loop import loop
+from linumpy.gpu.loop.works import way_of
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes

@@ -8,7 +8,7 @@ import linumpy
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
 from linumpy.errors import GpuUnavailableError, RegionError, SourceError
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu
-from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.loop.report import ReadReport
 from linumpy.gpu.read.request import result_dtype
 
 

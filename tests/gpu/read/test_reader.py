@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
-from linumpy.gpu.read import loop, reader
-from linumpy.gpu.read.reader import Reader, release, shared_reader
+from linumpy.gpu.loop import jobs, loop
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -133,6 +134,19 @@ def submit(one, place, jobs):
         job.refused = job.cancelled and job.ticket.cancel()
 
 
+def submit_together(one, place, jobs):
+    """Submit jobs of several arrays by one call for each number of axes."""
+    for _, some in itertools.groupby(sorted(jobs, key=lambda job: job.array.ndim), key=lambda job: job.array.ndim):
+        group, outs = list(some), None
+        if len(group) % 2 or any(job.dtype is not None for job in group):
+            outs = [out_of(place, job) for job in group]
+        tickets = one.submit_many([job.array for job in group], [job.region for job in group], outs=outs)
+        for number, job in enumerate(group):
+            job.ticket, job.out = tickets[number], None if outs is None else outs[number]
+    for job in jobs:
+        job.refused = job.cancelled and job.ticket.cancel()
+
+
 def check(place, job):
     """Each job has its right array, or its own error."""
     error = job.ticket.exception()
@@ -161,14 +175,17 @@ def chunks_of(job):
 def sets_of_jobs(draw):
     """Arrays, and for each of them regions."""
     result = []
+    all_ways = draw(st.sampled_from([["one", "many", "out", "together"], ["together"]]))
     for _ in range(draw(st.integers(1, 3))):
         case = draw(cases(max_elements=300) | encoded_cases(max_elements=300))
+        if result and draw(st.booleans()):
+            case = result[-1][0]  # another array of the same geometry
         whole = st.just((Ellipsis,))
         voxel = st.just(tuple(0 for _ in case.shape))
         some = draw(st.lists(regions(case.shape) | whole | voxel, min_size=1, max_size=6))
         wider = "c16" if np.dtype(case.dtype).kind == "c" else "f8"
         dtype = draw(st.sampled_from([None, wider])) if np.dtype(case.dtype).kind != "b" else None
-        ways = [(draw(st.sampled_from(["one", "many", "out"])), draw(st.integers(0, 5)) == 0) for _ in some]
+        ways = [(draw(st.sampled_from(all_ways)), draw(st.integers(0, 5)) == 0) for _ in some]
         result.append((case, some, dtype, ways))
     return result
 
@@ -182,7 +199,9 @@ def carry_out(one, place, jobs, threads, order):
         try:
             ready.wait(30)
             with place.stream():
-                for _, group in itertools.groupby(mine, key=lambda job: id(job.array)):
+                submit_together(one, place, [job for job in mine if job.way == "together"])
+                rest = [job for job in mine if job.way != "together"]
+                for _, group in itertools.groupby(rest, key=lambda job: id(job.array)):
                     submit(one, place, list(group))
                 for job in order.sample(mine, len(mine)):
                     check(place, job)
@@ -200,7 +219,7 @@ def write_jobs(folder, groups, seed, broken):
     """Write arrays; break a chunk of the first one."""
     jobs = []
     for number, (case, some, dtype, ways) in enumerate(groups):
-        array = write(case, folder / str(number), plain_values(case.dtype, case.shape, seed))
+        array = write(case, folder / str(number), plain_values(case.dtype, case.shape, seed + number))
         bad = None
         if broken and number == 0:
             there = [one for one in objects(array) if one[1].stat().st_size > 3]
@@ -217,11 +236,11 @@ def write_jobs(folder, groups, seed, broken):
 
 def sets_against_zarr(make, groups, seed, broken, threads, boxes, **options):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_REQUEST_BOXES", boxes)
-        jobs = write_jobs(Path(folder), groups, seed, broken)
+        patch.setattr(jobs, "REQUEST_BOXES", boxes)
+        wanted = write_jobs(Path(folder), groups, seed, broken)
         with make(seed) as place, Reader(place.device, **options) as one:
-            carry_out(one, place, jobs, threads, random.Random(seed))
-            assert one.stats().jobs == len(jobs)
+            carry_out(one, place, wanted, threads, random.Random(seed))
+            assert one.stats().jobs == len(wanted)
 
 
 def on_host(seed):
@@ -231,7 +250,7 @@ def on_host(seed):
 @contextlib.contextmanager
 def on_fake(seed):
     with reference.fake_device(seed) as fake, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "ReadEngine", reference.SmallEngine)
+        patch.setattr(engines, "ReadEngine", reference.SmallEngine)
         yield OnFake(fake)
 
 
@@ -252,9 +271,9 @@ def test_sets_of_arrays_and_regions_on_the_host(groups, seed, broken, threads, b
 
 @needs_compiler
 @settings(inside_a_test, max_examples=budget.examples(200))
-@given(**SETS, decode_on=st.sampled_from(["device", "host", None]))
-def test_sets_of_arrays_and_regions_on_the_fake_device(groups, seed, broken, threads, boxes, decode_on):
-    sets_against_zarr(on_fake, groups, seed, broken, threads, boxes, decode_on=decode_on)
+@given(**SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**10, 2**20]))
+def test_sets_of_arrays_and_regions_on_the_fake_device(groups, seed, broken, threads, boxes, decode_on, cache):
+    sets_against_zarr(on_fake, groups, seed, broken, threads, boxes, decode_on=decode_on, cache_bytes=cache)
 
 
 def make(folder, shape=(40, 48), chunks=(8, 16), dtype="u2", **options):
@@ -334,7 +353,7 @@ class Slow(reference.SmallEngine):
 @pytest.fixture
 def slow(monkeypatch):
     monkeypatch.setattr(Slow, "go", threading.Event())
-    monkeypatch.setattr(loop, "ReadEngine", Slow)
+    monkeypatch.setattr(engines, "ReadEngine", Slow)
     yield Slow.go
     Slow.go.set()
 
@@ -426,53 +445,16 @@ def test_interrupts_at_random_times_leave_the_reader_usable(tmp_path, one):
     assert same(one.submit(array).result(), expected)
 
 
-@pytest.mark.timeout(60)
-def test_a_child_makes_its_own_shared_reader(tmp_path):
-    array = make(tmp_path / "a")
-    expected = array[...]
-    parent = shared_reader("cpu")
-    assert same(parent.submit(array).result(), expected)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            signal.alarm(30)
-            try:
-                parent.submit(array)
-            except RuntimeError as error:
-                status = 3 if "made by the parent of this process: make one here" in str(error) else 4
-            mine = shared_reader("cpu")
-            right = mine is not parent and same(mine.submit(array).result(), expected)
-            parent.close()
-            release()
-            status = 0 if right and status == 3 else status
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    assert same(parent.submit(array).result(), expected)
-    release()
-
-
-def test_release(tmp_path):
-    array = make(tmp_path / "a")
-    release()
-    before = threads_of_readers()
-    first = shared_reader("cpu")
-    assert shared_reader("cpu") is first
-    assert same(first.submit(array).result(), array[...])
-    release()
-    assert threads_of_readers() == before
-    second = shared_reader("cpu")
-    assert second is not first
-    assert same(second.submit(array).result(), array[...])
-    second.close()
-    assert shared_reader("cpu") is not second, "a closed reader must not be handed out"
-    release()
-
-
 def memory_of_process():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def wait_until(condition, seconds=10):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10**5, marks=pytest.mark.slow)])
@@ -502,9 +484,11 @@ def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
         tickets.clear()
 
     some(500)
+    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)  # those that an idle reader keeps are closed
     held = len(os.listdir("/proc/self/fd")), threads_of_readers()
     memory = memory_of_process()
     some(count)
+    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)
     assert (len(os.listdir("/proc/self/fd")), threads_of_readers()) == held
     assert memory_of_process() - memory < 16 * 2**20
     stats = one.stats()
@@ -712,9 +696,9 @@ def on_gpu(seed):
 
 @pytest.mark.gpu
 @settings(inside_a_test, max_examples=20)  # each pair of dtypes compiles a kernel
-@given(**SETS, decode_on=st.sampled_from(["device", "host", None]))
-def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, boxes, decode_on):
-    sets_against_zarr(on_gpu, groups, seed, broken, threads, boxes, decode_on=decode_on)
+@given(**SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**20]))
+def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, boxes, decode_on, cache):
+    sets_against_zarr(on_gpu, groups, seed, broken, threads, boxes, decode_on=decode_on, cache_bytes=cache)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import loop, reader
+from linumpy.gpu.loop import carrier, jobs
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
@@ -60,7 +60,7 @@ def test_same_bytes_as_zarr(case, slab, direct, read_through, boxes, seed):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_pieces, "READ_THROUGH_BYTES", read_through)
         patch.setattr(plan_boxes, "READ_THROUGH_BYTES", read_through)
-        patch.setattr(reader, "_REQUEST_BOXES", boxes)
+        patch.setattr(jobs, "REQUEST_BOXES", boxes)
         array = write(case, Path(folder) / "a")
         got = reference.read(array, case.region, slab_nbytes=slab, direct=direct, seed=seed)
         assert same(got, array[case.region])
@@ -171,14 +171,14 @@ def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
     array = raw(tmp_path / "a", shape=(12, 5), chunks=(2, 5))
     for row in (1, 4):
         (tmp_path / f"a/c/{row}/0").unlink()
-    placed, real = [], loop.Loop._place
+    placed, real = [], carrier.Carrier._place
 
     def place(self, work):
         rows = [row for part, spans in work.rows for row in part.wanted.chunk[spans, 0].tolist()]
         placed.append((work.kind, sorted(rows)))
         return real(self, work)
 
-    monkeypatch.setattr(loop.Loop, "_place", place)
+    monkeypatch.setattr(carrier.Carrier, "_place", place)
     assert same(reference.read(array, region), zarr.open_array(tmp_path / "a")[region])
     assert placed == [("raw", [0, 2, 3, 5]), ("fill", [1, 4])]
 

@@ -85,14 +85,15 @@ def test_each_chunk_is_wanted_once(problem, longest):
     layout, start, stop, strides = problem
     boxes = cut_boxes(layout, start, stop, strides, longest)
     by_chunk = is_cut_whole(layout, longest)
-    wanted = merge(layout, boxes, by_chunk=by_chunk)
+    array = (np.arange(len(start)) * 5 % 3)[boxes.region]  # regions of three arrays
+    wanted = merge(layout, boxes, array, by_chunk=by_chunk)
     assert sorted(wanted.boxes.tolist()) == list(range(len(boxes)))
     assert wanted.first_box[0] == 0
     assert wanted.first_box[-1] == len(boxes)
     assert (np.diff(wanted.first_box) >= 1).all()
     assert (np.diff(wanted.object_index) >= 0).all()
     if by_chunk:
-        assert len(np.unique(wanted.chunk, axis=0)) == len(wanted)
+        assert len(np.unique(np.column_stack([wanted.array, wanted.chunk]), axis=0)) == len(wanted)
     else:
         assert len(wanted) == len(boxes)
     per_object = np.array(layout.shard.chunks_per_shard) if layout.shard else np.ones(layout.rank, int)
@@ -100,9 +101,13 @@ def test_each_chunk_is_wanted_once(problem, longest):
         rows, which = wanted.boxes_of(np.array([span]))
         assert (which == 0).all()
         assert (boxes.chunk[rows] == wanted.chunk[span]).all()
+        assert (array[rows] == wanted.array[span]).all()
+        assert wanted.object_array[wanted.object_index[span]] == wanted.array[span]
         assert wanted.offset[span] == boxes.offset[rows].min()
         assert wanted.offset[span] + wanted.nbytes[span] == (boxes.offset[rows] + boxes.nbytes[rows]).max()
         assert (wanted.objects[wanted.object_index[span]] == wanted.chunk[span] // per_object).all()
+    objects = np.column_stack([wanted.object_array, wanted.objects])
+    assert len(np.unique(objects, axis=0)) == len(objects) == len(np.unique(wanted.object_index))
     some = np.arange(len(wanted))[::-2]
     rows, which = wanted.boxes_of(some)
     for row, number in zip(rows.tolist(), which.tolist(), strict=True):

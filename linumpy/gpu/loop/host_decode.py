@@ -1,0 +1,124 @@
+"""Decode chunks on the host, by threads, into staging memory.
+
+For the few streams that a GPU decodes more slowly than a processor core does, for what only the host decodes, and for
+chunks that the device's decoders gave up. In: spans of a part. Out: decoded bytes at addresses. Errors:
+:class:`~linumpy.errors.ChunkError`, one a chunk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+
+from linumpy.errors import ChunkError
+from linumpy.gpu.loop.wave import Part
+from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.io.plain_reads import version
+
+
+class PendingDecodes:
+    """Chunks that are being decoded.
+
+    Parameters
+    ----------
+    tasks : list of Future
+        Each gives an error or None for each of its chunks.
+    """
+
+    def __init__(self, tasks: list[Future[list[Exception | None]]]) -> None:
+        self._tasks = tasks
+
+    def done(self) -> bool:
+        """Say whether all have ended."""
+        return all(task.done() for task in self._tasks)
+
+    def wait(self) -> list[Exception | None]:
+        """Wait for all; return an error for each chunk, None where it was decoded."""
+        return [error for task in self._tasks for error in task.result()]
+
+    def abandon(self) -> None:
+        """Wait until nothing is written any more."""
+        wait(self._tasks)
+
+
+class DecodePool:
+    """Threads that read and decode chunks.
+
+    Parameters
+    ----------
+    threads : int
+        How many; they start when they are first needed.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def start(self, part: Part, spans: np.ndarray, addresses: np.ndarray) -> PendingDecodes:
+        """Start to decode chunks to addresses, by no more tasks than there are threads: each costs Python."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
+        step = -(-len(spans) // self.threads)
+        rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
+        return PendingDecodes(
+            [self._pool.submit(_decode_some, part, rows[first : first + step]) for first in range(0, len(rows), step)]
+        )
+
+    def close(self) -> None:
+        """Let the threads end."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+
+def _decode_some(part: Part, rows: list[tuple[int, int]]) -> list[Exception | None]:
+    """Decode spans to addresses; one that fails leaves the others as they are."""
+    errors: list[Exception | None] = []
+    for span, address in rows:
+        try:
+            buffer = (ctypes.c_ubyte * part.layout.chunk_nbytes).from_address(address)
+            _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
+            errors.append(None)
+        except Exception as error:
+            errors.append(error)
+    return errors
+
+
+def _decode(part: Part, span: int, buffer: np.ndarray) -> None:
+    chain = part.layout.chain
+    assert chain is not None
+    stored = _read(part, span)
+    try:
+        decode_chunk(chain, stored, buffer)
+    except DecodeError as error:
+        raise ChunkError(f"{part.chunk_name(span)} cannot be decoded ({chain}): {error}") from error
+
+
+def _read(part: Part, span: int) -> bytes:
+    offset, nbytes = int(part.stored_offset[span]), int(part.stored_nbytes[span])
+    number = int(part.wanted.object_index[span])
+    try:
+        descriptor = os.open(part.paths(np.array([number]))[0], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            before, stored, after = os.fstat(descriptor), _pread(descriptor, nbytes, offset), os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ChunkError(f"{part.chunk_name(span)} cannot be read: {error.strerror}") from error
+    for found in (before, after):
+        if (part.versions[number] != version(found)[:3]).any():
+            raise part.replaced(number, found.st_size)
+    if len(stored) != nbytes:
+        raise ChunkError(f"{part.chunk_name(span)}: {len(stored)} of {nbytes} bytes could be read")
+    return stored
+
+
+def _pread(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """Read to the end of a range or of the file; the kernel reads at most 2 GiB at a time."""
+    first = os.pread(descriptor, nbytes, offset)
+    if len(first) in (0, nbytes):
+        return first
+    return first + _pread(descriptor, nbytes - len(first), offset + len(first))

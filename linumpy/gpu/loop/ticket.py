@@ -1,0 +1,220 @@
+"""The ticket by which a caller waits for a region that it has asked for. Errors of a job are its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from linumpy.gpu.loop.report import ReadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class JobCounts:
+    """What was done for a job.
+
+    Attributes
+    ----------
+    chunks, filled, by_host : int
+        Chunks; those of them that are not stored; those that the host decoded.
+    bytes_read : int
+        Stored bytes, shard indexes counted in.
+    files_opened : int
+        Files, with those of the jobs that were carried out together.
+    """
+
+    chunks: int = 0
+    filled: int = 0
+    by_host: int = 0
+    bytes_read: int = 0
+    files_opened: int = 0
+
+    def __add__(self, other: JobCounts) -> JobCounts:
+        return JobCounts(
+            self.chunks + other.chunks,
+            self.filled + other.filled,
+            self.by_host + other.by_host,
+            self.bytes_read + other.bytes_read,
+            self.files_opened + other.files_opened,
+        )
+
+
+@dataclass(eq=False)
+class Together:
+    """What was done for jobs that are carried out together.
+
+    Attributes
+    ----------
+    events : dict of int to event
+        For each stream the last one that was recorded behind their kernels.
+    timings : list of (str, tuple of events)
+        Kind of a slab; events before decoding, before and behind the scatter.
+    files_opened, index_nbytes : int
+        Files; bytes of shard indexes.
+    """
+
+    events: dict[int, Any] = field(default_factory=dict)
+    timings: list[tuple[str, tuple[Any, Any, Any]]] = field(default_factory=list)
+    files_opened: int = 0
+    index_nbytes: int = 0
+
+
+class Ticket:
+    """One region that is being read."""
+
+    __slots__ = (
+        "__weakref__",
+        "_array",
+        "_cancelled",
+        "_describe",
+        "_error",
+        "_events",
+        "_home",
+        "_order",
+        "_report",
+        "_settled",
+        "begin",
+        "counts",
+        "end",
+        "portions",
+        "source",
+        "timed",
+        "together",
+    )
+
+    def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
+        self._array, self.source, self._order, self._home = array, source, order, home
+        self._settled = threading.Event()
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self._events: list[Any] = []
+        self._report: ReadReport | None = None
+        self._describe: Callable[[Ticket], ReadReport] | None = None
+        self.begin = self.end = time.perf_counter()
+        self.timed = False
+        self.counts = JobCounts()
+        self.portions = 1  # requests that are not over yet
+        self.together: list[Together] = []  # of its requests, until it is over
+
+    def result(self, stream: Any = None) -> Any:
+        """Wait until the region has been read, and return its array.
+
+        Parameters
+        ----------
+        stream : cupy.cuda.Stream, optional
+            What is queued on it from now on finds the array complete; by default CuPy's current stream. It is this
+            stream that waits for the last kernels, not the caller.
+
+        Raises
+        ------
+        ChunkError
+            A chunk of this region is not what the metadata says.
+        concurrent.futures.CancelledError
+            The job was cancelled.
+        """
+        self._settled.wait()
+        if self._error is not None:
+            raise _own_copy(self._error)
+        self._order(stream, self._events)
+        if self._home is not None:  # memory goes back to the stream on which it was allocated
+            self._order(self._home, self._events)
+            self._home = None
+        return self._array
+
+    def exception(self) -> BaseException | None:
+        """Wait until the job is over; return its error, or None."""
+        self._settled.wait()
+        return self._error
+
+    def done(self) -> bool:
+        """Say whether :meth:`result` returns or raises at once."""
+        return self._settled.is_set()
+
+    def cancel(self) -> bool:
+        """Give the job up.
+
+        Returns
+        -------
+        bool
+            False where it is over already. Else its output is not written any more once :meth:`exception` returns.
+        """
+        if self._settled.is_set():
+            return False
+        self._cancelled = True
+        return True
+
+    @property
+    def report(self) -> ReadReport:
+        """What was done; waits until the job is over."""
+        self._settled.wait()
+        if self._error is not None or self._describe is None:
+            raise _own_copy(self._error or CancelledError("the job was cancelled"))
+        if self._report is None:
+            self._report = self._describe(self)
+        return self._report
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether :meth:`cancel` was called in time."""
+        return self._cancelled
+
+    @property
+    def array(self) -> Any:
+        """Where the region is read to."""
+        return self._array
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error so far; the job may not be over yet."""
+        return self._error
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has an error; it may not be over yet."""
+        return self._error is not None
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error, unless the job is over; for the reader."""
+        if self._error is None and not self._settled.is_set():
+            self._error = error
+
+    def count(self, counts: JobCounts) -> None:
+        """Add what a request of the job did; for the reader."""
+        self.counts += counts
+
+    def end_request(self, done: Together) -> bool:
+        """End one of its requests; for the reader. Says whether the job is over."""
+        if not any(one is done for one in self.together):
+            self.together.append(done)
+        self.portions -= 1
+        return self.portions == 0
+
+    def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
+        """End the job; for the reader. `describe` makes its report."""
+        self._events, self._describe = events, describe
+        self.end = time.perf_counter()
+        if self._cancelled and self._error is None:
+            self._error = CancelledError("the job was cancelled")
+        self._settled.set()
+
+    def __del__(self) -> None:
+        home = getattr(self, "_home", None)
+        if home is not None and self._events:
+            with contextlib.suppress(Exception):  # the device may be gone at the end of the process
+                self._order(home, self._events)
+
+
+def _own_copy(error: BaseException) -> BaseException:
+    """Make an error of its own for each raise: a traceback belongs to one of them."""
+    try:
+        copy = type(error)(*error.args)
+    except Exception:
+        return error
+    copy.__cause__ = error.__cause__
+    return copy

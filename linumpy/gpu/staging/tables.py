@@ -1,0 +1,66 @@
+"""Tables of a slab as they are carried out, and a slab whose copies and kernels have been queued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.gpu.staging.scatter import Conversion, ScatterLaunch
+from linumpy.plan.read.scatter import ScatterTable
+
+Tables = list[tuple[Conversion, ScatterTable]]
+
+
+@dataclass(eq=False)
+class Placed:
+    """A slab whose copies and kernels have been queued.
+
+    Attributes
+    ----------
+    stream : int
+        Number of the stream that its last kernel runs on.
+    event : object
+        Recorded behind that kernel; None in host memory.
+    status : numpy.ndarray of int32 or None
+        Of each chunk that the device decodes, once `event` is complete: 0 where all is well. None for raw slabs.
+    timing : tuple of events or None
+        Before decoding, before and behind the scatter.
+    """
+
+    stream: int
+    event: Any
+    status: np.ndarray | None = None
+    timing: tuple[Any, Any, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlan:
+    """Tables of one slab.
+
+    Attributes
+    ----------
+    tables : list of (Conversion, ScatterTable)
+        As they are.
+    launches : list of ScatterLaunch
+        As the device carries them out; none in host memory.
+    writes_cache : bool
+        Whether chunks are copied into the cache too.
+    """
+
+    tables: Tables
+    launches: list[ScatterLaunch]
+    writes_cache: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all words."""
+        return sum(launch.nbytes for launch in self.launches)
+
+    def write(self, view: np.ndarray) -> None:
+        """Lay out the words of all tables one behind the other."""
+        begin = 0
+        for launch in self.launches:
+            view[begin : begin + launch.words.nbytes] = launch.words.view(np.uint8)
+            begin += launch.nbytes

@@ -1,0 +1,137 @@
+"""Sample adaptive meshes of cells that are stored as bricks (ExaBrick's ``.bricks`` and ``.scalar``).
+
+In: paths. Out: a field over the box of all bricks. Each cell has a hat function: one at its centre, falling linearly,
+as wide as two cells of its own level along each axis. The value at a point is the sum of weight times value over the
+sum of weights, over all bricks in whose extended domain (half a cell beyond its own) the point lies.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.errors import SourceError
+from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.fields import box_lists, device_tables
+from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
+
+_SPEC = KernelSpec("amr", "amr", (), "linumpy.sampling.fields.cuda")
+#: Entries that a brick has in the lists on average: a few for the lists of cells along each of its axes.
+_PER_BRICK = 64
+#: Cells along the domain up to which float32 names each.
+_MOST_CELLS = 2**24
+_BRICK = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<u2", 3), ("unused", "<u2")])
+
+
+def open_exabrick(
+    bricks: str | os.PathLike[str], scalar: str | os.PathLike[str], background: float = np.nan
+) -> BrickField:
+    """Open bricks of cells.
+
+    Parameters
+    ----------
+    bricks : path
+        Records of int32 size[3], lower[3], level and the ids of all cells, x fastest.
+    scalar : path
+        float32 values by id.
+    background : float, optional
+        The value where no cell's hat function reaches.
+
+    Raises
+    ------
+    SourceError
+        A file is truncated or damaged, or an id has no value.
+    """
+    blocks = read_bricks(bricks, read_scalars(scalar))
+    try:
+        return BrickField(blocks, background)
+    except ValueError as error:
+        raise SourceError(f"{os.fspath(bricks)}: {error}") from error
+
+
+class BrickField:
+    """Bricks of cells of several levels as a field.
+
+    Attributes
+    ----------
+    n_channels : int
+        1.
+    value_range : (float, float)
+        Of all cells whose values are finite.
+    domain : (2, 3) float64
+        The box that the unit cube stands for, in units of the finest level.
+    """
+
+    n_channels = 1
+
+    def __init__(self, blocks: Blocks, background: float = np.nan) -> None:
+        width = 2.0**blocks.level
+        high = blocks.lower + blocks.size * width[:, None]
+        self.domain = np.stack([blocks.lower.min(0), high.max(0)]).astype(float)
+        extent = self.domain[1] - self.domain[0]
+        if extent.max() > _MOST_CELLS:
+            raise ValueError(f"the bricks reach over {int(extent.max())} cells of the finest level, 2^24 at most")
+        if blocks.size.max() >= 2**16:
+            raise ValueError(f"a brick has {blocks.size.max()} cells along an axis, 65535 at most")
+        self.value_range = finite_range(blocks.values)
+        self._records = np.zeros(len(blocks.level), _BRICK)
+        self._records["lower"] = blocks.lower - self.domain[0]
+        self._records["cells"] = 1 / width
+        self._records["offset"] = blocks.offset
+        self._records["size"] = blocks.size
+        low, margin = blocks.lower - self.domain[0], width[:, None] / 2
+        self._lists = box_lists.build(low - margin, high - self.domain[0] + margin, extent, _PER_BRICK)
+        self._frame = device_tables.record(
+            [("extent", "<f4", extent), ("background", "<f4", background), *self._lists.fields]
+        )
+        self._tables = device_tables.DeviceTables(
+            self._frame.view(np.uint8),
+            self._lists.table,
+            self._lists.items,
+            self._records.view(np.uint8),
+            blocks.values,
+        )
+
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
+        if is_device_array(coords):
+            device_tables.launch(_SPEC, coords, out, self._tables)
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
+
+    def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
+        points = coords * self._frame["extent"][0]
+        starts, counts = self._lists.find(points)
+        sums = np.zeros((2, len(points)), np.float32)
+        for k in range(counts.max(initial=0)):
+            some = np.flatnonzero(counts > k)
+            self._add(points[some], self._lists.items[starts[some] + k], some, sums)
+        background = self._frame["background"][0]
+        out[0] = np.where(sums[1] > 0, sums[0] / np.where(sums[1] > 0, sums[1], 1), background)
+
+    def _add(self, points: np.ndarray, numbers: np.ndarray, targets: np.ndarray, sums: np.ndarray) -> None:
+        """Add a brick for each point: sums of weight times value, and of weights."""
+        brick = self._records[numbers]
+        size = brick["size"].astype(np.int64)
+        at = (points - brick["lower"]) * brick["cells"][:, None] - np.float32(0.5)
+        inside = ((at > -1) & (at < size)).all(1)
+        brick, size, at, targets = brick[inside], size[inside], at[inside], targets[inside]
+        low = np.floor(at).astype(np.int64)
+        weight = at - np.floor(at)
+        values = self._tables.host[4]
+        for corner in np.ndindex(2, 2, 2):
+            cell = low + corner
+            share = np.where(corner, weight, 1 - weight).prod(1)
+            there = ((cell >= 0) & (cell < size)).all(1) & (share != 0)
+            row = (cell[there, 2] * size[there, 1] + cell[there, 1]) * size[there, 0] + cell[there, 0]
+            sums[0, targets[there]] += share[there] * values[brick["offset"][there] + row]
+            sums[1, targets[there]] += share[there]
+
+
+def finite_range(values: np.ndarray) -> tuple[float, float]:
+    """Smallest and largest of the finite values; (0, 0) where there is none."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

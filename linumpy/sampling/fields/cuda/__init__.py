@@ -1,0 +1,1 @@
+"""CUDA C++ sources of the fields, compiled at run time by :mod:`linumpy.gpu.kernels`."""

@@ -1,0 +1,75 @@
+"""A field's arrays on each device that evaluates it, and the launch of its kernel.
+
+In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: the arrays on the device
+of the coordinates, uploaded once and kept as long as the field; a kernel queued on CuPy's current stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.gpu.kernels import KernelSpec, Uploaded, int64, load, uploaded
+from linumpy.sampling.threads import in_threads
+
+_THREADS = 256
+
+
+class DeviceTables:
+    """Arrays of a field, on the host and on every device that asked for them."""
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        self.host = tuple(np.ascontiguousarray(array) for array in arrays)
+        self._held: dict[int, Uploaded] = {}
+        self._lock = threading.Lock()
+
+    def beside(self, array: Any) -> tuple[Any, ...]:
+        """Return the arrays where `array` lies, good for what is queued on CuPy's current stream from now on."""
+        if not is_device_array(array):
+            return self.host
+        import cupy
+
+        with self._lock:
+            device = int(array.device.id)
+            if device not in self._held:
+                with cupy.cuda.Device(device):
+                    self._held[device] = uploaded(tuple(cupy.asarray(one) for one in self.host))
+            held = self._held[device]
+        return held.get()
+
+
+def launch(spec: KernelSpec, coords: Any, out: Any, tables: DeviceTables, *more: Any) -> None:
+    """Start a kernel with a thread for each point: its arguments are coordinates, values, their number, the tables."""
+    count = len(coords)
+    if count:
+        args = (coords, out, *int64(count), *tables.beside(coords), *more)
+        load(spec)((-(-count // _THREADS),), (_THREADS,), args)
+
+
+def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
+    """Decode points of the host in threads: `decode` gets points in the unit cube and the columns for their values.
+
+    Points outside are moved to the border of the cube; where a coordinate is not finite, values are NaN.
+    """
+
+    def part(begin: int, end: int) -> None:
+        points, values = coords[begin:end], out[:, begin:end]
+        decode(np.clip(np.nan_to_num(points), np.float32(0), np.float32(1)), values)
+        values[:, ~np.isfinite(points).all(1)] = np.nan
+
+    in_threads(part, len(coords))
+
+
+def record(fields: Sequence[tuple]) -> np.ndarray:
+    """Make the record of a field's numbers as the kernel's structure has them: (name, dtype, value) each.
+
+    Kernels take its bytes: ``record(...).view(np.uint8)``.
+    """
+    made = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
+    for name, _, value in fields:
+        made[name] = value
+    return made

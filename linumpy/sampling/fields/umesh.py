@@ -1,0 +1,230 @@
+"""Sample grids of vertices and the unstructured elements that stitch them (ExaStitch's ``.umesh`` and ``.grids``).
+
+In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
+``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
+is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does:
+grids first, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.errors import SourceError
+from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.fields import box_lists, device_tables
+from linumpy.sampling.fields.amr import finite_range
+from linumpy.sampling.fields.elements import weights_of
+from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
+from linumpy.sampling.files.umesh import Mesh, read_umesh
+
+_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
+#: Entries that an element has in the lists on average.
+_PER_ELEMENT = 16
+#: Of the domain along an axis, so that products of float32 coordinates and cells are finite.
+_LARGEST = 1e34
+_THREE, _ONE = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+_NO_BLOCKS = Blocks(_THREE, _ONE, _THREE, _ONE, np.zeros(0, np.float32))
+_GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
+
+
+def open_exastitch(
+    umesh: str | os.PathLike[str] | None,
+    grids: str | os.PathLike[str] | None = None,
+    scalar: str | os.PathLike[str] | None = None,
+    background: float = np.nan,
+) -> StitchedField:
+    """Open a mesh, grids, or both.
+
+    Parameters
+    ----------
+    umesh : path or None
+        Unstructured elements; their triangles and quads hold no volume and are left out.
+    grids : path, optional
+        Records of int32 lower[3], level, cells[3] and the ids of all vertices, x fastest.
+    scalar : path, optional
+        float32 values by id, for grids and for the tags of the mesh's vertices; a mesh without tags has values of its
+        own, of which the first are taken.
+    background : float, optional
+        The value outside of everything.
+
+    Raises
+    ------
+    SourceError
+        A file is truncated or damaged, or something has no value.
+    """
+    if umesh is None and grids is None:
+        raise SourceError("give umesh=, grids= or both")
+    if grids is not None and scalar is None:
+        raise SourceError(f"{os.fspath(grids)}: grids hold ids of values; give the file of the values as scalar=")
+    scalars = np.zeros(0, np.float32) if scalar is None else read_scalars(scalar)
+    mesh = None if umesh is None else read_umesh(umesh)
+    values = np.zeros(0, np.float32) if mesh is None else _vertex_values(mesh, scalars, os.fspath(umesh or ""))
+    blocks = None if grids is None else read_grids(grids, scalars)
+    try:
+        return StitchedField(mesh, values, blocks, background)
+    except ValueError as error:
+        raise SourceError(f"{os.fspath(umesh or grids or '')}: {error}") from error
+
+
+def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
+    if len(mesh.tags) and len(scalars):
+        if mesh.tags.max() >= len(scalars):
+            raise SourceError(f"{name}: a vertex has tag {mesh.tags.max()}, but scalar= holds {len(scalars)} values")
+        return scalars[mesh.tags.astype(np.int64)]
+    if len(mesh.values) != len(mesh.vertices):
+        raise SourceError(f"{name}: its vertices have no values; give a file of values as scalar= for a mesh with tags")
+    return mesh.values
+
+
+class StitchedField:
+    """Grids of vertices and unstructured elements as a field.
+
+    Attributes
+    ----------
+    n_channels : int
+        1.
+    value_range : (float, float)
+        Of all vertices of grids and elements whose values are finite.
+    domain : (2, 3) float64
+        The box that the unit cube stands for.
+    """
+
+    n_channels = 1
+
+    def __init__(
+        self, mesh: Mesh | None, values: np.ndarray, blocks: Blocks | None, background: float = np.nan
+    ) -> None:
+        blocks = _NO_BLOCKS if blocks is None else blocks
+        self._corners, vertices = _corners(mesh)
+        low, high = _boxes(self._corners, vertices, blocks)
+        self.domain = np.stack([low.min(0), high.max(0)])
+        origin, extent = self.domain[0], self.domain[1] - self.domain[0]
+        used = np.unique(self._corners[self._corners >= 0])
+        self.value_range = finite_range(np.concatenate([blocks.values, values[used]]))
+        self._grids, self._values = _grid_records(blocks, origin), blocks.values
+        self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
+        # Rounded as vertices are, so that what touches still does.
+        self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
+        edges = self._boxes.astype(float)
+        self._lists = box_lists.build(edges[:, 0], edges[:, 1], extent, _PER_ELEMENT)
+        counts = [("grids", "<i4", len(self._grids)), ("unused", "<i4", 0)]
+        self._frame = device_tables.record(
+            [("extent", "<f4", extent), ("background", "<f4", background), *self._lists.fields, *counts]
+        )
+        self._tables = device_tables.DeviceTables(
+            self._frame.view(np.uint8),
+            self._lists.table,
+            self._lists.items,
+            self._boxes,
+            self._grids.view(np.uint8),
+            self._values,
+            self._corners,
+            self._vertices,
+        )
+
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
+        if is_device_array(coords):
+            device_tables.launch(_SPEC, coords, out, self._tables)
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
+
+    def _decode_host(self, coords: np.ndarray, values: np.ndarray) -> None:
+        out = values[0]
+        points = coords * self._frame["extent"][0]
+        starts, counts = self._lists.find(points)
+        out[:] = self._frame["background"][0]
+        open_ = np.flatnonzero(counts)
+        for k in range(counts.max(initial=0)):
+            open_ = open_[counts[open_] > k]
+            numbers = self._lists.items[starts[open_] + k]
+            box = self._boxes[numbers]
+            near = ((points[open_] >= box[:, 0]) & (points[open_] <= box[:, 1])).all(1)
+            found = np.zeros(len(open_), bool)
+            found[near] = self._evaluate(points, open_[near], numbers[near], out)
+            open_ = open_[~found]
+
+    def _evaluate(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Write the values of the points that lie in these grids and elements; say which do."""
+        found = np.zeros(len(at), bool)
+        in_grid = numbers < len(self._grids)
+        found[in_grid] = self._in_grids(points, at[in_grid], numbers[in_grid], out)
+        elements = np.flatnonzero(~in_grid)
+        corners = self._corners[numbers[elements] - len(self._grids)]
+        counts = np.count_nonzero(corners >= 0, axis=1)
+        for count in (4, 5, 6, 8):
+            some = elements[counts == count]
+            if not len(some):
+                continue
+            vertices = self._vertices[corners[counts == count, :count]]
+            weights, inside = weights_of(vertices[:, :, :3].astype(float) - points[at[some], None])
+            value = (weights * vertices[:, :, 3]).sum(1)
+            out[at[some[inside]]] = value[inside]
+            found[some] = inside
+        return found
+
+    def _in_grids(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+        grid = self._grids[numbers]
+        size = grid["size"].astype(np.int64)
+        position = (points[at] - grid["lower"]) * grid["cells"][:, None]
+        low = np.clip(position.astype(np.int64), 0, size - 2)
+        weight = np.clip(position - low, 0, 1).astype(np.float32)
+        value, whole = np.zeros(len(at), np.float32), np.ones(len(at), bool)
+        for corner in np.ndindex(2, 2, 2):
+            cell = low + corner
+            row = (cell[:, 2] * size[:, 1] + cell[:, 1]) * size[:, 0] + cell[:, 0]
+            one = self._values[grid["offset"] + row]
+            value += np.where(corner, weight, 1 - weight).prod(1) * one
+            whole &= ~np.isnan(one)
+        out[at[whole]] = value[whole]
+        return whole
+
+
+def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
+    """Vertices of all elements, (n, 8) with -1 behind the last; and where vertices lie, (v, 3) float64."""
+    if mesh is None:
+        return np.zeros((0, 8), np.int32), np.zeros((0, 3))
+    elements = [mesh.tets, mesh.pyramids, mesh.wedges, mesh.hexes]
+    padded = [np.pad(one, ((0, 0), (0, 8 - one.shape[1])), constant_values=-1) for one in elements]
+    return np.concatenate(padded).astype(np.int32), mesh.vertices.astype(float)
+
+
+def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """First and last vertex of grids: (n, 3) float64."""
+    width = 2.0 ** blocks.level[:, None]
+    return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
+
+
+def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
+    made = np.zeros(len(blocks.level), _GRID)
+    made["lower"] = _grid_boxes(blocks)[0] - origin
+    made["cells"] = 0.5**blocks.level
+    made["offset"] = blocks.offset
+    made["size"] = blocks.size
+    return made
+
+
+def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
+    of_grids, of_elements = _grid_boxes(blocks), _element_boxes(corners, vertices)
+    low, high = (np.concatenate(ends) for ends in zip(of_grids, of_elements, strict=True))
+    if not len(low):
+        raise ValueError("there is no grid and no element with a volume")
+    if not np.isfinite(low).all() or not np.isfinite(high).all():
+        raise ValueError("a vertex of an element has a coordinate that is not finite")
+    extent = (high.max(0) - low.min(0)).max()
+    if extent > _LARGEST:
+        raise ValueError(f"grids and elements reach over {extent:g} units, {_LARGEST:g} at most")
+    return low, high
+
+
+def _element_boxes(corners: np.ndarray, vertices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if not len(corners):
+        return np.zeros((0, 3)), np.zeros((0, 3))
+    corner_positions = vertices[np.where(corners < 0, corners[:, :1], corners)].astype(float)
+    return corner_positions.min(1), corner_positions.max(1)

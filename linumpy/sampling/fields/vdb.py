@@ -1,0 +1,135 @@
+"""Sample sparse grids of OpenVDB and NanoVDB files.
+
+In: a path. Out: a field over the box of the grid's active voxels: x, y, z of the unit cube are the grid's indices
+i, j, k between the outer faces of the first and the last active voxel; voxel centres lie at (i + 0.5) / N, and what is
+nearer to a face than the outermost centres has their values. Inactive voxels have the values that the file gives them:
+of tiles, or of the background.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.errors import SourceError
+from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.fields import device_tables
+from linumpy.sampling.files.nanovdb import read_nanovdb
+from linumpy.sampling.files.openvdb import read_openvdb
+from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
+
+_SPEC = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
+#: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
+_MOST_NODES = 2**26
+_READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
+
+
+def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> SparseGrid:
+    """Open a grid of a ``.vdb`` or ``.nvdb`` file.
+
+    Parameters
+    ----------
+    filename : path
+        Its ending says which format it has.
+    field : str, optional
+        Name of the grid; default is the first.
+
+    Raises
+    ------
+    SourceError
+        The file is truncated or damaged, is of another format, or has no such grid.
+    UnsupportedLayoutError
+        The version, compression or type of the grid is not read; see :mod:`linumpy.sampling.files`.
+    """
+    ending = os.path.splitext(filename)[1].lower()
+    if ending not in _READERS:
+        raise SourceError(f"{os.fspath(filename)}: filename must end in one of {', '.join(_READERS)}")
+    tree = _READERS[ending](filename, field)
+    try:
+        return SparseGrid(tree)
+    except ValueError as error:
+        raise SourceError(f"{os.fspath(filename)}: {error}") from error
+
+
+class SparseGrid:
+    """A tree of voxels as a field.
+
+    Attributes
+    ----------
+    n_channels : int
+        1, or the components of a grid of vectors.
+    value_range : (float, float)
+        Of all voxels and tiles of the box and the background, where they are finite.
+    shape : (int, int, int)
+        Voxels of the box along x, y, z.
+    """
+
+    def __init__(self, tree: VoxelTree) -> None:
+        self.n_channels = len(tree.background)
+        self.shape = tuple((tree.high - tree.low + 1).tolist())
+        first = tree.low // NODE
+        nodes = tree.high // NODE - first + 1
+        if np.prod(nodes.astype(float)) > _MOST_NODES:
+            raise ValueError(f"the box of its active voxels has {self.shape} voxels, too many to be sampled as one box")
+        self.value_range = _value_range(tree)
+        top = np.full(nodes, -1, np.int32)
+        for origin, size, tile in zip(tree.blocks, tree.block_sizes, tree.block_tiles, strict=True):
+            start = origin // NODE - first
+            stop = np.minimum(start + size // NODE, nodes)
+            if (stop > 0).all():
+                top[tuple(map(slice, np.maximum(start, 0), stop))] = -1 - tile
+        inside = tree.origins // NODE - first
+        held = ((inside >= 0) & (inside < nodes)).all(1)
+        top[tuple(inside[held].T)] = np.flatnonzero(held)
+        self._frame = device_tables.record(
+            [
+                ("size", "<i4", self.shape),
+                ("shift", "<i4", tree.low - first * NODE),
+                ("nodes", "<i4", nodes),
+                ("channels", "<i4", self.n_channels),
+                ("stride", "<i8", tree.leaves[0].size),
+            ]
+        )
+        self._tables = device_tables.DeviceTables(
+            self._frame.view(np.uint8), top, tree.children, tree.leaves, tree.tiles
+        )
+
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
+        if is_device_array(coords):
+            device_tables.launch(_SPEC, coords, out, self._tables)
+        else:
+            device_tables.on_host(self._decode_host, coords, out)
+
+    def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
+        _, _, children, leaves, tiles = self._tables.host
+        size, shift = self._frame["size"][0], self._frame["shift"][0]
+        at = np.clip(coords * size.astype(np.float32) - np.float32(0.5), 0, (size - 1).astype(np.float32))
+        low = at.astype(np.int64)
+        weight = at - low
+        ends = np.stack([low, np.minimum(low + 1, size - 1)]) + shift
+        out[:] = 0
+        for corner in np.ndindex(2, 2, 2):
+            voxel = np.stack([ends[side, :, axis] for axis, side in enumerate(corner)], -1)
+            share = np.prod([weight[:, a] if side else 1 - weight[:, a] for a, side in enumerate(corner)], 0)
+            found = self._find(voxel, children)
+            inside = voxel % LEAF @ np.array([LEAF**2, LEAF, 1])
+            values = tiles[np.where(found < 0, -1 - found, 0)].T
+            of_leaf = found >= 0
+            values[:, of_leaf] = leaves[:, found[of_leaf], inside[of_leaf]]
+            out += np.where(share == 0, np.float32(0), share * values)
+
+    def _find(self, voxel: np.ndarray, children: np.ndarray) -> np.ndarray:
+        """The leaf of each voxel, or -1 - its tile."""
+        node = self._tables.host[1][tuple((voxel // NODE).T)]
+        child = voxel // LEAF % NODE_CHILDREN @ np.array([NODE_CHILDREN**2, NODE_CHILDREN, 1])
+        return np.where(node < 0, node, children[np.maximum(node, 0), child] if len(children) else node)
+
+
+def _value_range(tree: VoxelTree) -> tuple[float, float]:
+    parts = [part[np.isfinite(part)] for part in (tree.leaves, tree.tiles)]
+    some = [part for part in parts if part.size]
+    return (float(min(part.min() for part in some)), float(max(part.max() for part in some))) if some else (0.0, 0.0)

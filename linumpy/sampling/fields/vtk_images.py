@@ -1,0 +1,92 @@
+"""Sample images of VTK, one or several timesteps.
+
+In: paths. Out: a field over the box of the voxels of an array: of the points of the image for an array of points, of
+its cells for one of cells. Each voxel is a box around its value, as in every other volume here: voxel centres lie at
+(i + 0.5) / N. Channels are the components of the array, those of the first file first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array
+from linumpy.errors import SourceError
+from linumpy.sampling.fields.amr import finite_range
+from linumpy.sampling.files.vtk import read_vtk
+from linumpy.sampling.host import HostVolume
+from linumpy.sampling.volume import KEPT, DeviceVolume
+
+Path = str | os.PathLike[str]
+
+
+def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageField:
+    """Open an array of one or several images.
+
+    Parameters
+    ----------
+    files : path or sequence of paths
+        ``.vti``, ``.pvti`` or legacy ``.vtk`` files of structured points, in the order of time; all of the same size.
+    field : str, optional
+        Name of the array; default are the active scalars, or the first array.
+
+    Raises
+    ------
+    SourceError
+        A file is truncated or damaged, has no such array, or is of another size than the first.
+    UnsupportedLayoutError
+        A kind of file that is not read.
+    """
+    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    if not paths:
+        raise SourceError("files= names no file")
+    steps = [read_vtk(path, field) for path in paths]
+    for path, step in zip(paths, steps, strict=True):
+        if step.shape != steps[0].shape:
+            raise SourceError(
+                f"{os.fspath(path)}: has (components, z, y, x) {step.shape}, but {os.fspath(paths[0])} {steps[0].shape}"
+            )
+    return ImageField(np.concatenate(steps))
+
+
+class ImageField:
+    """Voxels of an image as a field.
+
+    Attributes
+    ----------
+    voxels : (C, Z, Y, X) ndarray
+        In host memory.
+    n_channels : int
+        Components times timesteps.
+    value_range : (float, float)
+        Of all voxels whose values are finite.
+    """
+
+    def __init__(self, voxels: np.ndarray) -> None:
+        self.voxels = voxels if voxels.dtype.str[1:] in KEPT else voxels.astype(np.float32)
+        self.n_channels = len(voxels)
+        self.value_range = finite_range(self.voxels)
+        self._host = HostVolume(self.voxels, value_range=self.value_range)
+        self._devices: dict[int, DeviceVolume] = {}
+        self._lock = threading.Lock()
+
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
+        if is_device_array(coords):
+            self._on(int(coords.device.id)).decode(coords, out)
+        else:
+            self._host.decode(coords, out)
+
+    def _on(self, device: int) -> DeviceVolume:
+        import cupy
+
+        with self._lock, cupy.cuda.Device(device):
+            if device not in self._devices:
+                held = DeviceVolume(cupy.asarray(self.voxels), value_range=self.value_range)
+                cupy.cuda.get_current_stream().synchronize()  # once, so that other streams may read it
+                self._devices[device] = held
+            return self._devices[device]

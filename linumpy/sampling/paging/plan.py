@@ -1,0 +1,159 @@
+"""Which pages of a volume are needed, and in which order: pure planning for :mod:`linumpy.sampling.paging.pages`.
+
+In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers along
+z, y and x.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.sampling.boxes import Window
+
+#: Voxels of a page, about: several chunks where those are smaller.
+_PAGE_VOXELS = 2**18
+Page = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Paging:
+    """How a volume is cut into pages, and which parts of it are sampled one after another.
+
+    Attributes
+    ----------
+    dims, page : tuple of int
+        Voxels of the volume and of a page along z, y and x.
+    part : tuple of int
+        Pages of a part.
+    """
+
+    dims: tuple[int, int, int]
+    page: tuple[int, int, int]
+    part: tuple[int, int, int]
+
+    @property
+    def pages(self) -> Page:
+        """Pages along each axis."""
+        z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
+        return z, y, x
+
+    def box(self, page: Page) -> tuple[slice, ...]:
+        """Return the voxels of a page."""
+        ends = ((k * p, min((k + 1) * p, n)) for k, p, n in zip(page, self.page, self.dims, strict=True))
+        return tuple(slice(*one) for one in ends)
+
+    def parts(self) -> Iterator[tuple[Page, Page]]:
+        """First page, and the one behind the last, of each part."""
+        steps = [range(0, n, p) for n, p in zip(self.pages, self.part, strict=True)]
+        for z, y, x in itertools.product(*steps):
+            end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
+            yield (z, y, x), (end[0], end[1], end[2])
+
+    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> list[Page]:
+        """Return the pages of a part that are needed, and the next ones along each axis, sorted."""
+        own = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
+        shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
+        marks = np.zeros(tuple(n + 1 for n in shape), bool)
+        mine = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[own]
+        for step in itertools.product((0, 1), repeat=3):
+            marks[tuple(slice(s, s + n) for s, n in zip(step, mine.shape, strict=True))] |= mine
+        found = np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin)
+        return [(z, y, x) for z, y, x in found.tolist()]
+
+
+def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
+    """Choose pages and parts, so that a part with its neighbours takes half of the slots at most.
+
+    Raises
+    ------
+    ValueError
+        Fewer than 16 slots: the pages at a corner, twice.
+    """
+    page = page_shape(dims, chunks, voxels)
+    if slots < 16:
+        raise ValueError(
+            f"the cache has memory for {slots} pages of {' × '.join(map(str, page))} voxels; give cache_bytes for 16"
+        )
+    pages = Paging(dims, page, (1, 1, 1)).pages
+    half = slots // 2
+    layers = half // ((pages[1]) * (pages[2])) - 1
+    if layers >= 1:  # what a layer shares with the next one stays in memory
+        return Paging(dims, page, (min(layers, pages[0]), pages[1], pages[2]))
+    part = [1, 1, 1]
+    while True:
+        grown = [min(n, p + 1) for p, n in zip(part, pages, strict=True)]
+        if grown == part or math.prod(n + 1 for n in grown) > half:
+            return Paging(dims, page, (part[0], part[1], part[2]))
+        part = grown
+
+
+def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_VOXELS) -> tuple[int, int, int]:
+    """Join chunks, along the axis on which they are shortest, until a page has so many voxels or is the volume."""
+    page = [min(c, n) for c, n in zip(chunks, dims, strict=True)]
+    while math.prod(page) < voxels:
+        open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
+        if not open_axes:
+            break
+        axis = min(open_axes, key=lambda one: page[one])
+        page[axis] *= 2
+    return page[0], page[1], page[2]
+
+
+class Pieces:
+    """Which pages the boxes of a window need."""
+
+    def __init__(self, window: Window, paging: Paging) -> None:
+        self.window, self._paging = window, paging
+        self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
+        at = window.boxes.indices(np.arange(window.boxes.count))
+        lows, highs = [], []
+        for index, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
+            lows.append(np.clip(np.floor(index / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+            highs.append(np.clip(np.floor((index + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
+        page = np.array(paging.page)
+        self._first, self._last = np.stack(lows, 1) // page, np.stack(highs, 1) // page
+        self._reached, self._step = 0, 0  # the box up to which pages were asked for, and boxes of the last request
+
+    def boxes_of(self, begin: int, end: int) -> tuple[int, int]:
+        """First box and the one behind the last that hold these samples."""
+        first = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        return first, int(np.searchsorted(self._starts, end, side="left"))
+
+    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, list[Page]]]:
+        """Parts of the volume that hold the boxes: voxels from, to, and the pages needed, at most so many."""
+        low, high = self._first[first:last].min(0), self._last[first:last].max(0)
+        size = high - low + 2
+        if math.prod(size.tolist()) <= most:
+            yield self._group(low, high)
+            return
+        steps = self._paging.part
+        starts = [range(int(a), int(b) + 1, step) for a, b, step in zip(low, high, steps, strict=True)]
+        for corner in itertools.product(*starts):
+            begin = np.array(corner)
+            yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
+
+    def upcoming(self, box: int, most: int) -> list[Page]:
+        """Return about `most` pages that boxes from one on need, where it is time to ask for them; else none."""
+        self._reached = max(self._reached, box)
+        if self._reached - box > self._step // 2:
+            return []
+        pages: dict[Page, None] = {}
+        begin = self._reached
+        while len(pages) < most and self._reached < self.window.boxes.count:
+            pages.update(dict.fromkeys(self._group(self._first[self._reached], self._last[self._reached])[2]))
+            self._reached += 1
+        self._step = self._reached - begin
+        return list(pages)
+
+    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, list[Page]]:
+        first, last = low.tolist(), high.tolist()
+        page, count = self._paging.page, self._paging.pages
+        z, y, x = (range(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
+        begin = first[0] * page[0], first[1] * page[1], first[2] * page[2]
+        end = (last[0] + 1) * page[0], (last[1] + 1) * page[1], (last[2] + 1) * page[2]
+        return begin, end, list(itertools.product(z, y, x))

@@ -1,0 +1,300 @@
+"""A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
+
+In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, values at any points. A
+slab is a box of whole rows, with the voxels that interpolation needs beside it. So many of them are held, and after
+each batch some are replaced by the next ones, in a random order in which each slab comes once before any comes again.
+The file is read by ``pread``: a file that is shortened while it is sampled is an :class:`OSError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import math
+import os
+import threading
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.sampling.generator import Use, numbers
+from linumpy.sampling.host import along, linear, normalised
+from linumpy.sampling.regular import RawFile
+from linumpy.sampling.threads import in_threads, threads
+
+_SLAB_NBYTES = 8 * 2**20
+#: Planes of a slab where one plane is larger than a slab.
+_PLANES = 16
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """How a volume is cut: `z` × `y` boxes of whole rows, equal parts of the unit cube.
+
+    Attributes
+    ----------
+    dims : tuple of int
+        Voxels along z, y and x.
+    z, y : int
+        Slabs along each axis.
+    """
+
+    dims: tuple[int, int, int]
+    z: int
+    y: int
+
+    @property
+    def count(self) -> int:
+        """How many slabs there are."""
+        return self.z * self.y
+
+    def box(self, number: int) -> tuple[slice, slice]:
+        """Return the planes and the rows that interpolation in a slab needs."""
+        at = divmod(number, self.y)
+        made = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
+        return made[0], made[1]
+
+    def of(self, coords: np.ndarray) -> np.ndarray:
+        """Return the slab of each point."""
+        made: Any = 0
+        for column, n in ((2, self.z), (1, self.y)):
+            index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
+            made = made * n + np.clip(index, 0, n - 1).astype(np.int64)
+        return made
+
+
+def _needed(k: int, n: int, size: int) -> slice:
+    """Planes for points in the k-th of n parts; coordinates are rounded to float32, so one more at each end."""
+    low, high = k / n * size - 0.5, (k + 1) / n * size - 0.5
+    slack = 1e-6 * size
+    first = max(0, min(size - 1, math.floor(low - slack)))
+    return slice(first, max(first, min(size - 1, math.floor(high + slack) + 1)) + 1)
+
+
+def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> Slabs:
+    """Cut a volume (C, Z, Y, X) into slabs of about so many bytes."""
+    channels, z, y, x = shape
+    plane = channels * y * x * itemsize
+    if plane * 2 <= nbytes or z == 1:
+        return Slabs((z, y, x), min(z, max(1, math.ceil(z * plane / nbytes))), 1)
+    planes = min(_PLANES, z)
+    rows = max(1, nbytes // (planes * channels * x * itemsize))
+    return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
+
+
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
+
+
+def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
+    return voxels[offset:].take(index)
+
+
+@dataclass(frozen=True)
+class _Slab:
+    number: int
+    first: tuple[int, int]  # plane and row of the volume
+    voxels: np.ndarray  # (C, planes, rows, X), float32 in 0 to 1
+
+
+class SlabVolume:
+    """A field whose samples come from the slabs in memory.
+
+    Parameters
+    ----------
+    source : RawFile
+        The file.
+    low_high : (float, float)
+        Brought into 0 to 1, voxel by voxel.
+    slabs, replaced : int
+        Slabs in memory, and those that are replaced after each batch.
+    key : (int, int)
+        Of the generator: it puts the slabs in order.
+    slab_nbytes : int
+        Bytes of a slab in the file, about.
+    """
+
+    orders = ("iid", "binned")
+    has_gradient = False
+
+    def __init__(
+        self,
+        source: RawFile,
+        low_high: tuple[float, float],
+        *,
+        slabs: int,
+        replaced: int,
+        key: tuple[int, int],
+        slab_nbytes: int = _SLAB_NBYTES,
+    ) -> None:
+        if not 1 <= replaced <= slabs:
+            raise ValueError(f"{replaced} of {slabs} slabs replaced after each batch: give 1 to {slabs}")
+        self._source, self._low_high, self._key = source, low_high, key
+        self.n_channels = source.shape[0]
+        self.value_range = (0.0, 1.0)
+        self.plan = plan_slabs(source.shape, source.dtype.itemsize, slab_nbytes)
+        self.held, self.replaced = min(slabs, self.plan.count), min(replaced, self.plan.count)
+        self._file = os.open(source.filename, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        source.check_size(os.fstat(self._file).st_size)
+        self._pool, self._process = _readers(), os.getpid()
+        self._taken = 0  # slabs of the order that were taken
+        self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
+        self._coming: list[Future[_Slab]] = []
+        self._slabs: list[_Slab] = []
+        self._lock = threading.Lock()
+
+    def sample(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+        """Draw points uniformly in the slabs that are in memory and evaluate them; then replace some of the slabs."""
+        self._batch(key, first, coords, out, in_order=False)
+
+    def sample_in_order(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+        """The same, but samples of a slab follow each other."""
+        self._batch(key, first, coords, out, in_order=True)
+
+    def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
+        """Evaluate at any points; slabs that are not in memory are read for this call alone."""
+        with self._lock:
+            have = {slab.number: slab for slab in self._slabs}
+            which = self.plan.of(coords)
+            order = np.argsort(which, kind="stable")
+            needed, starts = np.unique(which[order], return_index=True)
+            parts = np.split(order, starts[1:]) if len(needed) else []
+            for number, part in zip(needed.tolist(), parts, strict=True):
+                slab = have.get(number) or self._read(number)
+                made = np.empty((self.n_channels, len(part)), np.float32)
+                self._evaluate(slab, coords[part], made)
+                out[:, part] = made
+
+    def _batch(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray, in_order: bool) -> None:
+        with self._lock:
+            self._receive()
+            count, held = len(coords), len(self._slabs)
+            chosen = np.empty(count, np.int32)
+
+            def choose(begin: int, end: int) -> None:
+                index = np.arange(first + begin, first + end, dtype=np.uint64)
+                chosen[begin:end] = numbers(index, Use.CELL, key)[0] * np.uint64(held) >> np.uint64(32)
+
+            in_threads(choose, count)
+            counts = np.bincount(chosen, minlength=held)
+            ends = np.cumsum(counts)
+            order = None if in_order else np.argsort(chosen, kind="stable")
+            for slab, begin, end in zip(self._slabs, ends - counts, ends, strict=True):
+                self._fill(slab, key, first, coords, out, slice(begin, end), order)
+            self._request()
+
+    def _fill(
+        self,
+        slab: _Slab,
+        key: tuple[int, int],
+        first: int,
+        coords: np.ndarray,
+        out: np.ndarray,
+        span: slice,
+        order: np.ndarray | None,
+    ) -> None:
+        at = divmod(slab.number, self.plan.y)
+
+        def part(begin: int, end: int) -> None:
+            where: Any = slice(span.start + begin, span.start + end)
+            if order is not None:
+                where = order[where]
+            index = np.arange(where.start, where.stop) if isinstance(where, slice) else where
+            words = numbers(index.astype(np.uint64) + np.uint64(first), Use.WEIGHTED, key)
+            points = np.empty((len(index), 3), np.float32)
+            points[:, 0] = (words[0] >> np.uint64(8)) * 2.0**-24
+            points[:, 1] = (at[1] + (words[1] + 0.5) * 2.0**-32) / self.plan.y
+            points[:, 2] = (at[0] + (words[2] + 0.5) * 2.0**-32) / self.plan.z
+            made = np.empty((self.n_channels, len(index)), np.float32)
+            self._values(slab, points, made)
+            coords[where] = points
+            out[:, where] = made
+
+        in_threads(part, span.stop - span.start)
+
+    def _evaluate(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+        def part(begin: int, end: int) -> None:
+            self._values(slab, coords[begin:end], out[:, begin:end])
+
+        in_threads(part, len(coords))
+
+    def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+        _, planes, rows, columns = slab.voxels.shape
+        positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
+        positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
+        positions[1] = (positions[1][0] - slab.first[1], positions[1][1])
+        for channel, made in zip(slab.voxels, out, strict=True):
+            take = functools.partial(_take, channel.reshape(-1))
+            made[...] = linear(take, positions, (planes, rows, columns))[0]
+
+    def _receive(self) -> None:
+        """Wait for the requested slabs, which replace the oldest ones; the first time all slabs are requested."""
+        if self._process != os.getpid():
+            self._begin_in_child()
+        if not self._slabs and not self._coming:
+            self._ask(self.held)
+        coming, self._coming = self._coming, []
+        try:
+            arrived = [one.result() for one in coming]
+        except BaseException:
+            # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
+            self._taken -= len(coming)
+            if self._slabs:
+                self._ask(len(coming))
+            raise
+        self._slabs = (self._slabs + arrived)[-self.held :]
+
+    def _begin_in_child(self) -> None:
+        """Ask for the same slabs by threads of this process: a forked child has none of its parent's."""
+        asked, self._coming = len(self._coming), []
+        self._pool, self._process = _readers(), os.getpid()
+        self._taken -= asked
+        self._ask(asked)
+
+    def _request(self) -> None:
+        """Ask for the slabs of the next batch, unless all are in memory."""
+        if self.held < self.plan.count:
+            self._ask(self.replaced)
+
+    def _ask(self, count: int) -> None:
+        have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
+
+        def take(number: int) -> _Slab:
+            return have.get(number) or self._read(number)
+
+        self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
+        self._taken += count
+
+    def _number(self, position: int) -> int:
+        """Return the slab at a position in the order of all turns."""
+        turn, index = divmod(position, self.plan.count)
+        if self._turn is None or self._turn[0] != turn:
+            words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)
+            self._turn = turn, np.lexsort((words[1], words[0]))
+        return int(self._turn[1][index])
+
+    def _read(self, number: int) -> _Slab:
+        planes, rows = self.plan.box(number)
+        channels, z, y, x = self._source.shape
+        raw = np.empty((channels, planes.stop - planes.start, rows.stop - rows.start, x), self._source.dtype)
+        row_nbytes = x * raw.itemsize
+        for c in range(channels):
+            if rows == slice(0, y):  # planes lie one after another
+                self._pread(raw[c], ((c * z + planes.start) * y) * row_nbytes)
+                continue
+            for k in range(len(raw[c])):
+                self._pread(raw[c, k], (((c * z + planes.start + k) * y) + rows.start) * row_nbytes)
+        return _Slab(number, (planes.start, rows.start), normalised(raw, self._low_high))
+
+    def _pread(self, out: np.ndarray, offset: int) -> None:
+        target = out.reshape(-1).view(np.uint8).data
+        begin = self._source.offset + offset
+        while len(target):
+            count = os.preadv(self._file, [target], begin)
+            if count == 0:
+                raise OSError(errno.EIO, f"the file ends at byte {begin}, before its last voxel", self._source.filename)
+            target, begin = target[count:], begin + count

@@ -1,0 +1,207 @@
+"""Zarr arrays and OME-Zarr images as fields: resident on a device, larger than one, or in host memory.
+
+In: whatever :func:`linumpy.io.source.open_source` opens, and what is chosen of it. Out: a field. Errors: ``ValueError``
+for axes that are not said, and what reading gives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import require_cuda
+from linumpy.gpu.kernels import CUDA_TYPES
+from linumpy.io.source import Source, open_node
+from linumpy.io.volume import Volume, select_volumes
+from linumpy.sampling.arguments import MOST_SAMPLES, whole
+from linumpy.sampling.host import HostVolume
+from linumpy.sampling.paging.pages import PageCache, PagedVolume
+from linumpy.sampling.paging.plan import page_shape, plan_paging
+from linumpy.sampling.regular import is_kept
+from linumpy.sampling.volume import KEPT, free_memory
+
+#: Of the range, by which values may be off.
+_PRECISION = 1e-6
+
+
+def open_channels(
+    source: Source, level: int = 0, channel_axis: int | None = None, channel: int | None = None, time: int | None = None
+) -> list[Volume]:
+    """Open the channels of an image or an array, unread.
+
+    Parameters
+    ----------
+    source : path, zarr.Array, zarr.Group or store
+        An array (Z, Y, X); one of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
+    level : int
+        Of an OME-Zarr image.
+    channel_axis : int, optional
+        The axis of channels of an array of four axes.
+    channel, time : int, optional
+        The one to take of an OME-Zarr image.
+
+    Returns
+    -------
+    list of Volume
+        One for each channel; all of the same shape and dtype.
+    """
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        if 0 in node.shape:
+            raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
+        if level or channel is not None or time is not None:
+            raise ValueError("level, channel and time choose from an OME-Zarr image; this is a single array")
+        return _of_array(node, channel_axis)
+    if channel_axis is not None:
+        raise ValueError(f"channel_axis={channel_axis}: the metadata of an OME-Zarr image names its axes; leave it out")
+    from linumpy.io.ome import open_image
+
+    volumes = select_volumes(open_image(node), level, channel=channel, time=time)
+    if "t" in volumes.leading:
+        raise ValueError(f"{volumes.name} has several times: choose one by time=")
+    made = list(volumes.volumes.values())
+    if made[0].ndim != 3:
+        raise ValueError(f"{volumes.name} has {made[0].ndim} axes of space; three are sampled")
+    if 0 in made[0].shape:
+        raise ValueError(f"{volumes.name} has shape {made[0].shape}: an axis is empty, so there is nothing to sample")
+    return made
+
+
+def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
+    if array.ndim == 3 and channel_axis is None:
+        return [Volume(array, (None, None, None))]
+    if channel_axis is not None and (isinstance(channel_axis, bool) or not isinstance(channel_axis, (int, np.integer))):
+        raise ValueError(f"channel_axis={channel_axis!r}: give the number of an axis, 0 to 3")
+    if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
+        raise ValueError(
+            f"the array has shape {array.shape}: give one of axes (Z, Y, X), or of four with channel_axis= (0 to 3)"
+        )
+    axis = channel_axis % 4
+    return [Volume(array, tuple(c if a == axis else None for a in range(4))) for c in range(array.shape[axis])]
+
+
+def check_dtype(dtype: np.dtype) -> None:
+    """Refuse voxels that are not sampled."""
+    if dtype.kind not in "uif" or dtype.str[1:] not in CUDA_TYPES:
+        raise ValueError(f"the array has dtype {dtype}; voxels are integers or floats of 16 to 64 bits")
+
+
+def read_channels(volumes: list[Volume]) -> np.ndarray:
+    """Read all channels into host memory: (C, Z, Y, X)."""
+    first = volumes[0]
+    check_dtype(first.dtype)
+    made = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
+    for volume, out in zip(volumes, made, strict=True):
+        out[...] = volume.read()
+    return made
+
+
+def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Any:
+    """Read all channels into device memory: (C, Z, Y, X), in a dtype that kernels sample."""
+    from linumpy.gpu.zarr_io import read_zarr_to_gpu
+
+    first = volumes[0]
+    check_dtype(first.dtype)
+    # Others become float32 on the way, unless they are looked at first: labels for their range, or to be normalised.
+    stays = labels or low_high is not None or is_kept(first.dtype, None)
+    dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
+    made = require_cuda().empty((len(volumes), *first.shape), dtype)
+    box = tuple(slice(0, n) for n in first.shape)
+    for volume, out in zip(volumes, made, strict=True):
+        read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
+    return made
+
+
+def open_on_host(volumes: list[Volume], **options: Any) -> HostVolume:
+    """Read into host memory."""
+    return HostVolume(read_channels(volumes), **options)
+
+
+def open_pages(
+    volumes: list[Volume],
+    *,
+    low_high: tuple[float, float] | None,
+    value_range: tuple[float, float] | None,
+    cache_bytes: int | None = None,
+    ahead: int | None = None,
+    window: int | None = None,
+    reader: Any = None,
+    xp: Any = None,
+) -> PagedVolume:
+    """Open a volume whose pages are read as they are needed.
+
+    Parameters
+    ----------
+    volumes : list of Volume
+        Its channels.
+    low_high, value_range, window
+        As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
+    cache_bytes : int, optional
+        Device memory for pages; by default a quarter of what is free.
+    ahead : int, optional
+        Independent samples that are made in one pass over the volume: 4 bytes for each and channel. By default as many
+        as take half of `cache_bytes`.
+    reader : Reader, optional
+        By default one of its own.
+    xp : module, optional
+        CuPy, which is the default; NumPy in tests.
+    """
+    first = volumes[0]
+    check_dtype(first.dtype)
+    kept = first.dtype.str[1:] in KEPT
+    _check_precision(low_high, kept)
+    if cache_bytes is not None:
+        cache_bytes = whole("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
+    if ahead is not None:
+        ahead = whole("ahead", ahead, 1, MOST_SAMPLES, "samples that are made in one pass over the volume")
+    if xp is None:
+        xp = require_cuda()
+    if reader is None:
+        from linumpy.gpu import Reader
+
+        reader = Reader()
+    if cache_bytes is None:
+        cache_bytes = free_memory() // 4
+    dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
+    voxel = len(volumes) * dtype.itemsize
+    page = page_shape(first.shape, first.chunks)
+    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _pages(first.shape, page) + 16)
+    dims = (first.shape[0], first.shape[1], first.shape[2])
+    cache = PageCache(volumes, plan_paging(dims, first.chunks, slots), slots, dtype, reader, xp)
+    return PagedVolume(
+        cache,
+        xp,
+        low_high=low_high,
+        value_range=(0.0, 1.0) if low_high else value_range or _known_range(first.dtype),
+        ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
+        window=window,
+    )
+
+
+def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
+    """Refuse a range of which the float32 arithmetic of the kernels would lose more than samplers promise."""
+    if low_high is None or low_high[0] == low_high[1]:
+        return
+    low, high = low_high
+    rounding = abs(low - float(np.float32(low)))
+    if not kept:  # voxels become float32 before the range is applied
+        rounding += 2.0**-24 * max(abs(low), abs(high))
+    if rounding > _PRECISION * (high - low):
+        raise ValueError(
+            f"range=({low}, {high}): float32 rounds such voxels by {rounding / (high - low):.1g} of the range; use "
+            "device 'cuda' or 'cpu', which apply the range in float64"
+        )
+
+
+def _pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
+    return math.prod(-(-n // p) for n, p in zip(shape, page, strict=True))
+
+
+def _known_range(dtype: np.dtype) -> tuple[float, float]:
+    """Return what voxels can hold; they are not searched, since that would read the whole volume."""
+    if dtype.kind == "f":
+        return -math.inf, math.inf
+    return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)

@@ -1,0 +1,73 @@
+"""Batches of reads for the tests of the engine that carries them out, and the oracle: ``os.pread`` and ``os.stat``."""
+
+import os
+
+import numpy as np
+
+from linumpy.io import file_reads
+from linumpy.io.file_reads import FileReads
+
+KINDS = ["POSIX", "threads that pread"]
+
+
+def nothing_at_once(monkeypatch):
+    """Let no batch be small enough for plain system calls of the caller."""
+    monkeypatch.setattr(file_reads, "SMALL_READS", 0)
+
+
+def write(folder, sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    paths = []
+    for number, size in enumerate(sizes):
+        path = folder / f"ä {seed} {number}"
+        path.write_bytes(rng.bytes(size))
+        paths.append(str(path))
+    return paths
+
+
+def batch(paths, rows):
+    """Reads of rows of (file, offset, bytes) into memory of 0xA5, a gap after each."""
+    file, offset, nbytes = np.array(rows, np.int64).reshape(-1, 3).T
+    begins = np.cumsum(nbytes + 8) - nbytes - 8
+    memory = np.full(int((nbytes + 8).sum()), 0xA5, np.uint8)
+    return FileReads(paths, file, offset, nbytes, memory.ctypes.data + begins, memory), begins
+
+
+def version(path):
+    found = os.stat(path)
+    return [found.st_ino & (2**63 - 1), found.st_size, found.st_mtime_ns, found.st_mode]
+
+
+def check(reads, begins, results):
+    """Compare with os.pread and os.stat; nothing else is written."""
+    expected = np.full(len(reads.memory), 0xA5, np.uint8)
+    for row, file in enumerate(reads.file.tolist()):
+        descriptor = os.open(reads.paths[file], os.O_RDONLY)
+        piece = os.pread(descriptor, int(reads.nbytes[row]), int(reads.offset[row]))
+        os.close(descriptor)
+        expected[begins[row] : begins[row] + len(piece)] = np.frombuffer(piece, np.uint8)
+        assert results.nbytes[row] == len(piece)
+    assert (reads.memory == expected).all()
+    assert (results.opened == 0).all()
+    assert results.before.tolist() == results.after.tolist() == [version(path) for path in reads.paths]
+    assert [column.dtype for column in vars(results).values()] == [np.int64] * 4
+
+
+def fail(monkeypatch, name, code, begin, times=10**9):
+    """Let calls of a function of ``os`` fail from the one numbered `begin` on."""
+    real, calls = getattr(os, name), iter(range(10**9))
+
+    def failing(*arguments):
+        if begin <= next(calls) < begin + times:
+            raise OSError(code, os.strerror(code))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, name, failing)
+
+
+def open_files():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+class Interrupt(BaseException):
+    pass
