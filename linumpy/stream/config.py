@@ -194,9 +194,9 @@ class Config:
     n_compute_threads : int
         Threads that resample where there is no GPU; 0 for one per core.
     n_zarrs_meta_cache : int
-        Arrays whose metadata is kept.
+        Arrays whose metadata is kept; others are opened again, which takes about a millisecond of a core each.
     n_shards_meta_cache : int
-        Shard indexes that are kept, where the reader has a number for them.
+        Accepted for code that sets it; the reader limits the shard indexes that it keeps by their size.
     max_chunk_uncompressed_bytes : int
         Largest chunk of an array that is accepted; 0 for no limit.
     max_gpu_memory_bytes : int

@@ -47,8 +47,10 @@ class Stats:
 
     Attributes
     ----------
-    plan, io, h2d, decompress, assemble : Metric
-        Planning of batches; the reader's reads, copies to the device, decoding and scattering.
+    plan, io, assemble : Metric
+        Planning of batches; the reader's waiting for reads; its queueing of copies, decoding and scattering.
+    h2d, decompress : Metric
+        Empty: the reader does not time copies and decoding by themselves, they are in `assemble`.
     pop_wait_io, pop_wait_compute, flush_wait : Metric
         Time in which the consumer waited: for the reader, for resampling to be queued (on the CPU: done), in ``flush``.
     zarr_meta_hits, zarr_meta_misses, shard_idx_hits, shard_idx_misses : int
@@ -96,7 +98,7 @@ class Stats:
         if self.pop_wait_compute.seconds > self.pop_wait_io.seconds:
             return "resampling"
         stages = {"I/O": self.io, "copies to the device": self.h2d, "decode": self.decompress,
-                  "scatter": self.assemble, "planning": self.plan}  # fmt: skip
+                  "decode and scatter": self.assemble, "planning": self.plan}  # fmt: skip
         longest = max(stages, key=lambda name: stages[name].seconds)
         return longest if stages[longest].seconds > 0 else "I/O"
 
