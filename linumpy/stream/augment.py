@@ -18,7 +18,7 @@ import numpy as np
 
 Range = tuple[float, float]
 #: Second word of Philox's key, which separates the streams of random numbers.
-AUGMENT_STREAM, CROP_STREAM, ORDER_STREAM = 1, 2, 3
+AUGMENT_STREAM, CROP_STREAM = 1, 2
 #: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
 #: Rounding errors of coordinates, which may be computed in another order on the device.

@@ -342,10 +342,10 @@ def sizes(shape: Any) -> tuple[int, ...]:
     """Return the shape of a crop, or raise an error that says what is wrong with it."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise TypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
-    sizes = tuple(integer("shape", n, 1) for n in shape)
-    if not sizes:
+    found = tuple(integer("shape", n, 1) for n in shape)
+    if not found:
         raise ValueError("shape must hold a number of voxels for each axis (got none)")
-    return sizes
+    return found
 
 
 def _parts(parts: Any) -> tuple[Part, ...]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import InvalidArgument, ShutdownError
-from linumpy.stream.plan import ALIGNED
+from linumpy.stream.plan import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
 Freed = tuple[int, list[Any]]
 
@@ -101,7 +102,7 @@ class Memory:
             self.base = _device_memory(nbytes, device_id)
             self.address = int(self.base.ptr)
         self.slot_nbytes = self.slots = 0
-        self._stage_begin = self._stage_used = 0
+        self._stage_begin = 0
         self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
@@ -226,6 +227,22 @@ class Memory:
 
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:
+    """Estimate the bytes of staged crops of a full batch from the first batch, which may hold fewer samples.
+
+    Its crops may also lie partly outside of their arrays, or be copied without staging, where later ones do not.
+    """
+    rows = max(1, len(reads) // len(parts))
+    staged = -(-stage_offsets(reads)[-1] * config.batch_size // rows)
+    if config.augment is not None:
+        staged += staged // 4
+    whole = 0
+    for part, read in zip(parts, reads, strict=False):
+        if config.augment is not None or config.pad in ("edge", "reflect") or part.dtype is Dtype.BF16:
+            whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
+    return max(staged, whole * config.batch_size)
 
 
 class OnStream:

@@ -410,22 +410,6 @@ _IDENTITY = np.eye(3)
 _IDENTITY.flags.writeable = False
 
 
-def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:
-    """Estimate the bytes of staged crops of a full batch from the first batch, which may hold fewer samples.
-
-    Its crops may also lie partly outside of their arrays, or be copied without staging, where later ones do not.
-    """
-    rows = max(1, len(reads) // len(parts))
-    staged = -(-stage_offsets(reads)[-1] * config.batch_size // rows)
-    if config.augment is not None:
-        staged += staged // 4
-    whole = 0
-    for part, read in zip(parts, reads, strict=False):
-        if config.augment is not None or config.pad in ("edge", "reflect") or part.dtype is Dtype.BF16:
-            whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
-    return max(staged, whole * config.batch_size)
-
-
 def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
     """Where each staged crop begins in the staging buffer of its batch, and at the end the size of that."""
     return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]

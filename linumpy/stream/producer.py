@@ -14,8 +14,8 @@ from typing import Any
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Flush, Pulled
-from linumpy.stream.memory import Lease, Memory, OnStream
-from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_estimate, stage_offsets
+from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
+from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 
