@@ -72,7 +72,7 @@ class Feed:
         """Append samples."""
         if isinstance(samples, Sample):
             samples = [samples]
-        if not isinstance(samples, (Iterable, Indexed)):
+        if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise TypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
         self._waiting.append(samples)
         self._was_pushed = True

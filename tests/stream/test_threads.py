@@ -64,6 +64,14 @@ def test_flush_returns_where_memory_holds_one_batch_of_staged_crops(volume, pipe
     assert starts(p.pop()) == [0, 1]
 
 
+def test_what_cannot_be_pushed(pipeline):
+    p = pipeline()
+    for wrong in (3, None, "cell.zarr", b"cell.zarr"):
+        with pytest.raises(TypeError, match=f"push takes a Sample or an iterable of them .got {type(wrong).__name__}"):
+            p.push(wrong)
+    assert drain(p) == []
+
+
 def test_an_element_that_is_no_sample_is_an_error_of_its_own(volume, pipeline):
     path = volume[0]
     for on_error in ("raise", "skip"):
