@@ -1,7 +1,7 @@
 """Training batches streamed from Zarr: random crops of many arrays, decoded, augmented and batched on the device.
 
-Batches go to PyTorch, JAX and CuPy by DLPack. Without a GPU the same classes give NumPy batches. Importing this package
-imports no GPU package.
+Batches are passed to PyTorch, JAX and CuPy through DLPack. Without a GPU the same classes give NumPy batches. Importing
+this package imports no GPU package.
 """
 
 from linumpy.stream.augment import Augment, Elastic

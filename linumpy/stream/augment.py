@@ -17,18 +17,33 @@ from typing import Any
 import numpy as np
 
 Range = tuple[float, float]
-#: Of Philox's counters, what keeps the streams of random numbers apart.
-AUGMENT_STREAM, CROP_STREAM, ORDER_STREAM = 1, 2, 3
+#: Second word of Philox's key, which separates the streams of random numbers.
+AUGMENT_STREAM, CROP_STREAM = 1, 2
 #: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
 #: Rounding errors of coordinates, which may be computed in another order on the device.
 _SLACK = 1e-6
 
 
+class _NoSeed(np.random.bit_generator.ISeedSequence):
+    """Seed of a bit generator whose state is set afterwards; without one NumPy reads random bytes from the system."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed()
+
+
 def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return random numbers that depend on these four alone, by Philox's counter."""
-    key = np.array([seed, stream], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, epoch, index], np.uint64)))
+    """Return random numbers that depend on these four alone: Philox with a key and a counter."""
+    bits = np.random.Philox(_NO_SEED)  # type: ignore[arg-type] # NumPy's stubs lack what its documentation allows
+    counter, key = np.array([0, 0, epoch, index], np.uint64), np.array([seed, stream], np.uint64)
+    bits.state = {
+        "bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": np.zeros(4, np.uint64),
+        "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,
+    }  # fmt: skip
+    return np.random.Generator(bits)
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Elastic:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Ranges of a random augmentation; what is left out does nothing.
+    """Ranges of a random augmentation; parameters that are not given change nothing.
 
     Attributes
     ----------
@@ -105,12 +120,11 @@ class Augment:
         put(self, "rotation", _ranges("rotation", self.rotation))
         put(self, "shear", _ranges("shear", self.shear))
         put(self, "scale", _scales(self.scale))
-        put(self, "flip", tuple(self.flip))
-        if not set(self.flip) <= set("zyx"):
-            raise ValueError(f"flip must name axes of 'zyx' (got {self.flip})")
+        put(self, "flip", _axes(self.flip))
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
-            put(self, "elastic", Elastic(*(float(value) for value in self.elastic)))
-        shift = (self.translation,) * 3 if isinstance(self.translation, numbers.Real) else tuple(self.translation)
+            put(self, "elastic", Elastic(*_floats("elastic", self.elastic, 2, "an Elastic or (spacing, sigma) in µm")))
+        shift = self.translation if _is_sequence(self.translation) else (self.translation,) * 3
+        shift = _floats("translation", shift, 3, "a number or three of them, in µm")
         put(self, "translation", tuple(_range("translation", (-abs(t), abs(t)))[1] for t in shift))
         put(self, "noise", _least_and_most("noise", self.noise))
         put(self, "blur", _least_and_most("blur", self.blur))
@@ -194,11 +208,11 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     augment : Augment
         The ranges.
     half_extent : sequence of float
-        Farthest that the centre of a voxel of any part lies from the centre of the crop, in µm along (Z, Y, X).
+        Largest distance between the centre of a voxel of any part and that of the crop, in µm along (Z, Y, X).
     seed, epoch, index : int
         What the result depends on.
     flat : int
-        Leading axes of the three that the arrays do not have: 1 for images, which then turn about Z alone.
+        Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
     drawn = generator(AUGMENT_STREAM, seed, epoch, index)
     angles = [drawn.uniform(low, high) for low, high in augment.rotation]
@@ -249,14 +263,18 @@ def _log_uniform(source: np.random.Generator, limits: Range) -> float:
     return low if low == high else math.exp(value)
 
 
+_IDENTITY = np.eye(3)
+_OTHERS = ((1, 2), (0, 2), (0, 1))
+
+
 def _rotation(degrees: Sequence[float]) -> np.ndarray:
     """Rotate about X, then Y, then Z; the axes of the matrix are (Z, Y, X)."""
-    result = np.eye(3)
+    result = _IDENTITY
     for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
         if angle == 0:
             continue
-        first, second = (one for one in range(3) if one != axis)
-        turn = np.eye(3)
+        first, second = _OTHERS[axis]
+        turn = _IDENTITY.copy()
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         turn[first, first] = turn[second, second] = cos
         turn[first, second], turn[second, first] = -sin, sin
@@ -265,28 +283,46 @@ def _rotation(degrees: Sequence[float]) -> np.ndarray:
 
 
 def _shear(shears: Sequence[float]) -> np.ndarray:
-    matrix = np.eye(3)
+    matrix = _IDENTITY.copy()
     matrix[1, 0], matrix[2, 0], matrix[2, 1] = shears
     return matrix
 
 
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+
+
+def _floats(name: str, value: Any, count: int, what: str) -> list[float]:
+    """Return so many numbers, or say `what` is expected."""
+    if not _is_sequence(value) or len(value) != count or not all(isinstance(one, numbers.Real) for one in value):
+        raise ValueError(f"{name} must be {what} (got {value!r})")
+    return [float(one) for one in value]
+
+
+def _axes(flip: Any) -> tuple[str, ...]:
+    names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
+    if not all(isinstance(one, str) and one in ("z", "y", "x") for one in names):
+        raise ValueError(f"flip must name axes of 'zyx' (got {flip!r})")
+    return names
+
+
 def _range(name: str, value: Any) -> Range:
-    low, high = (float(one) for one in value)
+    low, high = _floats(name, value, 2, "finite numbers (low, high) with low <= high")
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
     return low, high
 
 
 def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
-    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else list(value)
-    if len(pairs) != 3:
+    pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else value
+    if not _is_sequence(pairs) or len(pairs) != 3:
         raise ValueError(f"{name} must be a number or three of (low, high) (got {value})")
     first, second, third = (_range(name, pair) for pair in pairs)
     return first, second, third
 
 
 def _scales(value: Any) -> tuple[Range, ...]:
-    pairs = [value] if isinstance(value[0], numbers.Real) else list(value)
+    pairs = value if _is_sequence(value) and len(value) and _is_sequence(value[0]) else [value]
     if len(pairs) not in (1, 3):
         raise ValueError(f"scale must be (low, high) or three of them (got {value})")
     ranges = tuple(_range("scale", pair) for pair in pairs)
@@ -302,6 +338,23 @@ def _least_and_most(name: str, value: Any) -> Range:
     return low, high
 
 
+def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> Any:
+    """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
+    scale = steps / warp.node_spacing
+    scale[: 3 - space] = 0.0
+    origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+    return tuple(scale.tolist()), tuple(origin.tolist())
+
+
+def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, space: int) -> Any:
+    """Return the blur in voxels along axes of space with more than one."""
+    if blur == 0:
+        return 0.0, 0.0, 0.0
+    sizes = (stop - start for start, stop in box)
+    wide = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
+    return tuple(value if is_wide else 0.0 for value, is_wide in zip((blur / steps).tolist(), wide, strict=True))
+
+
 def reach(
     matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -314,8 +367,9 @@ def reach(
     low = offset + np.minimum(ends, 0).sum(axis=1)
     high = offset + np.maximum(ends, 0).sum(axis=1)
     if grid is not None:
-        low = low + grid.min(axis=(1, 2, 3))
-        high = high + grid.max(axis=(1, 2, 3))
+        of_axes = grid.reshape(3, -1)
+        low = low + of_axes.min(axis=1)
+        high = high + of_axes.max(axis=1)
     return low, high
 
 
@@ -334,7 +388,7 @@ def read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[
 
 
 def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
-    """Take coordinates back into an axis of `n` voxels, as ``numpy.pad`` continues it in mode edge or reflect."""
+    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends it in mode edge or reflect."""
     if pad == "edge" or n == 1:
         return np.clip(voxels, 0, n - 1)
     period = 2 * n - 2

@@ -1,4 +1,4 @@
-"""A batch on the device: tensors for DLPack, and the slot of memory that they hold."""
+"""A batch on the device: tensors for DLPack, and the slot of memory that they hold; and the iterator over batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ShutdownError
+from linumpy.stream.errors import ShutdownError, StreamError, TryAgain
 
 # Where the type code lies in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -45,7 +45,7 @@ class BatchInfo:
 
 
 class _Gone:
-    """Takes the place of what a tensor held before its batch was given back."""
+    """Replaces the array of a tensor whose batch was released; every use raises."""
 
     def __getattr__(self, name: str) -> Any:
         raise ShutdownError("the batch of this tensor was given back")
@@ -127,7 +127,7 @@ class Tensor:
 
 
 def _as_bf16(capsule: Any) -> Any:
-    """Say in a DLPack capsule of uint16 that its elements are bfloat16, a type that neither NumPy nor CuPy has."""
+    """Set the element type of a DLPack capsule of uint16 to bfloat16, a type that neither NumPy nor CuPy has."""
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
     api.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -221,3 +221,42 @@ class Batch:
         if len(self._names) > 1:
             raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one of them")
         return self.tensors[0]
+
+
+class Batches:
+    """Iterator over batches, which goes on behind an error of one of them."""
+
+    def __init__(self, pipeline: Any, n: int | None) -> None:
+        self._pipeline, self._left = pipeline, n
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        producer = self._pipeline._producer
+        while self._left != 0:
+            self._pipeline._check_usable("batches")
+            with producer.changed:
+                idle, waiting = producer.is_idle, producer.waiting_samples
+            if idle and not waiting:
+                break
+            if idle:
+                producer.flush()
+            try:
+                batch = self._pipeline.pop()
+            except TryAgain:
+                with producer.changed:
+                    ended = producer.is_idle
+                if ended:  # meanwhile: a partial batch may remain
+                    continue
+                raise
+            except StreamError:
+                self._count()
+                raise
+            self._count()
+            return batch
+        raise StopIteration
+
+    def _count(self) -> None:
+        if self._left is not None:
+            self._left -= 1

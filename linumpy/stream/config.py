@@ -1,9 +1,11 @@
-"""What a pipeline is asked for: :class:`Config`, :class:`Sample` and :class:`Part`, checked before CUDA is touched."""
+"""Parameters of a pipeline: :class:`Config`, :class:`Sample` and :class:`Part`, validated before CUDA is used."""
 
 from __future__ import annotations
 
 import enum
 import keyword
+import math
+import numbers
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,10 @@ from linumpy.stream.augment import Augment
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
 Box = tuple[tuple[int, int], ...]
+#: Seeds, epochs and indexes are below it: Philox takes them as words of 64 bits.
+WORD = 2**64
+#: Coordinates are computed in double precision, which holds integers up to here.
+_FARTHEST = 2**52
 
 
 class Dtype(enum.Enum):
@@ -45,6 +51,7 @@ class Dtype(enum.Enum):
         if isinstance(value, cls):
             return value
         name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+        name = "float64" if value is float else name  # as in NumPy; the name "float" is that of torch.float32
         try:
             return _DTYPE_NAMES[name.lower().rpartition(".")[2]]
         except KeyError:
@@ -56,9 +63,10 @@ class Dtype(enum.Enum):
             if stored is None:
                 raise ValueError("dtype=stored has no NumPy dtype before an array is known")
             return stored
-        return np.dtype({Dtype.F32: "f4", Dtype.F16: "f2", Dtype.BF16: "u2"}[self])
+        return _ELEMENTS[self._value_]
 
 
+_ELEMENTS: dict[str, np.dtype] = {"f32": np.dtype("f4"), "f16": np.dtype("f2"), "bf16": np.dtype("u2")}
 _DTYPE_NAMES = {
     "f32": Dtype.F32, "float32": Dtype.F32, "float": Dtype.F32, "f4": Dtype.F32,
     "f16": Dtype.F16, "float16": Dtype.F16, "half": Dtype.F16, "f2": Dtype.F16,
@@ -78,7 +86,7 @@ class Part:
     uri : str or None
         The array or OME-Zarr image; None for that of the sample.
     kind : {"image", "labels"}
-        Labels are resampled by nearest neighbour, have no change of intensity, and keep their stored dtype.
+        Labels are resampled by nearest neighbour and keep their stored dtype; their intensities are not changed.
     level : int
         Resolution level of an OME-Zarr image.
     shape : tuple of int or None
@@ -98,11 +106,11 @@ class Part:
         _check_name(self.name)
         if self.kind not in ("image", "labels"):
             raise ValueError(f"kind must be image or labels (got {self.kind!r})")
-        _set(self, "level", _integer("level", self.level, 0))
+        _set(self, "level", integer("level", self.level, 0))
         if self.uri is not None:
             _set(self, "uri", _uri(self.uri))
         if self.shape is not None:
-            _set(self, "shape", tuple(_integer("shape", n, 1) for n in self.shape))
+            _set(self, "shape", sizes(self.shape))
         if self.dtype is not None:
             _set(self, "dtype", Dtype.coerce(self.dtype))
 
@@ -117,7 +125,7 @@ class Sample:
         Path or URL of an array or of an OME-Zarr image.
     aabb : tuple of (int, int)
         Half-open (start, stop) for each axis, in voxels of level 0 and in stored axis order; slices are taken, too. It
-        may reach out of the array where the configuration has a `pad`.
+        may reach out of the array where the configuration has a `pad`; a negative number lies before the first voxel.
     level : int
         Resolution level of an OME-Zarr image that is read.
     parts : tuple of Part
@@ -139,12 +147,22 @@ class Sample:
     def __post_init__(self) -> None:
         _set(self, "uri", _uri(self.uri))
         _set(self, "aabb", _aabb(self.aabb))
-        _set(self, "level", _integer("level", self.level, 0))
-        _set(self, "parts", tuple(self.parts))
+        _set(self, "level", integer("level", self.level, 0))
+        _set(self, "parts", _parts(self.parts))
         _check_name(self.name)
+        for name in ("index", "epoch"):
+            if getattr(self, name) is not None:
+                _set(self, name, integer(name, getattr(self, name), 0, WORD))
         names = [self.name, *(part.name for part in self.parts)]
         if len(set(names)) < len(names):
             raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
+
+    @classmethod
+    def _drawn(cls, uri: str, aabb: Box, parts: tuple[Part, ...], index: int, epoch: int | None = None) -> Sample:
+        """Make a sample of values that are known to be right: checking them takes longer than drawing a crop."""
+        made = object.__new__(cls)
+        made.__dict__.update(uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch)
+        return made
 
     def all_parts(self) -> tuple[Part, ...]:
         """Return every part, the sample's own array first; where a part names no array, it is of that one."""
@@ -156,7 +174,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How batches are made.
+    """Configuration of a pipeline.
 
     Attributes
     ----------
@@ -176,9 +194,9 @@ class Config:
     n_compute_threads : int
         Threads that resample where there is no GPU; 0 for one per core.
     n_zarrs_meta_cache : int
-        Arrays whose metadata is kept.
+        Arrays whose metadata is kept; others are opened again, which takes about a millisecond of a core each.
     n_shards_meta_cache : int
-        Shard indexes that are kept, where the reader has a number for them.
+        Accepted for code that sets it; the reader limits the shard indexes that it keeps by their size.
     max_chunk_uncompressed_bytes : int
         Largest chunk of an array that is accepted; 0 for no limit.
     max_gpu_memory_bytes : int
@@ -190,17 +208,17 @@ class Config:
     cache_bytes : int
         Decoded chunks that are kept on the device.
     pad : {"constant", "edge", "reflect"} or None
-        What lies outside of an array, as in ``numpy.pad``; None refuses crops that reach out.
+        Values outside of an array, as in ``numpy.pad``; None refuses crops that extend beyond it.
     pad_value : float
-        For ``pad="constant"``.
+        For ``pad="constant"``; to integers rounded and saturated.
     augment : Augment or None
         Augmentation, which needs a `pad`.
     spacing : tuple of float or None
         Voxel spacing in µm along the axes of space of level 0, where metadata has none.
     seed, epoch : int
-        What augmentation depends on, together with the number of the sample.
+        What augmentation depends on, together with the number of the sample; below 2**64.
     on_error : {"raise", "skip"}
-        Whether a batch with a faulty sample raises when it is popped, or comes without that sample.
+        Whether a batch with a faulty sample raises when it is popped, or is returned without that sample.
     rank, world_size : int
         This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
     """
@@ -231,12 +249,13 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            _set(self, name, _integer(name, getattr(self, name), least))
+            _set(self, name, integer(name, getattr(self, name), least, WORD))
         _set(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
-            _set(self, "device", _integer("device", self.device, 0))
+            _set(self, "device", integer("device", self.device, 0))
         _choice("pad", self.pad, (None, *PADS))
         _choice("on_error", self.on_error, ("raise", "skip"))
+        _set(self, "pad_value", _number("pad_value", self.pad_value))
         if self.rank >= self.world_size:
             raise ValueError(f"rank must be < world_size (got {self.rank} of {self.world_size})")
         if self.spacing is not None:
@@ -287,31 +306,64 @@ def _set(record: Any, name: str, value: Any) -> None:
     object.__setattr__(record, name, value)
 
 
-def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+def integer(name: str, value: Any, least: int, end: int | None = None) -> int:
+    """Return an integer from `least` to below `end`, or raise an error that names the parameter."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int (got {type(value).__name__})")
     number = operator.index(value)
     if number < least:
         raise ValueError(f"{name} must be >= {least} (got {number})")
+    if end is not None and number >= end:
+        raise ValueError(f"{name} must be < {end} (got {number})")
     return number
 
 
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number (got {type(value).__name__})")
+    return float(value)
+
+
 def _choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    if value not in choices:
+    if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
 
 
-def _spacing(values: Iterable[float]) -> tuple[float, ...]:
-    spacing = tuple(float(value) for value in values)
-    if not all(np.isfinite(value) and value > 0 for value in spacing):
+def _spacing(values: Any) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"spacing must hold µm for each axis of space (got {values!r})")
+    spacing = tuple(_number("spacing", value) for value in values)
+    if not spacing or not all(math.isfinite(value) and value > 0 for value in spacing):
         raise ValueError(f"spacing must be positive numbers of µm (got {spacing})")
     return spacing
+
+
+def sizes(shape: Any) -> tuple[int, ...]:
+    """Return the shape of a crop, or raise an error that says what is wrong with it."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise TypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
+    found = tuple(integer("shape", n, 1) for n in shape)
+    if not found:
+        raise ValueError("shape must hold a number of voxels for each axis (got none)")
+    return found
+
+
+def _parts(parts: Any) -> tuple[Part, ...]:
+    if not isinstance(parts, Iterable):
+        raise TypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
+    found = tuple(parts)
+    for part in found:
+        if not isinstance(part, Part):
+            raise TypeError(f"parts must be a sequence of Parts (got one of {type(part).__name__})")
+    return found
 
 
 def _uri(uri: Any) -> str:
     if not isinstance(uri, (str, os.PathLike)):
         raise TypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
-    return os.fsdecode(uri)
+    if not (text := os.fsdecode(uri)):
+        raise ValueError("uri must be a path or a URL (got an empty string)")
+    return text
 
 
 def _aabb(value: Any) -> Box:
@@ -330,12 +382,17 @@ def _extent(axis: int, value: Any) -> tuple[int, int]:
         if value.step not in (None, 1):
             raise ValueError(f"{where}: {value} has a step; crops are contiguous")
         value = (value.start, value.stop)
-    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)) or len(value) != 2:
+    if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
         raise TypeError(f"{where}: expected slice or (start, stop) tuple; got {type(value).__name__}")
+    first, last = value
+    if isinstance(first, (bool, np.bool_)) or isinstance(last, (bool, np.bool_)):
+        raise TypeError(f"{where}: start and stop must be ints; got {value!r}")
     try:
-        start, stop = (operator.index(one) for one in value)
+        start, stop = operator.index(first), operator.index(last)
     except TypeError:
         raise TypeError(f"{where}: start and stop must be ints; got {value!r}") from None
     if stop <= start:
         raise ValueError(f"{where}: start must be < stop; got ({start}, {stop})")
+    if start < -_FARTHEST or stop > _FARTHEST:
+        raise ValueError(f"{where}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
     return start, stop

@@ -1,4 +1,4 @@
-"""What can go wrong in a pipeline: one exception for each status, each also the builtin that fits."""
+"""Exceptions of a pipeline: one for each status, each also a subclass of the matching builtin."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class StorageError(StreamError, OSError):
 
 
 class DecodeError(StreamError, OSError):
-    """Stored bytes are not what the array's metadata says."""
+    """Stored bytes do not match the array's metadata."""
 
     status = Status.DECODE_ERROR
 
@@ -108,7 +108,7 @@ class NativeCudaError(StreamError, RuntimeError):
 
 
 class OutOfMemory(StreamError, MemoryError):  # noqa: N818
-    """Memory that was asked for cannot be had."""
+    """The requested memory cannot be allocated."""
 
     status = Status.OUT_OF_MEMORY
 
@@ -138,11 +138,12 @@ def _kind_of(error: BaseException) -> type[StreamError]:
     if module in ("cupy", "cupy_backends") and not isinstance(error, MemoryError):
         return NativeCudaError
     if isinstance(error, ChunkError):
-        return DecodeError
+        cause = error.__cause__  # of the operating system where the bytes were not read at all
+        return StorageError if isinstance(cause, OSError) and cause.errno is not None else DecodeError
     if isinstance(error, MemoryError):
         return OutOfMemory
     if isinstance(error, OSError):
         return _BY_NUMBER.get(error.errno or 0, NotFound if isinstance(error, FileNotFoundError) else StorageError)
-    if isinstance(error, (ValueError, TypeError, IndexError, NotImplementedError)):
+    if isinstance(error, (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError)):
         return InvalidArgument
     return StorageError

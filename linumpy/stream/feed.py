@@ -43,8 +43,17 @@ class Pulled:
     epoch: int
 
 
+class Flush:
+    """Marks where a batch ends though it is not full."""
+
+
+FLUSH = Flush()
+
+
 class Feed:
     """Iterables of samples, one after another; of them this rank's share, beginning at a position.
+
+    One thread pulls; others push and flush, and hold a lock between them.
 
     Parameters
     ----------
@@ -55,21 +64,26 @@ class Feed:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._waiting: deque[Any] = deque()
-        self._current: Iterator[tuple[int, Sample]] | None = None
-        self._end: int | None = None  # position behind the current indexed sequence
+        self._current: Iterator[tuple[int, Sample | Exception]] | None = None
         self._position = self._resume = 0
+        self._was_pushed = False
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append samples."""
         if isinstance(samples, Sample):
             samples = [samples]
-        if not isinstance(samples, (Iterable, Indexed)):
+        if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise TypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
         self._waiting.append(samples)
+        self._was_pushed = True
+
+    def flush(self) -> None:
+        """End a batch behind what was pushed so far."""
+        self._waiting.append(FLUSH)
 
     @property
     def has_more(self) -> bool:
-        """Whether an iterable is not known to be exhausted."""
+        """Whether an iterable is not known to be exhausted, or a flush is pending."""
         return self._current is not None or bool(self._waiting)
 
     def start_at(self, position: int) -> None:
@@ -78,22 +92,38 @@ class Feed:
         Raises
         ------
         RuntimeError
-            Samples were pulled already.
+            Samples were pushed already, which another thread may have begun to pull.
         """
-        if self._position or self._current is not None:
-            raise RuntimeError("a state is loaded before the first batch is asked for; make a new pipeline")
+        if self._was_pushed:
+            raise RuntimeError("a state is loaded before samples are pushed: make a new pipeline")
         self._resume = position
 
-    def drop_current(self) -> None:
-        """Leave the current iterable, which raised."""
-        self._current = None
+    def next(self) -> Pulled | Flush | None:
+        """Return the next sample of this rank or a flush; None where all iterables are exhausted.
 
-    def next(self) -> Pulled | None:
-        """Return the next sample of this rank; None where all iterables are exhausted."""
+        Raises
+        ------
+        TypeError
+            The iterable holds something else than a sample; the next call goes on behind it.
+        BaseException
+            Whatever the iterable raises; the next call goes on with the next sample of an :class:`Indexed` sequence,
+            with the next iterable otherwise.
+        """
         while self._current is not None or self._waiting:
             if self._current is None:
-                self._current = self._numbered(self._waiting.popleft())
-            for position, sample in self._current:
+                samples = self._waiting.popleft()
+                if isinstance(samples, Flush):
+                    return samples
+                self._current = self._numbered(samples)
+            try:
+                found = next(self._current, None)
+            except BaseException:
+                self._current = None
+                raise
+            if found is not None:
+                position, sample = found
+                if isinstance(sample, Exception):
+                    raise sample
                 if not isinstance(sample, Sample):
                     raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
                 index = position if sample.index is None else sample.index
@@ -102,7 +132,7 @@ class Feed:
             self._current = None
         return None
 
-    def _numbered(self, samples: Any) -> Iterator[tuple[int, Sample]]:
+    def _numbered(self, samples: Any) -> Iterator[tuple[int, Sample | Exception]]:
         rank, world = self._config.rank, self._config.world_size
         begin = self._position
         if isinstance(samples, Indexed):
@@ -112,12 +142,17 @@ class Feed:
             numbers = itertools.count(first, world) if end is None else range(first, end, world)
             for position in numbers:
                 self._position = position + 1
-                yield position, samples.sample_at(position - begin)
+                sample: Sample | Exception
+                try:
+                    sample = samples.sample_at(position - begin)
+                except Exception as error:
+                    sample = error
+                yield position, sample
             if end is not None:
                 self._position = end
             return
-        for sample in samples:
+        for one in samples:
             position = self._position
             self._position += 1
             if position >= self._resume and position % world == rank:
-                yield position, sample
+                yield position, one

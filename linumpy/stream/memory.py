@@ -1,12 +1,13 @@
 """Memory of a pipeline, allocated once: batches, and staged crops.
 
-:class:`Memory` is one allocation, cut into equal slots for batches and a ring for staged crops when the first batch
-says how large they are. A slot is given to a :class:`Lease`; every array of a batch holds it, and when the last one is
-gone, the slot is free again: a tensor that a framework took over by DLPack keeps its storage as long as it lives.
+:class:`Memory` is one allocation, divided into equal slots for batches and a ring for staged crops when the first batch
+is planned. A slot belongs to a :class:`Lease`, which every array of the batch references; when the last reference is
+gone, the slot is free again. So a tensor that a framework imported through DLPack keeps its storage.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import weakref
 from collections import deque
@@ -15,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.stream.config import Config, Dtype
 from linumpy.stream.errors import InvalidArgument, ShutdownError
-from linumpy.stream.plan import ALIGNED
+from linumpy.stream.plan import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
 Freed = tuple[int, list[Any]]
 
@@ -100,8 +102,8 @@ class Memory:
             self.base = _device_memory(nbytes, device_id)
             self.address = int(self.base.ptr)
         self.slot_nbytes = self.slots = 0
-        self._stage_begin = self._stage_used = 0
-        self._stages: deque[tuple[int, int]] = deque()
+        self._stage_begin = 0
+        self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
@@ -168,11 +170,11 @@ class Memory:
             device.synchronize() if event is None else event.synchronize()
 
     def stop(self) -> None:
-        """Wake up whoever waits for a slot."""
+        """Wake the thread that waits for a slot."""
         self.freed.put(None)
 
-    def take_stage(self, nbytes: int) -> int | None:
-        """Take bytes of the ring; returns where they begin, None where they do not fit now.
+    def take_stage(self, nbytes: int, batch_id: int) -> int | None:
+        """Take bytes of the ring for a batch; returns where they begin, None where they do not fit now.
 
         Raises
         ------
@@ -189,7 +191,7 @@ class Memory:
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
-            self._stages.append((begin, begin + nbytes))
+            self._stages.append((begin, begin + nbytes, batch_id))
         return begin
 
     def _next_stage(self, nbytes: int) -> int | None:
@@ -202,10 +204,9 @@ class Memory:
             return self._stage_begin if self._stage_begin + nbytes < first else None
         return last if last + nbytes < first else None
 
-    def give_stage(self, begin: int, nbytes: int) -> None:
-        """Give bytes of the ring back; batches do so in the order in which they took them."""
-        if nbytes:
-            assert self._stages[0] == (begin, begin + nbytes)
+    def give_stages(self, batch_id: int) -> None:
+        """Give back what a batch and those before it took of the ring; allowed any number of times."""
+        while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
@@ -217,7 +218,7 @@ class Memory:
         return self._array(lease.address + offset, shape, dtype, lease)
 
     def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Any:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         if self.device_id is None:
             base = np.asarray(owner)
             begin = address - int(base.ctypes.data)
@@ -226,3 +227,36 @@ class Memory:
 
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
         return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:
+    """Estimate the bytes of staged crops of a full batch from the first batch, which may hold fewer samples.
+
+    Its crops may also lie partly outside of their arrays, or be copied without staging, where later ones do not.
+    """
+    rows = max(1, len(reads) // len(parts))
+    staged = -(-stage_offsets(reads)[-1] * config.batch_size // rows)
+    if config.augment is not None:
+        staged += staged // 4
+    whole = 0
+    for part, read in zip(parts, reads, strict=False):
+        if config.augment is not None or config.pad in ("edge", "reflect") or part.dtype is Dtype.BF16:
+            whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
+    return max(staged, whole * config.batch_size)
+
+
+class OnStream:
+    """A context in which a stream is CuPy's current one, on a device."""
+
+    def __init__(self, stream: Any, device_id: int | None) -> None:
+        import cupy
+
+        self._device, self._stream = cupy.cuda.Device(device_id), stream
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        self._stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+        self._device.__exit__(*error)

@@ -6,29 +6,21 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from linumpy.device import resolve
-from linumpy.stream.batch import Batch, Tensor
-from linumpy.stream.config import Config, Sample
-from linumpy.stream.errors import (
-    ShutdownError,
-    StreamError,
-    TryAgain,
-    as_stream_error,
-)
+from linumpy.stream.batch import Batch, Batches, Tensor
+from linumpy.stream.config import Config, Sample, integer
+from linumpy.stream.errors import InvalidArgument, ShutdownError, StreamError, TryAgain, as_stream_error
 from linumpy.stream.memory import Memory
-from linumpy.stream.plan import borders
 from linumpy.stream.producer import InFlight, Producer
-from linumpy.stream.resample import resample
-from linumpy.stream.resample_host import narrow
+from linumpy.stream.resample import fill_borders, resample
 from linumpy.stream.stats import Metric, Stats
 
-#: After so many seconds without free memory, `pop` says that the consumer holds it all.
+#: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
 _STATE_VERSION = 1
 
@@ -53,12 +45,13 @@ class Pipeline:
     GpuUnavailableError
         A CUDA device is asked for and there is none.
     OutOfMemory
-        The memory that the configuration asks for cannot be had.
+        The memory of the configuration cannot be allocated.
 
     Notes
     -----
-    Any thread may push and pop. Samples are pulled from iterables by a thread of the pipeline. The crops of all samples
-    have the shape of the first one's. Its memory is allocated here; nothing grows afterwards.
+    Any thread of the process that made it may push and pop. Samples are pulled from iterables by a thread of the
+    pipeline. The crops of all samples have the shape of the first one's. Its memory is allocated here; nothing grows
+    afterwards. An interrupt in :meth:`pop` loses no batch: the next call returns it.
 
     Examples
     --------
@@ -77,7 +70,7 @@ class Pipeline:
         device = resolve("cpu") if config.device == "cpu" else resolve(None, config.device)
         self.device_id = device.index if device.is_cuda else None
         self._closed = False
-        self._own_reader = reader is None
+        self._process = os.getpid()
         self._stream: Any = None
         try:
             self._memory = Memory(config.device_buffer_bytes, self.device_id)
@@ -92,9 +85,14 @@ class Pipeline:
         threads = config.n_compute_threads or len(os.sched_getaffinity(0))
         self._threads = None if self.device_id is not None else ThreadPoolExecutor(threads, "linumpy-stream-compute")
         self._producer = Producer(config, self._reader, self._memory, self._stream)
-        self._popping = threading.Lock()
-        self._popped = self._position = 0
+        self._popping = threading.RLock()
+        self._progress = (0, 0)  # number of the next batch, and position behind the last one
+        own = self._reader if reader is None else None
+        self._held = (self._producer, own, self._stream, self._threads)
+        self._dropped = weakref.finalize(self, _free_later, self._process, *self._held)
+        self._dropped.atexit = False
         self._wait_io = self._wait_compute = self._flush_wait = Metric()
+        self._emitted = self._truncated = self._skipped = 0
         self.stats_reset()
 
     def _make_reader(self) -> Any:
@@ -117,7 +115,7 @@ class Pipeline:
         Raises
         ------
         TryAgain
-            No batch is on its way: nothing was pushed, or too few samples for a batch and no :meth:`flush`; or the
+            No batch is being read: nothing was pushed, or too few samples for a batch without :meth:`flush`; or the
             consumer holds the memory of all batches.
         StreamError
             A sample of the batch is faulty. The next call goes on with the next batch.
@@ -125,20 +123,21 @@ class Pipeline:
             The pipeline is closed.
         """
         while True:
+            self._check_usable("pop")
             with self._popping:
-                item = self._next()
-                batch = self._finished(item)
+                batch = self._finished(self._next())
             if batch is not None:
                 return batch
 
     def flush(self) -> None:
-        """Let the last samples make a partial batch, and wait until what can be read ahead has been read."""
-        self._check_open()
+        """End a batch behind the samples pushed so far, and wait until what can be read ahead has been read."""
+        self._check_usable("flush")
         begin = time.perf_counter()
         producer = self._producer
         producer.flush()
         with producer.changed:
-            while not producer.is_settled and producer.starved_since is None and not self._closed:
+            while not producer.is_settled:
+                self._check_open()
                 producer.changed.wait(0.05)
             items = list(producer.ready)
         for item in items:
@@ -148,41 +147,17 @@ class Pipeline:
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Iterate over `n` batches, or over all; ends early where all samples are served, with a partial batch."""
-        if n is not None and n < 0:
-            raise ValueError(f"n must be >= 0 (got {n})")
-        return _Batches(self, n)
+        return Batches(self, None if n is None else integer("n", n, 0))
 
     @property
     def pending(self) -> int:
         """Batches that were submitted and not yet popped."""
-        with self._producer.changed:
-            return len(self._producer.ready)
+        return len(self._producer.ready)
 
     @property
     def stats(self) -> Stats:
         """Counters since construction or the last :meth:`stats_reset`; ``print`` shows what bounds the pipeline."""
-        now = self._counters()
-        then = self._at_reset
-        return Stats(
-            plan=_less(now["plan"], then["plan"]),
-            io=_less(now["io"], then["io"]),
-            h2d=_less(now["h2d"], then["h2d"]),
-            decompress=_less(now["decompress"], then["decompress"]),
-            assemble=_less(now["assemble"], then["assemble"]),
-            pop_wait_io=self._wait_io,
-            pop_wait_compute=self._wait_compute,
-            flush_wait=self._flush_wait,
-            zarr_meta_hits=now["meta_hits"] - then["meta_hits"],
-            zarr_meta_misses=now["meta_misses"] - then["meta_misses"],
-            shard_idx_hits=now["shard_hits"] - then["shard_hits"],
-            shard_idx_misses=now["shard_misses"] - then["shard_misses"],
-            batches_emitted=self._emitted,
-            batches_truncated=self._truncated,
-            waves_emitted=now["waves"] - then["waves"],
-            gpu_bytes_committed=self.gpu_bytes_committed,
-            samples_skipped=self._skipped,
-            seconds=time.perf_counter() - self._began,
-        )
+        return self._counters().since(self._at_reset)
 
     @property
     def gpu_bytes_committed(self) -> int:
@@ -194,16 +169,14 @@ class Pipeline:
 
     def stats_reset(self) -> None:
         """Set all counters to zero."""
-        self._wait_io = self._wait_compute = self._flush_wait = Metric()
-        self._emitted = self._truncated = self._skipped = 0
-        self._began = time.perf_counter()
         self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, int]:
         """Return what a new pipeline needs to go on behind the last batch that was popped."""
         config = self.config
+        batch_id, position = self._progress
         return {
-            "version": _STATE_VERSION, "position": self._position, "batch_id": self._popped, "seed": config.seed,
+            "version": _STATE_VERSION, "position": position, "batch_id": batch_id, "seed": config.seed,
             "epoch": config.epoch, "rank": config.rank, "world_size": config.world_size,
             "batch_size": config.batch_size,
         }  # fmt: skip
@@ -215,29 +188,34 @@ class Pipeline:
         ------
         ValueError
             The state is of another configuration.
+        RuntimeError
+            Samples were pushed already.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
         here = self.state_dict()
         for name in ("version", "seed", "epoch", "rank", "world_size", "batch_size"):
             if state.get(name) != here[name]:
                 raise ValueError(f"the state has {name}={state.get(name)}, this pipeline has {here[name]}")
+        missing = here.keys() - state.keys()
+        if missing:
+            raise ValueError(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
+        position, batch_id = (integer(name, state[name], 0) for name in ("position", "batch_id"))
         producer = self._producer
         with producer.changed:
-            producer.feed.start_at(int(state["position"]))
-            producer.batch_id = self._popped = int(state["batch_id"])
-        self._position = int(state["position"])
+            producer.feed.start_at(position)
+            producer.batch_id = batch_id
+        self._progress = batch_id, position
 
     def close(self) -> None:
-        """Cancel what is under way and free all; allowed any number of times."""
-        if self._closed:
-            return
+        """Cancel pending reads and free all resources; allowed any number of times, in any thread."""
+        if os.getpid() != self._process:
+            return  # of a fork: threads and device are the parent's
         self._closed = True
-        self._producer.close()
-        if self._own_reader:
-            self._reader.close()
-        if self._stream is not None:
-            self._stream.synchronize()
-        if self._threads is not None:
-            self._threads.shutdown()
+        self._producer.stop()
+        with self._popping:
+            self._dropped.detach()
+            _free(*self._held)
 
     def __enter__(self) -> Pipeline:
         return self
@@ -246,29 +224,38 @@ class Pipeline:
         self.close()
 
     def _check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise ShutdownError("this pipeline was made by the parent of this process: make one here")
         if self._closed:
             raise ShutdownError("the pipeline is closed")
 
+    def _check_usable(self, name: str) -> None:
+        """Refuse calls that wait for samples where none could come."""
+        self._check_open()
+        if self._producer.is_own_thread:
+            raise InvalidArgument(f"an iterable that was pushed calls {name}, which waits for that iterable itself")
+
     def _next(self) -> InFlight:
-        """Wait for the next batch in flight."""
+        """Wait for the next batch in flight; again for the one whose pop was interrupted."""
         begin = time.perf_counter()
         producer = self._producer
         with producer.changed:
-            while not producer.ready:
+            while producer.taken is None:
                 self._check_open()
-                if producer.failure is not None:
+                if producer.ready:
+                    producer.taken = producer.ready[0]
+                elif producer.failure is not None:
                     raise as_stream_error(producer.failure)
-                if producer.is_idle:
-                    raise TryAgain(_nothing_comes(producer.waiting_samples, self.config.batch_size))
-                self._check_starved(producer, begin)
-                producer.changed.wait(0.05)
-            self._check_open()
-            item = producer.ready.popleft()
-            producer.changed.notify_all()
+                elif producer.is_idle:
+                    raise TryAgain(_no_batch(producer.waiting_samples, self.config.batch_size))
+                else:
+                    self._check_starved(producer, begin)
+                    producer.changed.wait(0.05)
+            if producer.ready and producer.ready[0] is producer.taken:
+                producer.ready.popleft()
+                producer.changed.notify_all()
         self._wait_io = self._wait_io.plus(time.perf_counter() - begin, count=0)
-        self._popped = item.batch_id + 1
-        self._position = max(self._position, item.end)
-        return item
+        return producer.taken
 
     def _check_starved(self, producer: Producer, begin: float) -> None:
         """Raise where this call and the producer have both waited for memory for long."""
@@ -283,57 +270,65 @@ class Pipeline:
         """Make a batch of what was read; None where `on_error` is skip and nothing is left of it."""
         begin = time.perf_counter()
         errors: dict[int, StreamError] = {}
-        try:
-            for row, ticket in item.tickets:
-                try:
-                    ticket.result(self._stream)
-                except Exception as error:
-                    errors.setdefault(row, as_stream_error(error, item.samples[row]))
-        except BaseException:  # an interrupt: nothing may be written any more when the memory is free
-            self._producer.abandon(item)
-            self._give_stage(item)
-            raise
+        for row, ticket in item.tickets:
+            try:
+                ticket.result(self._stream)
+            except Exception as error:
+                errors.setdefault(row, as_stream_error(error, item.samples[row]))
         read = time.perf_counter()
-        self._wait_io = self._wait_io.plus(read - begin)
         try:
-            if (errors or item.faulty) and self.config.on_error == "raise":
-                raise (item.faulty or [errors[min(errors)]])[0]
-            self._skipped += len(errors) + sum(one.sample is not None for one in item.faulty)
-            for one in item.faulty:
-                if one.sample is None:  # not of a sample but of the batch, such as memory: never skipped
-                    raise one
-            if len(errors) == len(item.samples):
-                return None
             with self._producer.on_stream():
-                return self._assembled(item, errors)
-        finally:
-            self._give_stage(item)
-            self._wait_compute = self._wait_compute.plus(time.perf_counter() - read)
+                batch = self._outcome(item, errors)
+        except Exception as error:
+            self._end(item)
+            if self._closed:
+                raise ShutdownError("the pipeline is closed") from error
+            made = as_stream_error(error)
+            raise made from made.__cause__
+        self._end(item)
+        self._wait_io = self._wait_io.plus(read - begin)
+        self._wait_compute = self._wait_compute.plus(time.perf_counter() - read)
+        return batch
+
+    def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
+        """Return the batch, or raise; what an interrupt leaves undone is done by another call."""
+        if (errors or item.faulty) and self.config.on_error == "raise":
+            raise (item.faulty or [errors[min(errors)]])[0]
+        for one in item.faulty:
+            if one.sample is None:  # not of a sample but of the batch, such as memory: never skipped
+                raise one
+        if len(errors) == len(item.samples):
+            self._skipped += len(errors) + len(item.faulty)
+            return None
+        batch = self._assembled(item, errors)
+        self._skipped += len(errors) + len(item.faulty)
+        self._truncated += len(batch) < self.config.batch_size
+        self._emitted += 1
+        return batch
 
     def _assembled(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
         config = self.config
+        if not item.filled:
+            for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
+                fill_borders(array, part, direct, config.pad_value)
+                good = [one for one in staged if one.read.row not in errors]
+                if good:
+                    resample(array, part, good, config.pad or "edge", config.pad_value, self._threads)
+            item.filled = True
         rows = [row for row in range(len(item.samples)) if row not in errors]
-        tensors: dict[str, Tensor] = {}
-        for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
-            for read in direct:
-                for slab in borders(part.shape, read.inside):
-                    array[(read.row, *slab)] = narrow(np.array(config.pad_value), array.dtype)[()]
-            good = [one for one in staged if one.read.row not in errors]
-            if good:
-                resample(array, part, good, config.pad or "edge", config.pad_value, self._threads)
-            for to, row in enumerate(rows):
-                if to != row:
-                    array[to] = array[row]
+        moves = [(array, to, row) for array in item.arrays for to, row in enumerate(rows) if to != row]
+        for array, to, row in moves[item.moved :]:
+            array[to] = array[row]
+            item.moved += 1
         ready = None if self._stream is None else self._recorded()
         assert item.lease is not None
+        tensors: dict[str, Tensor] = {}
         offset = 0
         for part in item.parts:
             array = self._memory.leased(item.lease, offset, (len(rows), *part.shape), part.element)
             tensors[part.name] = Tensor(array, part.dtype, ready, item.lease)
             offset += part.nbytes(config.batch_size)
         samples = tuple(item.samples[row] for row in rows)
-        self._emitted += 1
-        self._truncated += len(samples) < config.batch_size
         pointer = 0 if self._stream is None else int(self._stream.ptr)
         return Batch(tensors, samples, item.batch_id, pointer)
 
@@ -342,77 +337,62 @@ class Pipeline:
 
         return self._stream.record(cupy.cuda.Event(disable_timing=True))
 
-    def _give_stage(self, item: InFlight) -> None:
-        """Free the staged crops of a batch behind what has been queued, and forget its memory."""
+    def _end(self, item: InFlight) -> None:
+        """Go on behind a batch; free its staged crops behind what has been queued, and forget its memory."""
+        progress = (item.batch_id + 1, max(self._progress[1], item.end))
+        self._progress = progress
+        self._producer.taken = None
         if item.stage[1]:
             if self._stream is not None:
                 with self._producer.on_stream():
                     self._producer.stages_are_free(self._recorded())
             with self._producer.changed:
-                self._memory.give_stage(*item.stage)
+                self._memory.give_stages(item.batch_id)
                 self._producer.changed.notify_all()
         item.arrays, item.lease, item.tickets = [], None, []
 
-    def _counters(self) -> dict[str, Any]:
-        producer, stats = self._producer, self._reader.stats()
-
-        return {
-            "plan": Metric(producer.planned, producer.plan_seconds, producer.planned_nbytes),
-            "io": Metric(stats.slabs, stats.io_seconds, stats.bytes_read),
-            "h2d": Metric(),
-            "decompress": Metric(),
-            "assemble": Metric(stats.slabs, stats.place_seconds),
-            "meta_hits": producer.sources.hits,
-            "meta_misses": producer.sources.misses,
-            "shard_hits": stats.index_hits,
-            "shard_misses": stats.index_misses,
-            "waves": producer.waves,
-        }
-
-
-class _Batches:
-    """Iterator over batches, which goes on behind an error of one of them."""
-
-    def __init__(self, pipeline: Pipeline, n: int | None) -> None:
-        self._pipeline, self._left = pipeline, n
-
-    def __iter__(self) -> _Batches:
-        return self
-
-    def __next__(self) -> Batch:
-        producer = self._pipeline._producer
-        while self._left != 0:
-            with producer.changed:
-                idle, waiting = producer.is_idle, producer.waiting_samples
-            if idle and not waiting:
-                break
-            if idle:
-                producer.flush()
-            try:
-                batch = self._pipeline.pop()
-            except TryAgain:
-                with producer.changed:
-                    ended = producer.is_idle
-                if ended:  # meanwhile: look again for what waits for a partial batch
-                    continue
-                raise
-            except StreamError:
-                self._count()
-                raise
-            self._count()
-            return batch
-        raise StopIteration
-
-    def _count(self) -> None:
-        if self._left is not None:
-            self._left -= 1
+    def _counters(self) -> Stats:
+        """What is counted since construction; the reader's part since its own."""
+        producer, reader = self._producer, self._reader.stats()
+        return Stats(
+            plan=Metric(producer.planned, producer.plan_seconds, producer.planned_nbytes),
+            io=Metric(reader.slabs, reader.io_seconds, reader.bytes_read),
+            assemble=Metric(reader.slabs, reader.place_seconds),
+            pop_wait_io=self._wait_io,
+            pop_wait_compute=self._wait_compute,
+            flush_wait=self._flush_wait,
+            zarr_meta_hits=producer.sources.hits,
+            zarr_meta_misses=producer.sources.misses,
+            shard_idx_hits=reader.index_hits,
+            shard_idx_misses=reader.index_misses,
+            batches_emitted=self._emitted,
+            batches_truncated=self._truncated,
+            waves_emitted=producer.waves,
+            gpu_bytes_committed=self.gpu_bytes_committed,
+            samples_skipped=self._skipped,
+            seconds=time.perf_counter(),
+        )
 
 
-def _nothing_comes(waiting: int, batch_size: int) -> str:
+def _free(producer: Producer, reader: Any, stream: Any, threads: ThreadPoolExecutor | None) -> None:
+    """Free what a pipeline holds; allowed any number of times."""
+    producer.stop()
+    producer.cancel()
+    if reader is not None:
+        reader.close()
+    if stream is not None:
+        stream.synchronize()
+    if threads is not None:
+        threads.shutdown()
+
+
+def _free_later(process: int, *held: Any) -> None:
+    """Free what a pipeline holds that was not closed, in a thread, since the garbage collector may run in any."""
+    if os.getpid() == process:
+        threading.Thread(target=_free, args=held, name="linumpy-stream-free", daemon=True).start()
+
+
+def _no_batch(waiting: int, batch_size: int) -> str:
     if waiting:
         return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
-    return "no batch is on its way: push samples first"
-
-
-def _less(now: Metric, then: Metric) -> Metric:
-    return Metric(now.count - then.count, now.seconds - then.seconds, now.nbytes - then.nbytes)
+    return "no batch is being read: push samples first"

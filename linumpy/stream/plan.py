@@ -11,12 +11,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from linumpy.stream.augment import NEUTRAL, Intensity, Warp, draw_warp, reach, read_bounds
+from linumpy.stream.augment import NEUTRAL, Intensity, Warp, blur_sigma, draw_warp, grid_map, reach, read_bounds
 from linumpy.stream.config import Box, Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 
@@ -32,7 +32,7 @@ class ArrayInfo:
     source : object
         What the reader takes.
     name : str
-        For people.
+        In messages.
     shape, chunk_shape, object_shape : tuple of int
         Of the array, its (inner) chunks, and its shards or chunks.
     dtype : numpy.dtype
@@ -115,6 +115,8 @@ class CropRead:
         Where the region lies in the crop, if it is direct.
     resampling : Resampling or None
         None for a direct crop.
+    is_whole : bool
+        Whether it is direct and all of it is read.
     """
 
     row: int
@@ -122,23 +124,27 @@ class CropRead:
     region: Box | None
     inside: Box
     resampling: Resampling | None
+    is_whole: bool = False
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
         """Shape of the staged box; axes as in the array."""
-        return () if self.region is None else tuple(stop - start for start, stop in self.region)
+        return () if self.region is None else tuple([stop - start for start, stop in self.region])
 
     @property
     def stage_nbytes(self) -> int:
         """Bytes of the staging buffer that it takes; 0 for a direct crop."""
-        if self.resampling is None or self.region is None:
-            return 0
-        return aligned(math.prod(self.stage_shape) * self.info.dtype.itemsize)
+        return 0 if self.resampling is None else aligned(self.read_nbytes)
 
     @property
     def read_nbytes(self) -> int:
         """Bytes of the region in the stored dtype."""
-        return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
+        if self.region is None:
+            return 0
+        nbytes = self.info.dtype.itemsize
+        for start, stop in self.region:
+            nbytes *= stop - start
+        return nbytes
 
 
 @dataclass(frozen=True)
@@ -203,7 +209,7 @@ def part_shape(part: Part, box: Box, info: ArrayInfo, config: Config) -> PartSha
     dtype = part.dtype or (Dtype.STORED if part.kind == "labels" else config.dtype)
     if info.dtype.kind == "c" and dtype is not Dtype.STORED:
         raise DtypeMismatch(f"{info.name} holds {info.dtype}, which is not cast to {dtype.value}: use dtype='stored'")
-    return PartShape(part.name, tuple(b - a for a, b in box), dtype, dtype.numpy(info.dtype))
+    return PartShape(part.name, tuple([b - a for a, b in box]), dtype, dtype.numpy(info.dtype))
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
@@ -277,14 +283,14 @@ def _warp(
         for box, step in zip(boxes, steps, strict=True)
     ]
     flat = 3 - min(info.space for info in infos)
-    half = np.max(halves, axis=0)
-    half[:flat] = 0.0
+    half = [max(one) for one in zip(*halves, strict=True)]
+    half[:flat] = [0.0] * flat
     return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
 
 
 def _last(box: Box) -> Box:
     """The last three axes; those that are missing have one voxel."""
-    return ((0, 1),) * (3 - len(box)) + tuple(box[-3:])
+    return ((0, 1),) * (3 - len(box)) + box[-3:]
 
 
 _ONES = (1.0, 1.0, 1.0)
@@ -320,6 +326,8 @@ def _plan_crop(
     warp: Warp | None,
 ) -> CropRead:
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
+    if warp is None and shape.dtype is not Dtype.BF16 and True not in reaches_out:
+        return CropRead(row, info, box, _whole(shape.shape), None, is_whole=True)
     if any(reaches_out) and config.pad is None:
         axis = reaches_out.index(True)
         raise InvalidArgument(
@@ -335,7 +343,12 @@ def _plan_crop(
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
         raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
-    return _staged(row, box, info, part, np.array(step or _ONES), config, warp)
+    return _staged(row, box, info, part, np.array(step or _ONES, float), config, warp)
+
+
+@lru_cache(maxsize=256)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, n) for n in shape)
 
 
 def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
@@ -351,54 +364,50 @@ def _staged(
 ) -> CropRead:
     last = _last(box)
     first = np.array([start for start, _ in last], float)
-    size = np.array([stop - start for start, stop in last], float)
-    volume = tuple(stop for _, stop in _last(tuple((0, n) for n in info.shape)))
-    matrix, offset, grid = np.eye(3), first, None
-    scale = origin = sigma = np.zeros(3)
+    matrix, offset, grid = _IDENTITY, first, None
+    scale = origin = sigma = (0.0, 0.0, 0.0)
     intensity, order = NEUTRAL, 0
-    if warp is not None:
+    if warp is None:
+        low, high = [float(start) for start, _ in last], [float(stop - 1) for _, stop in last]
+    else:
+        size = np.array([stop - start for start, stop in last], float)
         matrix = warp.matrix * steps[None, :] / steps[:, None]
         middle = (size - 1) / 2
         offset = first + middle + warp.translation / steps - matrix @ middle
         if warp.nodes is not None:
             grid = warp.nodes / steps[:, None, None, None]
-            scale = np.where(np.arange(3) < 3 - info.space, 0.0, steps / warp.node_spacing)
-            origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+            scale, origin = grid_map(warp, grid, middle, steps, info.space)
         if part.kind == "image":
             intensity, order = warp.intensity, 1
-            blurred = (size > 1) & (np.arange(3) >= 3 - info.space)
-            sigma = np.where(blurred, warp.intensity.blur / steps, 0.0)
-    low, high = reach(matrix, offset, size, grid)
+            sigma = blur_sigma(warp.intensity.blur, last, steps, info.space)
+        low, high = (one.tolist() for one in reach(matrix, offset, size, grid))
+    volume: Any = (1,) * (3 - len(info.shape)) + info.shape[-3:]
     pad = config.pad or "edge"
-    bounds = [read_bounds(float(a), float(b), n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
-    lead = tuple(box[: len(box) - 3]) if len(box) > 3 else ()
+    bounds = [read_bounds(a, b, n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
     region = None
     if all(start < stop for start, stop in bounds):
-        region = lead + tuple(bounds[-min(len(box), 3) :])
+        region = (*box[:-3], *bounds[-len(box) :])
     else:
         bounds = [(0, 0)] * 3
+    (z, z_end), (y, y_end), (x, x_end) = bounds
     made = Resampling(
-        matrix, offset, _three(start for start, _ in bounds), _three(stop - start for start, stop in bounds),
-        _three(volume), grid, _three(scale), _three(origin), _three(sigma), intensity, order,
-    )  # fmt: skip
+        matrix,
+        offset,
+        (z, y, x),
+        (z_end - z, y_end - y, x_end - x),
+        volume,
+        grid,
+        scale,
+        origin,
+        sigma,
+        intensity,
+        order,
+    )
     return CropRead(row, info, region, (), made)
 
 
-def _three(values: Any) -> Any:
-    first, second, third = values.tolist() if isinstance(values, np.ndarray) else values
-    return first, second, third
-
-
-def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
-    """Cut what lies around a box into at most two slabs along each axis."""
-    found: list[tuple[slice, ...]] = []
-    rest = [slice(0, n) for n in shape]
-    for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
-        for a, b in ((0, start), (stop, n)):
-            if a < b:
-                found.append((*rest[:axis], slice(a, b), *rest[axis + 1 :]))
-        rest[axis] = slice(start, stop)
-    return found
+_IDENTITY = np.eye(3)
+_IDENTITY.flags.writeable = False
 
 
 def stage_offsets(reads: Sequence[CropRead]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The thread that pulls samples, plans batches and submits their reads ahead, within lookahead and memory."""
+"""The threads that pull samples, plan batches and submit their reads ahead, within lookahead and memory."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
-from linumpy.stream.feed import Feed, Pulled
-from linumpy.stream.memory import Lease, Memory
-from linumpy.stream.plan import CropRead, PartShape, check_alike, plan_sample, stage_offsets
+from linumpy.stream.feed import Feed, Flush, Pulled
+from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
+from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 
@@ -46,6 +46,8 @@ class InFlight:
         For each part: crops that are read into the batch, crops that are resampled into it.
     stage : (int, int)
         Begin and size of its staged crops in the memory.
+    filled, moved : bool, int
+        What :meth:`Pipeline.pop` has done: whether all rows are made, and rows that it moved over faulty ones.
     """
 
     batch_id: int
@@ -59,10 +61,23 @@ class InFlight:
     direct: list[list[CropRead]] = field(default_factory=list)
     staged: list[list[Staged]] = field(default_factory=list)
     stage: tuple[int, int] = (0, 0)
+    filled: bool = False
+    moved: int = 0
+
+
+@dataclass
+class _Chosen:
+    """The samples of a batch with the arrays that are being opened for them, or an error of what was pushed."""
+
+    samples: list[tuple[Pulled, list[Any]]]
+    error: BaseException | None = None
 
 
 class Producer:
     """Fills :attr:`ready` with batches in flight, in order.
+
+    One thread pulls samples and lets their arrays be opened; another one waits for those, plans and submits. So arrays
+    of the next batches are opened while the metadata of this one is waited for.
 
     Parameters
     ----------
@@ -74,6 +89,13 @@ class Producer:
         Of batches and staged crops; divided when the first sample is planned.
     stream : cupy.cuda.Stream or None
         The pipeline's stream; None without a GPU.
+
+    Attributes
+    ----------
+    ready : deque of InFlight
+        Batches whose reads were submitted.
+    taken : InFlight or None
+        The batch that is being popped.
     """
 
     def __init__(self, config: Config, reader: Any, memory: Memory, stream: Any) -> None:
@@ -82,63 +104,84 @@ class Producer:
         self._fallback = Fallback(self.sources.pool)
         self.changed = threading.Condition()
         self.ready: deque[InFlight] = deque()
+        self.taken: InFlight | None = None
         self.parts: tuple[PartShape, ...] | None = None
         self.plan_seconds, self.planned, self.planned_nbytes, self.waves = 0.0, 0, 0, 0
         self.starved_since: float | None = None
         self.failure: BaseException | None = None
         self.batch_id = 0
         self._partial: list[tuple[Pulled, list[Any]]] = []
-        self._busy = self._flushing = self._closed = False
+        self._chosen: deque[_Chosen] = deque()
+        self._coming = 0  # batches that were pulled and are not in `ready` yet
+        self._pulling = self._closed = self._waits_for_stage = False
         self._stage_free: Any = None
-        self._thread = threading.Thread(target=self._run, name="linumpy-stream", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(step,), name=f"linumpy-stream-{name}", daemon=True)
+            for name, step in (("pull", self._pull), ("submit", self._submit_next))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append samples to what is read."""
         with self.changed:
             self.feed.push(samples)
-            self._flushing = False
             self.changed.notify_all()
 
     def flush(self) -> None:
-        """Let a partial batch be made of what is left when all iterables are exhausted."""
+        """Let a partial batch be made of the last samples that were pushed so far."""
         with self.changed:
-            self._flushing = True
+            self.feed.flush()
             self.changed.notify_all()
 
     @property
     def waiting_samples(self) -> int:
-        """Samples that wait for others to fill a batch; ask while holding :attr:`changed`."""
+        """Samples of a batch that is not full yet; read while holding :attr:`changed`."""
         return len(self._partial)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no batch comes without another push or flush; ask while holding :attr:`changed`."""
-        return not self.ready and not self._busy and not self._has_work()
+        """Whether no batch is made without another push or flush; read while holding :attr:`changed`."""
+        return not (self.ready or self.taken or self._pulling or self._coming or self.feed.has_more)
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is submitted before a batch is popped or samples pushed; ask holding :attr:`changed`."""
-        return not self._busy and (not self._has_work() or len(self.ready) >= self._config.lookahead_batches)
+        """Whether nothing is submitted before a batch is popped or samples pushed; read holding :attr:`changed`."""
+        if self.failure is not None or self.starved_since is not None or self._waits_for_stage:
+            return True
+        return not self._pulling and not self._coming and not self._may_pull
 
-    def _has_work(self) -> bool:
-        return self.feed.has_more or (self._flushing and bool(self._partial))
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in a thread of the producer: it is an iterable that was pushed."""
+        return threading.current_thread() in self._threads
+
+    @property
+    def _may_pull(self) -> bool:
+        return self.feed.has_more and len(self.ready) + self._coming < self._config.lookahead_batches
 
     def stages_are_free(self, event: Any) -> None:
         """Note an event behind which all staged crops that were given back are no longer read."""
         self._stage_free = event
 
-    def close(self) -> None:
-        """End the thread; what is in flight is cancelled."""
+    def stop(self) -> None:
+        """End the threads; allowed any number of times."""
         with self.changed:
-            self._closed = True
+            is_first, self._closed = not self._closed, True
             self.changed.notify_all()
         self._memory.stop()
-        self._thread.join(timeout=5)  # an iterable may block for ever; the thread is a daemon
+        for thread in self._threads if is_first else ():
+            if thread is not threading.current_thread():
+                thread.join(timeout=5)  # an iterable may block for ever; the thread is a daemon
         self.sources.close()
-        for item in self.ready:
-            self.abandon(item)
+
+    def cancel(self) -> None:
+        """Cancel what is in flight, and wait until nothing is written any more."""
+        items = [*self.ready, *filter(None, [self.taken])]
         self.ready.clear()
+        self.taken = None
+        for item in items:
+            self.abandon(item)
 
     def abandon(self, item: InFlight) -> None:
         """Cancel a batch, and wait until nothing is written into its memory any more."""
@@ -147,60 +190,73 @@ class Producer:
         for _, ticket in item.tickets:
             ticket.exception()
 
-    def _run(self) -> None:
+    def _run(self, step: Callable[[], bool]) -> None:
         try:
-            while self._may_go_on():
-                try:
-                    self._step()
-                finally:
-                    with self.changed:
-                        self._busy = False
-                        self.changed.notify_all()
-        except ShutdownError:
-            pass
-        except BaseException as error:  # nobody else would notice that the thread has ended
+            while step():
+                pass
+        except BaseException as error:  # raised by the next pop
             with self.changed:
-                self.failure = error
+                if not self._closed:
+                    self.failure = error
                 self.changed.notify_all()
 
-    def _may_go_on(self) -> bool:
+    def _pull(self) -> bool:
+        """Pull the samples of a batch, when one may be read ahead; False at the end."""
         with self.changed:
-            while not self._closed and not (self._has_work() and len(self.ready) < self._config.lookahead_batches):
+            while not self._closed and not self._may_pull:
                 self.changed.wait()
-            self._busy = not self._closed
-            return not self._closed
+            if self._closed:
+                return False
+            self._pulling = True
+        chosen = self._choose()
+        with self.changed:
+            self._pulling = False
+            if chosen is not None:
+                self._chosen.append(chosen)
+                self._coming += 1
+            self.changed.notify_all()
+        return True
 
-    def _step(self) -> None:
-        """Pull samples until a batch is full, and submit it."""
-        failed: BaseException | None = None
-        while len(self._partial) < self._config.batch_size and not self._closed:
+    def _choose(self) -> _Chosen | None:
+        """Pull until a batch is full or flushed; None where samples are missing for one."""
+        while len(self._partial) < self._config.batch_size:
             try:
                 pulled = self.feed.next()
-            except Exception as error:  # of the iterable that was pushed
-                self.feed.drop_current()
-                failed = error
-                break
+            except BaseException as error:  # of the iterable that was pushed, whatever it is
+                return _Chosen([], error)
             if pulled is None or self._closed:
-                break
+                return None
+            if isinstance(pulled, Flush):
+                if self._partial:
+                    break
+                return None
             self._partial.append((pulled, self.sources.request(pulled.sample)))
-        full = len(self._partial) >= self._config.batch_size or (self._flushing and not self.feed.has_more)
-        if self._closed or (failed is None and not full):
-            return
         chosen, self._partial = self._partial, []
-        if not chosen and failed is None:
-            return
-        item = self._submitted(chosen, failed)
+        return _Chosen(chosen)
+
+    def _submit_next(self) -> bool:
+        """Plan and submit the next batch that was pulled; False at the end."""
         with self.changed:
+            while not self._closed and not self._chosen:
+                self.changed.wait()
+            if self._closed:
+                return False
+            chosen = self._chosen.popleft()
+        item = self._submitted(chosen)
+        with self.changed:
+            self._coming -= 1
             self.ready.append(item)
             self.changed.notify_all()
+        return True
 
-    def _submitted(self, chosen: list[tuple[Pulled, list[Any]]], failed: BaseException | None) -> InFlight:
-        item = InFlight(self.batch_id, chosen[-1][0].position + 1 if chosen else 0)
+    def _submitted(self, chosen: _Chosen) -> InFlight:
+        item = InFlight(self.batch_id, chosen.samples[-1][0].position + 1 if chosen.samples else 0)
         self.batch_id += 1
-        if failed is not None:
-            item.faulty.append(as_stream_error(failed))
+        if chosen.error is not None:
+            item.faulty.append(as_stream_error(chosen.error))
+            return item
         try:
-            self._submit(item, chosen)
+            self._submit(item, chosen.samples)
         except ShutdownError:
             raise
         except Exception as error:
@@ -232,12 +288,12 @@ class Producer:
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Make the pipeline's stream CuPy's current one, on its device."""
-        return nullcontext() if self._stream is None else _OnStream(self._stream, self._memory.device_id)
+        return nullcontext() if self._stream is None else OnStream(self._stream, self._memory.device_id)
 
     def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> list[CropRead]:
         """Plan the samples of a batch; errors are those of their samples."""
         reads: list[CropRead] = []
-        opened = [self._opened(pulled, futures, item) for pulled, futures in chosen]
+        opened = [self._opened(pulled, requested, item) for pulled, requested in chosen]
         begin = time.perf_counter()
         for (pulled, _), infos in zip(chosen, opened, strict=True):
             if infos is None:
@@ -261,9 +317,9 @@ class Producer:
         self.planned_nbytes += sum(read.read_nbytes for read in reads)
         return reads
 
-    def _opened(self, pulled: Pulled, futures: list[Any], item: InFlight) -> list[Any] | None:
+    def _opened(self, pulled: Pulled, requested: list[Any], item: InFlight) -> list[ArrayInfo] | None:
         try:
-            return [future.result() for future in futures]
+            return [one if isinstance(one, ArrayInfo) else one.result() for one in requested]
         except Exception as error:
             item.faulty.append(as_stream_error(error, pulled.sample))
             return None
@@ -272,12 +328,7 @@ class Producer:
         if self.parts is None or self._memory.slots:
             return
         batch = sum(part.nbytes(self._config.batch_size) for part in self.parts)
-        staged = stage_offsets(reads)[-1]
-        if self._config.pad in ("edge", "reflect"):  # a batch of crops that all reach out may come later
-            rows = max(1, len(reads) // len(self.parts))
-            staged = max(staged, *(read.read_nbytes * rows for read in reads), 0)
-        if self._config.augment is not None:
-            staged += staged // 4
+        staged = stage_estimate(self.parts, reads, self._config)
         try:
             self._memory.divide(batch, staged, self._config.lookahead_batches)
         except Exception:
@@ -297,13 +348,16 @@ class Producer:
                 gc.collect()  # tensors that only cycles of references hold
                 collected = True
 
-    def _take_stage(self, nbytes: int) -> int:
+    def _take_stage(self, nbytes: int, batch_id: int) -> int:
         """Wait until staged crops of earlier batches are resampled."""
         with self.changed:
-            while (begin := self._memory.take_stage(nbytes)) is None:
+            while (begin := self._memory.take_stage(nbytes, batch_id)) is None:
                 if self._closed:
                     raise ShutdownError("the pipeline is closed")
+                self._waits_for_stage = True
+                self.changed.notify_all()
                 self.changed.wait(0.05)
+            self._waits_for_stage = False
         if nbytes and self._stage_free is not None:
             self._stage_free.synchronize()
         return begin
@@ -312,7 +366,7 @@ class Producer:
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
-        item.stage = (self._take_stage(offsets[-1]), offsets[-1])
+        item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
         jobs: list[ReadJob] = []
         rows: list[int] = []
         for number, read in enumerate(reads):
@@ -325,25 +379,10 @@ class Producer:
             else:
                 item.direct[part].append(read)
                 if read.region is not None:
-                    out = item.arrays[part][read.row][tuple(slice(a, b) for a, b in read.inside)]
+                    out = item.arrays[part][read.row]
+                    if not read.is_whole:
+                        out = out[tuple(slice(a, b) for a, b in read.inside)]
             if read.region is not None and out is not None:
                 jobs.append(ReadJob(read.info, read.region, out))
                 rows.append(read.row)
         return jobs, rows
-
-
-class _OnStream:
-    """A context in which a stream is CuPy's current one, on a device."""
-
-    def __init__(self, stream: Any, device_id: int | None) -> None:
-        import cupy
-
-        self._device, self._stream = cupy.cuda.Device(device_id), stream
-
-    def __enter__(self) -> None:
-        self._device.__enter__()
-        self._stream.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.__exit__(*error)
-        self._device.__exit__(*error)

@@ -46,8 +46,8 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: floa
         if not inside.all():
             _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
         return
-    places, inside = coordinates(made, shape, pad)
-    sampled = np.stack([_linear(one, made, places, inside, fill) for one in voxels])
+    points, inside = coordinates(made, shape, pad)
+    sampled = np.stack([_linear(one, made, points, inside, fill) for one in voxels])
     _write(target, _changed(sampled, made, part, row), part)
 
 
@@ -67,19 +67,19 @@ def _changed(values: np.ndarray, made: Resampling, part: PartShape, row: np.ndar
 def coordinates(made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
     """Return coordinates in the volume, taken back into it, and which voxels of the crop lie inside."""
     at = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
-    places = np.tensordot(made.matrix, at, 1) + made.offset[:, None, None, None]
+    points = np.tensordot(made.matrix, at, 1) + made.offset[:, None, None, None]
     if made.grid is not None:
-        places += displacement(made, shape)
+        points += displacement(made, shape)
     inside = np.ones(shape, bool)
     for axis, n in enumerate(made.volume):
         if pad == "constant":
-            inside &= (places[axis] >= 0) & (places[axis] <= n - 1)
+            inside &= (points[axis] >= 0) & (points[axis] <= n - 1)
         elif pad == "edge" or n == 1:
-            places[axis] = np.clip(places[axis], 0, n - 1)
+            points[axis] = np.clip(points[axis], 0, n - 1)
         else:
-            turned = np.mod(places[axis], 2 * n - 2)
-            places[axis] = np.where(turned <= n - 1, turned, 2 * n - 2 - turned)
-    return places, inside
+            turned = np.mod(points[axis], 2 * n - 2)
+            points[axis] = np.where(turned <= n - 1, turned, 2 * n - 2 - turned)
+    return points, inside
 
 
 def displacement(made: Resampling, shape: tuple[int, ...]) -> np.ndarray:
@@ -104,8 +104,8 @@ def _spline_matrix(made: Resampling, axis: int, n: int) -> np.ndarray:
     return matrix
 
 
-def _linear(box: np.ndarray, made: Resampling, places: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
-    local = places - np.array(made.box_start, float)[:, None, None, None]
+def _linear(box: np.ndarray, made: Resampling, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
+    local = points - np.array(made.box_start, float)[:, None, None, None]
     if box.dtype == np.float16:  # which SciPy does not take
         box = box.astype(np.float32)
     # Beside the box lie only neighbours of weight 0.
@@ -131,10 +131,10 @@ def _nearest(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: 
     """Return the nearest voxels, and where they count."""
     if np.array_equal(made.matrix, np.eye(3)) and made.grid is None:
         return _shifted(voxels, made, shape, pad)
-    places, inside = coordinates(made, shape, pad)
+    points, inside = coordinates(made, shape, pad)
     index = tuple(
-        np.clip(np.floor(place + 0.5).astype(int) - start, 0, n - 1)
-        for place, start, n in zip(places, made.box_start, made.box_shape, strict=True)
+        np.clip(np.floor(point + 0.5).astype(int) - start, 0, n - 1)
+        for point, start, n in zip(points, made.box_start, made.box_shape, strict=True)
     )
     return voxels[(slice(None), *index)], inside
 

@@ -44,18 +44,24 @@ class Sources:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
-        self._kept: OrderedDict[Key, Future[ArrayInfo]] = OrderedDict()
+        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample) -> list[Future[ArrayInfo]]:
-        """Begin to open the arrays of a sample, one for each part."""
+    def request(self, sample: Sample) -> list[Future[ArrayInfo] | ArrayInfo]:
+        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened."""
+        if not sample.parts:
+            return [self._get((sample.uri, sample.level))]
         return [self._get((part.uri or sample.uri, part.level)) for part in sample.all_parts()]
 
-    def _get(self, key: Key) -> Future[ArrayInfo]:
+    def _get(self, key: Key) -> Future[ArrayInfo] | ArrayInfo:
         with self._lock:
             found = self._kept.get(key)
-            if found is not None and not (found.done() and found.exception()):
+            if isinstance(found, Future) and found.done():
+                found = None if found.exception() else found.result()
+                if found is not None:
+                    self._kept[key] = found
+            if found is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
                 return found
@@ -107,7 +113,7 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
 def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
     try:
         image = open_image(group, spacing=config.spacing)
-    except MetadataError:  # axes or units are missing: crops need neither, and augmentation says so
+    except MetadataError:  # axes or units are missing: crops need neither, augmentation raises an error of its own
         array, finest = open_source(group, level), open_source(group, 0)
         factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
         return _info(array, uri, min(array.ndim, 3), None, factors)
@@ -159,7 +165,7 @@ class ReadJob:
 
 
 class Fallback:
-    """Reads by zarr-python what the reader does not take; says why, once for each array.
+    """Reads by zarr-python what the reader does not support, and logs the reason once for each array.
 
     Parameters
     ----------
@@ -205,16 +211,16 @@ class FallbackTicket:
             return error
 
     def done(self) -> bool:
-        """Say whether nothing has to be waited for."""
+        """Return whether the read is over."""
         return self._future.done()
 
     def cancel(self) -> bool:
-        """Give the region up, unless it is being read."""
+        """Cancel the read unless it has begun."""
         return self._future.cancel()
 
 
 class FailedTicket:
-    """A region that could not be asked for."""
+    """A read that could not be submitted."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -228,11 +234,11 @@ class FailedTicket:
         return self._error
 
     def done(self) -> bool:
-        """Say that nothing has to be waited for."""
+        """Return True: the read is over."""
         return True
 
     def cancel(self) -> bool:
-        """Say that it is too late."""
+        """Return False: there is nothing to cancel."""
         return False
 
 

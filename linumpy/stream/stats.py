@@ -1,4 +1,4 @@
-"""What a pipeline did, as a table that tells what bounds it."""
+"""Counters of a pipeline, and a table that names its bottleneck."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class Metric:
         """Return the metric with another measurement."""
         return Metric(self.count + count, self.seconds + seconds, self.nbytes + nbytes)
 
+    def __sub__(self, other: Metric) -> Metric:
+        return Metric(self.count - other.count, self.seconds - other.seconds, self.nbytes - other.nbytes)
+
     @property
     def mean_ms(self) -> float:
         """Mean time in ms; 0 without a measurement."""
@@ -44,8 +47,10 @@ class Stats:
 
     Attributes
     ----------
-    plan, io, h2d, decompress, assemble : Metric
-        Planning of batches; the reader's reads, copies to the device, decoding and scattering.
+    plan, io, assemble : Metric
+        Planning of batches; the reader's waiting for reads; its queueing of copies, decoding and scattering.
+    h2d, decompress : Metric
+        Empty: the reader does not time copies and decoding by themselves, they are in `assemble`.
     pop_wait_io, pop_wait_compute, flush_wait : Metric
         Time in which the consumer waited: for the reader, for resampling to be queued (on the CPU: done), in ``flush``.
     zarr_meta_hits, zarr_meta_misses, shard_idx_hits, shard_idx_misses : int
@@ -79,6 +84,11 @@ class Stats:
     samples_skipped: int = 0
     seconds: float = 0.0
 
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was counted since then; `gpu_bytes_committed` is no count and stays."""
+        values = {one.name: getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)}
+        return Stats(**{**values, "gpu_bytes_committed": self.gpu_bytes_committed})
+
     @property
     def bound(self) -> str:
         """What bounds the pipeline: ``"consumer"``, or the stage of the reader that takes longest."""
@@ -88,7 +98,7 @@ class Stats:
         if self.pop_wait_compute.seconds > self.pop_wait_io.seconds:
             return "resampling"
         stages = {"I/O": self.io, "copies to the device": self.h2d, "decode": self.decompress,
-                  "scatter": self.assemble, "planning": self.plan}  # fmt: skip
+                  "decode and scatter": self.assemble, "planning": self.plan}  # fmt: skip
         longest = max(stages, key=lambda name: stages[name].seconds)
         return longest if stages[longest].seconds > 0 else "I/O"
 

@@ -48,11 +48,19 @@ def test_a_configuration_is_a_frozen_record():
      ({"rank": 2, "world_size": 2}, r"rank must be < world_size \(got 2 of 2\)"),
      ({"spacing": (1, 0, 1)}, "spacing must be positive"), ({"dtype": "f8"}, "dtype must be one of f32, f16, bf16"),
      ({"augment": stream.Augment()}, "augment needs pad"), ({"device": "gpu"}, "device must be an int"),
-     ({"max_gpu_memory_bytes": 5}, "max_gpu_memory_bytes must be >= .* = 2097152")],
+     ({"max_gpu_memory_bytes": 5}, "max_gpu_memory_bytes must be >= .* = 2097152"),
+     ({"seed": 2**64}, f"seed must be < {2**64}"), ({"epoch": 2**70}, "epoch must be <"),
+     ({"pad_value": "x"}, "pad_value must be a number"), ({"pad_value": None}, "pad_value must be a number"),
+     ({"pad_value": True}, "pad_value must be a number"), ({"spacing": 5}, "spacing must hold µm for each axis"),
+     ({"spacing": "123"}, "spacing must hold µm"), ({"spacing": ()}, "spacing must be positive"),
+     ({"spacing": ("a",)}, "spacing must be a number"), ({"dtype": float}, "dtype must be one of"),
+     ({"dtype": np.float64}, "dtype must be one of"), ({"pad": ["edge"]}, "pad must be one of"),
+     ({"pad": np.array(["edge"])}, "pad must be one of"), ({"augment": "flip"}, "augment must be an Augment"),
+     ({"device": True}, "device must be an int"), ({"batch_size": np.True_}, "batch_size must be an int")],
 )  # fmt: skip
 def test_what_a_configuration_refuses(wrong, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        stream.Config(**NEEDED, **wrong)
+        stream.Config(**{**NEEDED, **wrong})
 
 
 def test_the_chunk_cache_obeys_the_cap():
@@ -92,6 +100,12 @@ def test_samples_are_equal_however_spelled():
      (((0, 2), slice(None, 4)), ValueError, r"aabb axis 1: slice\(None, 4, None\) is open"),
      (((0, 2), (3, 3)), ValueError, r"aabb axis 1: start must be < stop; got \(3, 3\)"),
      (((0, 2.5),), TypeError, "aabb axis 0: start and stop must be ints"),
+     ((range(2),), TypeError, r"aabb axis 0: expected slice or \(start, stop\) tuple; got range"),
+     ((b"ab",), TypeError, "aabb axis 0: expected .* got bytes"),
+     (((False, 5),), TypeError, "aabb axis 0: start and stop must be ints"),
+     (np.array([[False, True]]), TypeError, "aabb axis 0: start and stop must be ints"),
+     (((0, 2**53),), ValueError, r"aabb axis 0: start and stop must be from -2\*\*52 to 2\*\*52"),
+     (((-(2**53), 0),), ValueError, "aabb axis 0: start and stop must be from"),
      ((), TypeError, "aabb must hold"), ("ab", TypeError, "aabb must hold"), (7, TypeError, "aabb must hold")],
 )  # fmt: skip
 def test_boxes_that_are_refused(aabb, error, message):
@@ -114,6 +128,32 @@ def test_parts_that_are_refused():
             stream.Part(**wrong)
     with pytest.raises(TypeError, match="uri must be a path"):
         stream.Sample(3, box)
+    with pytest.raises(ValueError, match="an empty string"):
+        stream.Sample("", box)
+    for shape in (3, "12", (2.0,), ()):
+        with pytest.raises((TypeError, ValueError), match="shape must"):
+            stream.Part("a", shape=shape)
+    for parts in (["labels"], stream.Part("labels"), None):
+        with pytest.raises(TypeError, match="parts must be a sequence of Parts"):
+            stream.Sample("a", box, parts=parts)
+
+
+@pytest.mark.parametrize("name", ["index", "epoch"])
+def test_numbers_of_samples_that_are_refused(name):
+    assert getattr(stream.Sample("a", ((0, 1),), **{name: np.uint64(2**64 - 1)}), name) == 2**64 - 1
+    for wrong, error in ((-1, ValueError), (2**64, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"^{name} must be"):
+            stream.Sample("a", ((0, 1),), **{name: wrong})
+
+
+def test_records_go_to_other_processes():
+    part = stream.Part("labels", "l.zarr", kind="labels", shape=np.array([1, 2]))
+    sample = stream.Sample("a", np.s_[0:4, 0:5], parts=[part], index=3)
+    config = stream.Config(**NEEDED, augment=stream.Augment(rotation=5, elastic=(5, 1)), pad="edge", dtype="bf16")
+    for one in (sample, part, config):
+        again = pickle.loads(pickle.dumps(one))
+        assert (again, hash(again)) == (one, hash(one))
+    assert pickle.loads(pickle.dumps(sample)).index == 3
 
 
 @pytest.mark.parametrize(
@@ -122,7 +162,13 @@ def test_parts_that_are_refused():
      ({"flip": "zq"}, "flip must name axes"), ({"elastic": (0, 1)}, "elastic spacing must be > 0"),
      ({"rotation": ((0, 1),)}, "rotation must be a number or three"), ({"noise": -1}, "noise must be >= 0"),
      ({"contrast": (2, 1), "intensity_range": (0, 1)}, "low <= high"),
-     ({"intensity_range": (1, 1)}, "low < high"), ({"scale": [(1, 2)] * 2}, "scale must be")],
+     ({"intensity_range": (1, 1)}, "low < high"), ({"scale": [(1, 2)] * 2}, "scale must be"),
+     ({"scale": 2.0}, "scale must be"), ({"scale": None}, "scale must be"), ({"scale": ()}, "scale must be"),
+     ({"rotation": None}, "rotation must be"), ({"shear": "x"}, "shear must be"), ({"flip": None}, "flip must name"),
+     ({"elastic": 5.0}, r"elastic must be an Elastic or \(spacing, sigma\)"), ({"elastic": (1, 2, 3)}, "elastic must"),
+     ({"translation": (1, 2)}, "translation must be a number or three"), ({"translation": "x"}, "translation must"),
+     ({"gamma": 2, "intensity_range": (0, 1)}, "gamma must be"), ({"noise": "x"}, "noise must be"),
+     ({"blur": float("nan")}, "blur must be"), ({"intensity_range": 5}, "intensity_range must be")],
 )  # fmt: skip
 def test_augmentations_that_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
@@ -153,9 +199,21 @@ def test_every_error_has_a_status_of_its_own_and_a_builtin():
     ("error", "kind"),
     [(FileNotFoundError("x"), stream.NotFound), (ChunkError("x"), stream.DecodeError),
      (MemoryError("x"), stream.OutOfMemory), (PermissionError("x"), stream.StorageError),
-     (ValueError("x"), stream.InvalidArgument), (KeyError("x"), stream.StorageError)],
+     (ValueError("x"), stream.InvalidArgument), (KeyError("x"), stream.InvalidArgument),
+     (OverflowError("x"), stream.InvalidArgument), (RuntimeError("x"), stream.StorageError)],
 )  # fmt: skip
 def test_errors_of_reads_are_translated(error, kind):
     made = as_stream_error(error)
     assert type(made) is kind
     assert made.__cause__ is error
+
+
+def test_bytes_that_cannot_be_read_are_no_error_of_decoding():
+    for cause, kind in (
+        (PermissionError(13, "Permission denied"), stream.StorageError),
+        (OSError("Not a gzipped file"), stream.DecodeError),
+        (ValueError("corrupt"), stream.DecodeError),
+    ):
+        error = ChunkError("x")
+        error.__cause__ = cause
+        assert type(as_stream_error(error)) is kind

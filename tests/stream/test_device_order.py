@@ -105,7 +105,7 @@ def expected(arrays, sample, pad):
     st.integers(0, 2**32 - 1), st.sampled_from(["f32", "bf16", "f16"]), st.sampled_from([None, "reflect", "constant"]),
     st.integers(2, 4), st.integers(0, 2), st.sampled_from([0, 50_000, 1 << 20]),
 )  # fmt: skip
-def test_whatever_streams_do_batches_are_the_crops(arrays, seed, dtype, pad, lookahead, kept, cache):
+def test_batches_are_right_in_any_order_of_the_streams(arrays, seed, dtype, pad, lookahead, kept, cache):
     """A consumer copies each batch on a stream of its own and gives it back before that is done."""
     found, held = [], []
     with fake_device(seed) as device:

@@ -14,7 +14,7 @@ from linumpy import stream
 
 
 def samples_of(path, count=None, size=(4, 5, 6), shape=(20, 30, 40)):
-    """Crops at places that their number gives."""
+    """Crops at positions that their number determines."""
     for k in itertools.count() if count is None else range(count):
         rng = np.random.default_rng(k)
         start = [int(rng.integers(0, n - s + 1)) for n, s in zip(shape, size, strict=True)]
@@ -43,7 +43,7 @@ def test_batches_are_the_crops(volume, pipeline, dtype):
     assert number == 6
 
 
-def test_a_batch_goes_by_dlpack_and_lives_as_long_as_its_consumer(volume, pipeline):
+def test_storage_of_a_batch_is_kept_while_a_dlpack_consumer_holds_it(volume, pipeline):
     path, values = volume
     p = pipeline(dtype="stored", device_buffer_bytes=2 * 512 + 4 * 2 * 240)  # two batches of 480 B, aligned
     p.push(samples_of(path))
@@ -66,7 +66,7 @@ def test_a_batch_goes_by_dlpack_and_lives_as_long_as_its_consumer(volume, pipeli
     assert np.array_equal(later.numpy(), [cut(values, one) for one in samples_of(path, 2 * count + 2)][-2:])
 
 
-def test_bf16_capsules_say_so(volume, pipeline):
+def test_bf16_capsules_have_the_type_bfloat16(volume, pipeline):
     p = pipeline(dtype="bf16")
     p.push(samples_of(volume[0]))
     import ctypes
@@ -217,11 +217,34 @@ def test_mixed_dtypes_in_one_batch(tmp_path, pipeline):
     assert np.array_equal(p.pop().numpy(), np.stack([one[1:5, 2:6, 0:6].astype("f4") for one in arrays]))
 
 
-def test_memory_that_is_too_small_is_an_error_that_says_how_much(volume, pipeline):
+def test_too_little_memory_is_an_error_with_the_size_needed(volume, pipeline):
     p = pipeline(device_buffer_bytes=1000)
     p.push(samples_of(volume[0], 2))
     with pytest.raises(stream.InvalidArgument, match="pass at least 2048"):
         p.pop()
+
+
+@pytest.mark.parametrize("first", ["partial", "faulty", "outside"])
+def test_memory_is_divided_for_full_batches_whatever_the_first_one_is(volume, tmp_path, pipeline, first):
+    path, values = volume
+    slot, stage = 2048, 8 * 512  # eight crops of 240 B, aligned in the batch as a whole and by themselves when staged
+    p = pipeline(batch_size=8, dtype="bf16", device_buffer_bytes=2 * slot + stage, on_error="skip", pad="constant")
+    one = next(samples_of(path))
+    begin = {
+        "partial": [one],
+        "faulty": [one, *[stream.Sample(tmp_path / "none", one.aabb)] * 7],
+        "outside": [stream.Sample(path, [(start + 50, stop + 50) for start, stop in one.aabb])] * 8,
+    }[first]
+    p.push(begin)
+    p.flush()
+    p.pop().release()
+    p.push(samples_of(path, 24))
+    found = []
+    for batch in p.batches():
+        with batch as tensor:
+            found += list(tensor.numpy())
+    expected = np.stack([cut(values, sample) for sample in samples_of(path, 24)])
+    assert np.array_equal(found, expected.astype("f4").astype(ml_dtypes.bfloat16).astype("f4"))
 
 
 def test_limits_of_arrays(volume, pipeline):
@@ -232,7 +255,7 @@ def test_limits_of_arrays(volume, pipeline):
             p.pop()
 
 
-def test_closed(volume, pipeline):
+def test_calls_after_close_raise(volume, pipeline):
     p = pipeline()
     p.push(samples_of(volume[0]))
     p.pop()
@@ -244,7 +267,7 @@ def test_closed(volume, pipeline):
     assert not [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
 
 
-def test_close_wakes_up_who_waits(volume, pipeline):
+def test_close_ends_a_waiting_pop(volume, pipeline):
     gate = threading.Event()
 
     def blocked():
@@ -272,7 +295,7 @@ def test_close_wakes_up_who_waits(volume, pipeline):
     closing.join(5)
 
 
-def test_a_state_goes_on_where_it_was(volume, pipeline):
+def test_a_state_resumes_behind_the_last_batch(volume, pipeline):
     path = volume[0]
     straight = [samples for _, samples in _taken(pipeline, path)]
     p = pipeline(batch_size=3)
@@ -287,6 +310,21 @@ def test_a_state_goes_on_where_it_was(volume, pipeline):
     assert before + [samples for _, samples in after] == straight
     with pytest.raises(ValueError, match="seed=0, this pipeline has 1"):
         pipeline(batch_size=3, seed=1).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="before samples are pushed"):
+        q.load_state_dict(state)
+
+
+def test_states_that_are_refused(pipeline):
+    p = pipeline()
+    state = p.state_dict()
+    for name, wrong in (("position", -1), ("position", 2.5), ("batch_id", "3"), ("version", 99)):
+        with pytest.raises((ValueError, TypeError), match=name):
+            p.load_state_dict({**state, name: wrong})
+    with pytest.raises(ValueError, match="has no batch_id, position"):
+        p.load_state_dict({key: value for key, value in state.items() if key not in ("position", "batch_id")})
+    with pytest.raises(TypeError, match="state must be what"):
+        p.load_state_dict(None)
+    assert p.state_dict() == state
 
 
 def _released(p):
@@ -301,7 +339,7 @@ def _taken(pipeline, path, **options):
     return list(_released(p))
 
 
-def test_ranks_get_disjoint_samples_that_are_all(volume, pipeline):
+def test_samples_of_ranks_are_disjoint_and_complete(volume, pipeline):
     parts = [
         [one for _, samples in _taken(pipeline, volume[0], rank=rank, world_size=2) for one in samples]
         for rank in range(2)
@@ -343,7 +381,7 @@ def test_many_batches_in_flat_memory(volume, pipeline):
     assert len(gc.get_objects()) - before < 300  # less than one object a batch
 
 
-def test_the_table_tells_what_bounds(volume, pipeline):
+def test_statistics_name_the_bottleneck(volume, pipeline):
     p = pipeline()
     p.push(samples_of(volume[0]))
     p.pop().release()

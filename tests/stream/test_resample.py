@@ -95,6 +95,17 @@ def test_borders_are_those_of_numpy_pad(tmp_path_factory, case, pad, stored, dty
     assert np.array_equal(got, expected.astype("f4") if dtype == "bf16" else expected)
 
 
+@pytest.mark.parametrize("value", [300, 300.0, -1, np.int64(2**40), float("nan"), np.float32(7.5)])
+@pytest.mark.parametrize("augment", [None, stream.Augment(flip="z")])
+def test_the_value_of_borders_is_rounded_and_saturated(tmp_path, pipeline, value, augment):
+    """In crops that are read into the batch, and in those that are resampled."""
+    path = make_array(tmp_path / "a.zarr", np.full((4, 4), 7, "u1"))
+    p = pipeline(batch_size=1, dtype="stored", pad="constant", pad_value=value, augment=augment)
+    p.push(stream.Sample(path, ((2, 6), (0, 4))))
+    expected = 0 if np.isnan(value) else min(max(int(value + 0.5), 0), 255)
+    assert p.pop().numpy()[0, :, 0].tolist() == [7, 7, expected, expected]
+
+
 def scipy_coordinates(warp, start, size, spacing):
     """The map as the documentation says it, with SciPy's spline for displacements."""
     start, size, spacing = (np.array(one, float) for one in (start, size, spacing))
@@ -261,7 +272,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path, pipeline):
     assert not np.array_equal(first, run(batch_size=3, seed=4, epoch=1))
 
 
-def test_units_are_not_guessed(tmp_path, pipeline):
+def test_augmentation_without_a_spacing_is_an_error(tmp_path, pipeline):
     path = make_array(tmp_path / "a.zarr", np.zeros((8, 8, 8), "u1"))
     p = pipeline(augment=stream.Augment(rotation=5), pad="edge", batch_size=1)
     p.push(stream.Sample(path, [(0, 4)] * 3))

@@ -31,7 +31,7 @@ def arrays(tmp_path):
     return tmp_path
 
 
-def test_uniform_crops_lie_inside_and_go_everywhere(arrays):
+def test_uniform_crops_lie_inside_and_reach_all_positions(arrays):
     sampler = stream.CropSampler([arrays / "a", arrays / "b"], (10, 10, 10), seed=3)
     crops = list(itertools.islice(sampler, 4000))
     shapes = {str(arrays / "a"): (24, 32, 40), str(arrays / "b"): (12, 16, 20)}
@@ -57,7 +57,7 @@ def test_crops_depend_on_seed_epoch_and_index_alone(arrays):
     assert list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=150, seed=2)) != straight
 
 
-def test_weights(arrays):
+def test_volumes_are_drawn_by_weight(arrays):
     volumes = [stream.Volume(str(arrays / "a"), weight=1), stream.Volume(str(arrays / "b"), weight=3)]
     never = stream.Volume(str(arrays / "labels"), weight=0)
     drawn = Counter(one.uri for one in itertools.islice(stream.CropSampler([*volumes, never], (4, 4, 4)), 2000))
@@ -112,7 +112,7 @@ def test_classes_are_drawn_equally_often_or_by_weight(arrays):
     assert 0.7 < drawn[1] < 0.8
 
 
-def test_a_coarse_level_says_where_foreground_is(arrays):
+def test_foreground_from_the_histogram_of_a_coarse_level(arrays):
     coarse = make_array(arrays / "coarse", labels()[::4, ::4, ::4], (2, 2, 2))
     volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(coarse))
     assert classes_of(stream.CropSampler([volume], (2, 2, 2), mode="foreground"), 300).get(0, 0) == 0
@@ -128,9 +128,32 @@ def test_what_a_sampler_refuses(arrays):
         ({"foreground": 2}, "foreground must be"),
         ({"length": 0}, "length must be"),
         ({"volumes": []}, "at least one"),
+        ({"shape": (4.0, 4, 4)}, "shape must be an int"),
+        ({"shape": ()}, "shape must hold"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"seed": 2**64}, "seed must be <"),
+        ({"seed": "1"}, "seed must be an int"),
+        ({"epoch": -1}, "epoch must be >= 0"),
+        ({"epoch": 2**64 - 1, "epochs": 2}, "epochs must be <"),
+        ({"length": 2.0}, "length must be an int"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             stream.CropSampler(**{"volumes": [a], "shape": (4, 4, 4), **options})
+
+
+def test_crops_beyond_the_last_one(arrays):
+    sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=3, epochs=2)
+    for index in (-1, 6):
+        with pytest.raises(IndexError, match=f"crop {index}: there are 6"):
+            sampler.sample_at(index)
+    with pytest.raises(IndexError, match="crop -1"):
+        stream.CropSampler([arrays / "a"], (4, 4, 4)).sample_at(-1)
+
+
+def test_a_histogram_leaves_the_background_out(arrays):
+    made = stream.Histogram.of(arrays / "labels", background=1)
+    assert (made.background, made.classes.tolist()) == (1, [0, 2, 7])
+    assert made.counts.sum() == labels().size - 48
 
 
 def test_a_sampler_resumes_without_drawing_what_was_read(arrays, pipeline):
@@ -218,3 +241,10 @@ def test_what_a_stitcher_refuses():
         stitcher.__exit__(None)
     with pytest.raises(stream.InvalidArgument, match="overlap along axis 0"):
         stream.CropGrid("unused", (4,), 4, volume=(8,))
+    for overlap in (-1, 1.0, (1, 1)):
+        with pytest.raises((ValueError, TypeError), match="overlap"):
+            stream.CropGrid("unused", (4,), overlap, volume=(8,))
+    for overlap in (np.int64(2), [2], np.array([2])):
+        assert stream.CropGrid("unused", (4,), overlap, volume=(8,)).starts == [[0, 2, 4]]
+    with pytest.raises(TypeError, match="shape must be an int"):
+        stream.CropGrid("unused", (4.5,), volume=(8,))

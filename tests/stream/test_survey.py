@@ -51,7 +51,7 @@ def test_crops_that_do_not_fit(crop):
         amplification(info((512, 64, 64), (8, 8, 8)), crop)
 
 
-def test_the_script(tmp_path, capsys):
+def test_linum_stream_info(tmp_path, capsys):
     path = make_array(tmp_path / "a.zarr", np.zeros((16, 16, 16), "u1"), (8, 8, 8))
     main = load("linum_stream_info").main
     assert main([path, "--crop", "4", "4", "4", "--crop", "16", "16", "16", "--json", str(tmp_path / "t.json")]) == 0

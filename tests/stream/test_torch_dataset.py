@@ -65,7 +65,7 @@ def test_parts_come_as_a_dict(stub, crops):
     assert first["labels"].dtype == np.uint16
 
 
-def test_it_goes_on_from_a_state(stub, crops):
+def test_the_dataset_resumes_from_a_state(stub, crops):
     samples, expected = crops
     dataset = stream.torch_dataset(config(), samples)
     with pytest.raises(RuntimeError, match="no iteration"):

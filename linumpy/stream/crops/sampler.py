@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 
 from linumpy.io.source import open_source
 from linumpy.stream.augment import CROP_STREAM, generator
-from linumpy.stream.config import Part, Sample
+from linumpy.stream.config import WORD, Part, Sample, integer, sizes
 from linumpy.stream.errors import InvalidArgument
 
 
@@ -48,7 +50,13 @@ class Histogram:
 
     @classmethod
     def of(
-        cls, source: Any, *, level: int = 0, cell: Sequence[int] | None = None, threshold: float | None = None
+        cls,
+        source: Any,
+        *,
+        level: int = 0,
+        cell: Sequence[int] | None = None,
+        threshold: float | None = None,
+        background: int = 0,
     ) -> Histogram:
         """Scan an array, cell after cell, once; :meth:`save` keeps the result.
 
@@ -61,7 +69,9 @@ class Histogram:
         cell : sequence of int, optional
             Shape of a cell in voxels of that level; by default a chunk.
         threshold : float, optional
-            Voxels above it are class 1, others are background.
+            Voxels above it are class 1, others class 0.
+        background : int
+            Class that is not counted.
         """
         array = open_source(source, level)
         if threshold is None and array.dtype.kind not in "biu":
@@ -76,14 +86,14 @@ class Histogram:
             if threshold is not None:
                 values = values > threshold
             kinds, counts = np.unique(values, return_counts=True)
-            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != 0}
+            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != background}
             if here:
                 found[number] = here
         classes = sorted({kind for here in found.values() for kind in here})
         table = np.array([[here.get(kind, 0) for kind in classes] for here in found.values()], np.int64)
         return cls(
             tuple(array.shape), cell_, np.array(classes, np.int64), np.array(list(found), np.int64),
-            table.reshape(len(found), len(classes)),
+            table.reshape(len(found), len(classes)), background,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -173,17 +183,17 @@ class CropSampler:
             raise ValueError(f"mode must be uniform, foreground or balanced (got {mode!r})")
         if not 0 <= foreground <= 1:
             raise ValueError(f"foreground must be from 0 to 1 (got {foreground})")
-        if length is not None and length < 1:
-            raise ValueError(f"length must be >= 1 (got {length})")
         if isinstance(volumes, (str, Path)) or not len(volumes):
             raise ValueError(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
-        self.shape = tuple(int(n) for n in shape)
+        self.shape = sizes(shape)
         self.volumes = tuple(_opened(one) for one in volumes)
         for one in self.volumes:
             _check_fits(one, self.shape)
         self.mode, self.foreground = mode, foreground
-        self.length, self.epochs, self.seed, self.epoch = length, epochs, seed, epoch
-        self._choice = _cumulative([_weight(one) for one in self.volumes])
+        self.length = None if length is None else integer("length", length, 1, WORD)
+        self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
+        self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
+        self._choice: list[float] = _cumulative([_weight(one) for one in self.volumes]).tolist()
         self._classes, self._class_choice = _no_classes()
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         if mode != "uniform":
@@ -207,17 +217,20 @@ class CropSampler:
 
     def sample_at(self, index: int) -> Sample:
         """Return a sample; `index` counts through all epochs."""
+        index = operator.index(index)
+        if not 0 <= index < (WORD if self.count is None else self.count):
+            raise IndexError(f"crop {index}: there are {'infinitely many' if self.count is None else self.count}")
         turn, within = (0, index) if self.length is None else divmod(index, self.length)
         epoch = self.epoch + turn
         numbers = generator(CROP_STREAM, self.seed, epoch, within)
         drawn = self._centred(numbers) if self._is_centred(numbers) else None
         if drawn is None:
-            volume = self.volumes[int(np.searchsorted(self._choice, numbers.random(), side="right"))]
+            volume = self.volumes[bisect_right(self._choice, numbers.random())]
             start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_known(volume), self.shape, strict=True)]
         else:
             volume, start = drawn
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
-        return Sample(volume.uri, aabb, parts=volume.parts, index=within, epoch=epoch)
+        return Sample._drawn(volume.uri, aabb, volume.parts, within, epoch)
 
     def _is_centred(self, numbers: np.random.Generator) -> bool:
         return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
@@ -265,7 +278,9 @@ class CropSampler:
 
 def _opened(volume: Volume | str | Path) -> Volume:
     one = volume if isinstance(volume, Volume) else Volume(str(volume))
-    return one if one.shape is not None else replace(one, shape=tuple(open_source(one.uri).shape))
+    checked = Sample(one.uri, ((0, 1),), parts=one.parts)
+    shape = open_source(checked.uri).shape if one.shape is None else one.shape
+    return replace(one, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
 
 
 def _known(volume: Volume) -> tuple[int, ...]:

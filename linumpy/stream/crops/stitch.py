@@ -8,6 +8,7 @@ added up, with no second array of weights.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.io.source import open_source
-from linumpy.stream.config import Part, Sample
+from linumpy.stream.config import Part, Sample, integer, sizes
 from linumpy.stream.errors import InvalidArgument
 
 Window = Literal["linear", "gaussian", "flat"]
@@ -55,13 +56,15 @@ class CropGrid:
         volume: Sequence[int] | None = None,
         parts: Iterable[Part] = (),
     ) -> None:
-        self.uri, self.shape, self.parts = str(uri), tuple(int(n) for n in shape), tuple(parts)
-        self.volume = tuple(int(n) for n in (open_source(uri).shape if volume is None else volume))
-        shared = (overlap,) * len(self.shape) if isinstance(overlap, int) else tuple(int(n) for n in overlap)
+        checked = Sample(uri, ((0, 1),), parts=parts)  # type: ignore[arg-type]
+        self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
+        self.volume = sizes(open_source(uri).shape if volume is None else volume)
+        each = overlap if isinstance(overlap, (Sequence, np.ndarray)) else (overlap,) * len(self.shape)
+        shared = tuple(integer("overlap", n, 0) for n in each)
         if not len(self.shape) == len(self.volume) == len(shared):
             raise InvalidArgument(f"shape={self.shape} and overlap={shared} do not fit {uri} of {self.volume}")
         for axis, (size, both) in enumerate(zip(self.shape, shared, strict=True)):
-            if not 0 <= both < size:
+            if both >= size:
                 raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {both})")
         self.starts = [positions(*one) for one in zip(self.volume, self.shape, shared, strict=True)]
 
@@ -80,7 +83,7 @@ class CropGrid:
         """Return a crop."""
         at = self.position_of(index)
         aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, at, self.shape, strict=True))
-        return Sample(self.uri, aabb, parts=self.parts, index=index)
+        return Sample._drawn(self.uri, aabb, self.parts, operator.index(index))
 
     def position_of(self, index: int) -> tuple[int, ...]:
         """Return the number of a crop along each axis."""
@@ -111,11 +114,9 @@ class Stitcher:
     """
 
     def __init__(self, grid: CropGrid, writer: Any, *, window: Window = "linear", planes: int = 1) -> None:
-        if planes < 1:
-            raise ValueError(f"planes must be >= 1 (got {planes})")
         if window not in ("linear", "gaussian", "flat"):
             raise ValueError(f"window must be linear, gaussian or flat (got {window!r})")
-        self.grid, self._writer, self._planes = grid, writer, planes
+        self.grid, self._writer, self._planes = grid, writer, integer("planes", planes, 1)
         self._weights = [
             _weights(starts, n, size, window)
             for starts, n, size in zip(grid.starts, grid.volume, grid.shape, strict=True)

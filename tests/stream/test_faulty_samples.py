@@ -1,0 +1,125 @@
+"""Faulty samples of every kind, at every position of a batch: an error of theirs alone, or left out."""
+
+import shutil
+
+import numpy as np
+import pytest
+import zarr
+from stream_arrays import make_array
+
+from linumpy import stream
+
+BOX = ((0, 4), (0, 5), (0, 6))
+
+
+def truncated(folder, values):
+    path = make_array(folder / "truncated", values, (8, 8, 16))
+    chunk = folder / "truncated" / "c" / "0" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    return stream.Sample(path, BOX)
+
+
+def truncated_shard(folder, values):
+    path = make_array(folder / "shard", values, (4, 8, 8), shards=(20, 32, 40))
+    shard = folder / "shard" / "c" / "0" / "0" / "0"
+    shard.write_bytes(shard.read_bytes()[:-9])
+    return stream.Sample(path, BOX)
+
+
+def unreadable(folder, values):
+    path = make_array(folder / "folder", values, (8, 8, 16))
+    chunk = folder / "folder" / "c" / "0" / "0" / "0"
+    chunk.unlink()
+    chunk.mkdir()
+    return stream.Sample(path, BOX)
+
+
+def metadata(folder, values):
+    path = make_array(folder / "metadata", values, (8, 8, 16))
+    document = folder / "metadata" / "zarr.json"
+    document.write_bytes(document.read_bytes()[:40])
+    return stream.Sample(path, BOX)
+
+
+def group(folder, values):
+    zarr.create_group(folder / "group")
+    return stream.Sample(folder / "group", BOX)
+
+
+def missing_part(folder, values):
+    part = stream.Part("labels", folder / "no labels", kind="labels")
+    return stream.Sample(make_array(folder / "parts", values), BOX, parts=[part])
+
+
+def unlike(change=lambda values: values, box=BOX, **options):
+    """Make a crop of an array whose values or crop are not those of the others."""
+    return lambda folder, values: stream.Sample(make_array(folder / "a", change(values)), box, **options)
+
+
+FAULTS = {
+    "truncated chunk": (truncated, stream.DecodeError),
+    "truncated shard": (truncated_shard, stream.DecodeError),
+    "a folder for a chunk": (unreadable, stream.StreamError),
+    "truncated metadata": (metadata, stream.StreamError),
+    "no array": (lambda folder, _: stream.Sample(folder / "none", BOX), stream.NotFound),
+    "a group": (group, stream.StreamError),
+    "no such level": (unlike(level=1), stream.InvalidArgument),
+    "axes of the crop": (unlike(box=BOX[:2]), stream.RankMismatch),
+    "axes of the array": (unlike(lambda values: values[0], BOX[1:]), stream.RankMismatch),
+    "shape": (unlike(box=((0, 4),) * 3), stream.InvalidArgument),
+    "dtype": (unlike(lambda values: values.astype("f4")), stream.DtypeMismatch),
+    "behind the end": (unlike(box=((17, 21), *BOX[1:])), stream.InvalidArgument),
+    "before the start": (unlike(box=((-1, 3), *BOX[1:])), stream.InvalidArgument),
+    "parts": (missing_part, stream.StreamError),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_sample_at_every_position(volume, tmp_path, pipeline, fault):
+    path, values = volume
+    make, error = FAULTS[fault]
+    bad = make(tmp_path, values)
+    good = [stream.Sample(path, ((k, k + 4), *BOX[1:])) for k in range(8)]
+    crops = [values[k : k + 4, :5, :6] for k in range(8)]
+    for position in range(3):
+        second = [*good[3:5]]
+        second.insert(position, bad)
+        samples = [*good[:3], *second, *good[5:8]]
+
+        p = pipeline(batch_size=3, dtype="stored")
+        p.push(samples)
+        assert np.array_equal(p.pop().numpy(), crops[:3])
+        with pytest.raises(error) as raised:
+            p.pop()
+        assert isinstance(raised.value, stream.StreamError)
+        assert raised.value.sample == bad
+        assert str(bad) in str(raised.value)
+        assert raised.value.what in str(raised.value)
+        assert np.array_equal(p.pop().numpy(), crops[5:])
+        p.close()
+
+        p = pipeline(batch_size=3, dtype="stored", on_error="skip")
+        p.push(samples)
+        found = []
+        for batch in p.batches():
+            with batch:
+                assert np.array_equal(batch.numpy(), [crops[good.index(one)] for one in batch.samples])
+                found.append(len(batch))
+        assert found == [3, 2, 3]
+        assert (p.stats.samples_skipped, p.stats.batches_truncated) == (1, 1)
+        p.close()
+
+
+def test_an_array_that_vanishes_is_an_error_of_its_samples(volume, tmp_path, pipeline):
+    """Chunks that were never written are fill value; a missing array is an error, also where it was open."""
+    path, values = volume
+    gone = make_array(tmp_path / "gone", values, (8, 8, 16))
+    p = pipeline(batch_size=1, n_zarrs_meta_cache=1)
+    p.push(stream.Sample(gone, BOX))
+    assert np.array_equal(p.pop().numpy()[0], values[:4, :5, :6].astype("f4"))
+    shutil.rmtree(gone)
+    p.push([stream.Sample(path, BOX), stream.Sample(gone, BOX), stream.Sample(path, BOX)])
+    p.pop()
+    with pytest.raises(stream.NotFound):
+        p.pop()
+    assert np.array_equal(p.pop().numpy()[0], values[:4, :5, :6].astype("f4"))
