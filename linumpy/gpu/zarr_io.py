@@ -20,13 +20,13 @@ from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
+from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.reader import LAYOUTS
-from linumpy.gpu.read.report import host_report
+from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
@@ -149,7 +149,9 @@ def read_zarr_to_gpu(
         ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
         lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of zarr format
         3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
-        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took.
+        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took, and what read
+        the bytes: short reads go in batches through the C library (POSIX AIO), long raw ones and those by GPUDirect
+        Storage through kvikio.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -196,6 +198,30 @@ def read_zarr_to_gpu(
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
     request = _request(plan, dtype, out, scratch_bytes)
+    result, report = _carry_out(source, level, request, begin, backend=backend, strict=strict, timed=return_report)
+    return (result, report) if return_report else result
+
+
+def read_region_into(source: Source, region: Any, out: Array, own: OwnReader) -> None:
+    """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that is kept for further reads."""
+    begin = time.perf_counter()
+    request = _request(plan_read(LAYOUTS.get(source, 0), region), None, out, own.scratch_bytes)
+    _carry_out(source, 0, request, begin, own=own)
+
+
+def _carry_out(
+    source: Source,
+    level: int,
+    request: output.ReadRequest,
+    begin: float,
+    *,
+    backend: str = "auto",
+    strict: bool = False,
+    timed: bool = False,
+    own: OwnReader | None = None,
+) -> tuple[Any, ReadReport]:
+    """Read by linumpy's reader or by zarr-python; see :func:`read_zarr_to_gpu`."""
+    plan = request.plan
     reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
     if reason and (strict or backend == "kvikio"):
         raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
@@ -203,10 +229,8 @@ def read_zarr_to_gpu(
         if reason:
             way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
             log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
-        result, report = zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
-    else:
-        result, report = kvikio_zarr.read_request(request, begin, timed=return_report)
-    return (result, report) if return_report else result
+        return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
+    return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:

@@ -208,7 +208,7 @@ def test_the_raw_suite_on_a_gpu_is_right_everywhere(main, tmp_path, capsys, cach
         assert {
             name: verdict for name, verdict in verdicts.items() if verdict[0] != "ok" and name not in optional
         } == {}
-        assert verdicts["linumpy-auto"][1].endswith("by kvikio")
+        assert verdicts["linumpy-auto"][1].endswith("by linumpy")
     assert "GDS" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from linumpy.benchmark.report import size
 from linumpy.benchmark.suites.scripts import not_judged
 from linumpy.benchmark.volumes import check_free, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.read.kvikio_settings import transfer_settings
-from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
@@ -284,16 +285,15 @@ class _Steps:
 
     def read(self) -> None:
         """Read the box of every block."""
-        buffer = None
-        for block in self.plan:
-            if not self._gpu:
+        if not self._gpu:
+            for block in self.plan:
                 read_on_host(self._array, block.source_box)
-                continue
-            size = math.prod(block.source_shape)
-            if buffer is None:
-                buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
-            out = buffer[:size].reshape(block.source_shape)
-            read_zarr_to_gpu(self._array, region=block.source_box, out=out, scratch_bytes=self._scratch)
+            return
+        buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
+        with closing(OwnReader(self._scratch)) as reader:  # one for all blocks, as resample_zarr has
+            for block in self.plan:
+                out = buffer[: math.prod(block.source_shape)].reshape(block.source_shape)
+                read_region_into(self._array, block.source_box, out, reader)
 
     def write(self) -> None:
         """Write as many blocks as the result has, of its chunks, from where they would be."""

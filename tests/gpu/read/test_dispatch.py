@@ -1,13 +1,17 @@
 """The dispatcher without a GPU: what it refuses before it needs one."""
 
+import contextlib
+
 import numpy as np
 import pytest
+import reference
 import zarr
 
 import linumpy
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
 from linumpy.errors import GpuUnavailableError, RegionError, SourceError
-from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu
+from linumpy.gpu import kvikio_zarr, plan_zarr_read, read_zarr_to_gpu, release, zarr_io
+from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import result_dtype
 
@@ -114,6 +118,21 @@ def test_a_report_reads_well():
         report.backend = "kvikio"
 
 
+@pytest.mark.parametrize("options", [{}, {"backend": "kvikio"}, {"scratch_bytes": 2**21}])
+def test_the_report_names_the_reader_that_read(folder, monkeypatch, options):
+    """Not kvikio, which reads nothing here: `engine` says what read the bytes."""
+    monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
+    monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
+    monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
+    monkeypatch.setattr(output, "free_memory", lambda: 2**30)
+    with reference.fake_device(), contextlib.ExitStack() as scope:
+        scope.callback(release)
+        found, report = read_zarr_to_gpu(folder / "g/a", return_report=True, **options)
+        assert found.get().tolist() == np.arange(20).reshape(4, 5).tolist()
+    assert (report.backend, report.fallback, report.bytes_read) == ("linumpy", "", 40)
+    assert "kvikio" not in report.engine
+
+
 def test_broken_metadata_names_the_array(folder):
     (folder / "g/a/zarr.json").write_text("{")
     with pytest.raises(SourceError, match=r"the Zarr metadata of .*g/a' cannot be read"):
@@ -155,7 +174,7 @@ def test_read_zarr_reads_to_the_gpu_where_there_is_one(folder, cupy):
     found, report = linumpy.read_zarr(folder / "g/a", region=(slice(1, 3), -1), return_report=True)
     assert isinstance(found, cupy.ndarray)
     assert found.get().tolist() == [9, 14]
-    assert report.backend == "kvikio"
+    assert (report.backend, report.fallback) == ("linumpy", "")
     assert isinstance(linumpy.read_zarr(folder / "g/a", device="cpu"), np.ndarray)
 
 

@@ -413,7 +413,7 @@ def test_what_kvikio_and_the_system_fail_to_read_names_the_error_of_the_system(t
     monkeypatch.setattr(plain_reads.os, "open", refused)
     with reference.fake_device(0, few_files(RuntimeError("kvikio's own"), "open")) as device:
         monkeypatch.setattr(loop, "LONG_READ_NBYTES", 0)
-        with pytest.raises(ChunkError, match="c/1/2.*Too many open files"):
+        with pytest.raises(ChunkError, match=r"c/1/2.*Too many open files"):
             reference.make_job(tmp_path / "a").run_on(device)
 
 
