@@ -5,7 +5,7 @@ Give an array (or an OME-Zarr image, whose finest level is read), or have one ma
 standard cases with --suite. Each way's result is compared with what zarr-python reads before it is timed: a wrong
 one is reported as WRONG and has no time. A way that cannot run here says why. Two limits stand above the ways:
 
-  flat   one flat file of the same decoded size, read in one call, with the same threads as linumpy's reader
+  flat   one flat file of the same decoded size, read in one call by several threads
   h2d    page-locked host memory, copied to the device
 
 and the ways are linumpy-auto, linumpy-kvikio, zarr-gpu (zarr.config.enable_gpu()), zarr-gpu-gds (the same over
