@@ -83,7 +83,8 @@ def read_zarr(
         ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` by zarr-python, ``"auto"`` as there is a GPU or not. By
         default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
     dtype : dtype, optional
-        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order.
+        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. The same
+        are taken on both: bool, integers, floats and complex numbers, but no real ones for complex voxels.
     return_report : bool
         Whether to return a report beside the array.
 
@@ -113,7 +114,7 @@ def read_zarr(
     begin = time.perf_counter()
     array = open_source(source, level)
     plan = plan_read(read_layout(array), region)
-    target = plan.layout.dtype if dtype is None else np.dtype(dtype)
+    target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
     result = np.asarray(read_on_host(array, plan.region.selection)).reshape(plan.shape)

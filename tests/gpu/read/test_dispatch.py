@@ -90,6 +90,28 @@ def test_dtypes_of_the_result(folder, tmp_path):
         result_dtype(plan_zarr_read(tmp_path / "c"), "f4")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "message"),
+    [
+        ("U5", "u2", "requested dtype <U5"),
+        ("O", "u2", "requested dtype object"),
+        ("datetime64[s]", "u2", "requested dtype datetime64"),
+        ("f4", "c8", "dtype=float32 would drop the imaginary parts"),
+    ],
+)
+def test_what_a_gpu_does_not_cast_to_is_not_read_on_the_cpu(tmp_path, dtype, stored, message):
+    """A script that works on a laptop works on the server; and no imaginary part is lost with a warning alone."""
+    zarr.create_array(tmp_path / "a", shape=(4,), chunks=(2,), dtype=stored)
+    with pytest.raises(TypeError, match=message):
+        linumpy.read_zarr(tmp_path / "a", device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("scratch", ["512MB", 1.5, float("nan"), True, [2**24]])
+def test_scratch_that_is_no_number_of_bytes(folder, scratch):
+    with pytest.raises(TypeError, match=r"scratch_bytes=.*: a whole number of bytes is needed"):
+        read_zarr_to_gpu(folder / "g/a", scratch_bytes=scratch)
+
+
 def test_a_report_reads_well():
     report = ReadReport(
         source="file:///data/<a>.zarr",
