@@ -100,7 +100,7 @@ class Memory:
             self.base = _device_memory(nbytes, device_id)
             self.address = int(self.base.ptr)
         self.slot_nbytes = self.slots = 0
-        self._stage_begin = self._stage_used = 0
+        self._stage_begin = 0
         self._stages: deque[tuple[int, int]] = deque()
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 

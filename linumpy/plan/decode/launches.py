@@ -19,17 +19,6 @@ _DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 16, 2
 
-#: What is wrong with a chunk, by the number that the kernels give it.
-STATUS = {
-    1: "its bytes end too early",
-    2: "its header cannot be right",
-    3: "it decodes to another size than a chunk has",
-    4: "its bytes cannot be decoded",
-    5: "its checksum is wrong",
-    6: "it has features that the device does not decode",
-    7: "it needs more memory than a slot has",
-}
-
 
 @dataclass(frozen=True)
 class DeviceLimits:
