@@ -150,7 +150,7 @@ BAD = {
     "scale without suite": (["{}/a.zarr", "--scale", "0.5"], "--scale goes with --suite"),
     "scale of 0": (["--suite", "raw", "--scale", "0"], "--scale 0"),
     "unknown path": (["{}/a.zarr", "--only", "magic"], "'magic'"),
-    "no runs": (["{}/a.zarr", "--runs", "0"], "runs=0"),
+    "no runs": (["{}/a.zarr", "--runs", "0"], "--runs 0"),
     "cold and warm": (["{}/a.zarr", "--cold", "--warm"], "not allowed with"),
     "json nowhere": (["{}/a.zarr", "--json", "{}/nowhere/a.json"], "no folder"),
     "plot of no kind": (["{}/a.zarr", "--plot", "{}/a.docx"], "a.docx"),
