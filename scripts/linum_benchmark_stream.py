@@ -41,13 +41,9 @@ def _build_arg_parser() -> cli.Parser:
 
 
 def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseResult]:
-    if not 0 < args.scale <= 1:
-        raise ValueError(f"--scale {args.scale}: a part from 0 to 1 of the sizes")
-    if args.batches is not None and args.batches < 2:
-        raise ValueError(f"--batches {args.batches}: 2 at least")
     settings = command.settings_of(args, 3)
     request = StreamRequest(
-        tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, int(args.buffers * 2**30),
+        tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, args.buffers,
         args.lookahead,
         resolve().is_cuda,
     )  # fmt: skip

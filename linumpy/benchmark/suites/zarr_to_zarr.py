@@ -22,7 +22,7 @@ import zarr
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.report import size
 from linumpy.benchmark.suites.scripts import not_judged
-from linumpy.benchmark.volumes import check_free, flush, write_tiles
+from linumpy.benchmark.volumes import check_free, check_size, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.read.kvikio_settings import transfer_settings
@@ -70,12 +70,8 @@ class ZarrRequest:
     use_gpu: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.gib < 2**20:
-            raise ValueError(f"a volume of {self.gib} GiB: more than 0 is needed")
-        if not self.device_memory > 0:
-            raise ValueError(f"device_memory={self.device_memory} GiB: more than 0 is needed")
-        if self.folder is not None and not self.folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(self.folder)!r}")
+        check_size("a volume", self.gib, self.folder)
+        check_size("device memory", self.device_memory)
 
     @property
     def grid(self) -> tuple[int, int, int]:
