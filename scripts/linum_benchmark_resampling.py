@@ -2,19 +2,19 @@
 """Time resampling, beside cupyx.scipy.ndimage on the same arrays, on this machine's GPU.
 
 Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients that are there
-already), at places that follow the grid and at random ones; orders 2 and 5 with their filters; stacks of small images,
-beside a loop over them; labels; and resize to half of it, smoothed first. Beside the linear
-maps of float32 stands torch's grid_sample, where PyTorch is installed. Each result is checked first, at 2000 places or
-in some planes, against SciPy in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA
-events after warm-ups; × is another's time over linumpy's; "of copy" is the rate of bytes that must at least be read and
-written (places and result, or image and result), as a part of a plain copy's.
+already), at coordinates that follow the grid and at random ones; orders 2 and 5 with their filters; stacks of small
+images, beside a loop over them; labels; and resize to half of it, smoothed first. Beside the linear maps of float32
+stands torch's grid_sample, where PyTorch is installed. Each result is checked first, at 2000 points or in some planes,
+against SciPy in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events after
+warm-ups; × is another's time over linumpy's; "of copy" is the rate of bytes that must at least be read and written
+(coordinates and result, or image and result), as a part of a plain copy's.
 
 For example:
   linum-benchmark-resampling
   linum-benchmark-resampling --only affine-linear --runs 50 --json resampling.json
 
 With --zarr, resample_zarr is timed instead: a raw volume of so many GiB to half its resolution, beside reading the same
-boxes, writing the same bytes, and both at once, by the clock on the wall. It takes 1.25 times as much room in --folder.
+boxes, writing the same bytes, and both at once, by the clock on the wall. --folder needs 1.25 times as much space.
 
 For example:
   linum-benchmark-resampling --zarr 32 --folder /scratch --device_memory 8 --json zarr.json
