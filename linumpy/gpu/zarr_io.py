@@ -30,7 +30,7 @@ from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
 __all__ = [
@@ -100,7 +100,7 @@ def read_zarr(
     GpuUnavailableError
         ``device="cuda"`` and there is none.
     FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
-        As :func:`read_zarr_to_gpu`; on the CPU broken chunks raise what zarr-python raises.
+        As :func:`read_zarr_to_gpu`, on the CPU too.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def read_zarr(
     target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
-    result = np.asarray(read_on_host(array, plan.region.selection)).reshape(plan.shape)
+    result = np.asarray(read_chunks_on_host(array, plan.region.selection)).reshape(plan.shape)
     result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
     report = host_report(plan, result, where.reason, planned - begin, time.perf_counter() - planned)
     return (result, report) if return_report else result

@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, local_path, open_source, written
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
 #: Without a wish of the caller's, blocks grow to at most so many bytes, as dask's own do.
@@ -47,7 +47,7 @@ class BlockReader:
         if self.reader is not None:
             return self.reader(self.path, region=region)
         array = open_source(self.path)
-        return np.asarray(read_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
 
 def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numcodecs
 import numpy as np
 import pytest
 import reference
@@ -9,8 +10,8 @@ import zarr
 
 import linumpy
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
-from linumpy.errors import GpuUnavailableError, RegionError, SourceError
-from linumpy.gpu import kvikio_zarr, plan_zarr_read, read_zarr_to_gpu, release, zarr_io
+from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceError
+from linumpy.gpu import kvikio_zarr, plan_zarr_read, read_zarr_to_gpu, release, zarr_io, zarr_to_dask
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import result_dtype
@@ -189,6 +190,35 @@ def test_read_zarr_keeps_the_bits_of_foreign_byte_order(tmp_path):
     found = linumpy.read_zarr(array, device="cpu")
     assert found.dtype == np.dtype("=f8")
     assert found.tobytes() == stored.astype("=f8").tobytes()
+
+
+BROKEN = {
+    "zstd": {},
+    "gzip": {"compressors": zarr.codecs.GzipCodec()},
+    "blosc": {"compressors": zarr.codecs.BloscCodec()},
+    "crc32c": {"compressors": zarr.codecs.Crc32cCodec()},
+    "raw": {"compressors": None},
+    "shards": {"chunks": (2, 3), "shards": (4, 6)},
+    "v2 zlib": {"zarr_format": 2, "compressors": numcodecs.Zlib(), "filters": None},
+    "v2 lz4": {"zarr_format": 2, "compressors": numcodecs.LZ4(), "filters": None},
+    "v2 bz2": {"zarr_format": 2, "compressors": numcodecs.BZ2(), "filters": None},
+}
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_chunk_is_named_on_the_cpu_too(tmp_path, kind, kept):
+    """Codecs raise errors of many kinds; and of an empty shard zarr gives fill values."""
+    array = zarr.create_array(tmp_path / "a", shape=(8, 12), dtype="u2", **({"chunks": (4, 6)} | BROKEN[kind]))
+    array[...] = np.arange(96).reshape(8, 12)
+    name = "1.1" if kind.startswith("v2") else "c/1/1"
+    (tmp_path / "a" / name).write_bytes((tmp_path / "a" / name).read_bytes()[:kept])
+    lazy = zarr_to_dask(tmp_path / "a", device="cpu")
+    for read in (lambda: linumpy.read_zarr(tmp_path / "a", device="cpu"), lambda: lazy.compute(scheduler="sync")):
+        with pytest.raises(ChunkError, match=f"/a/{name} "):
+            read()
+    region = np.s_[:4, 3]  # that does not touch it
+    assert linumpy.read_zarr(tmp_path / "a", device="cpu", region=region).tolist() == [3, 15, 27, 39]
 
 
 @pytest.mark.gpu
