@@ -202,7 +202,7 @@ def test_files_that_stay_in_the_cache_are_told(monkeypatch, part, words):
 
 
 def test_a_median_needs_a_run():
-    with pytest.raises(ValueError, match="--runs 0"):
+    with pytest.raises(ValueError, match="runs=0"):
         Settings(0)
 
 
