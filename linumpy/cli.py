@@ -26,8 +26,8 @@ from linumpy.errors import LinumpyError
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
 
 
-#: A parameter as the library's errors name it: ``channel=5``, or ``channel=`` where one is to be given.
-_PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?=(\S?))")
+#: A parameter as the library's errors name it: ``channel=5``, or ``overwrite=True``; ``channel=`` where one is wanted.
+_PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?:True\b)?(?=(\S?))")
 
 
 class Parser(argparse.ArgumentParser):

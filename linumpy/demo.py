@@ -19,6 +19,7 @@ from linumpy import device as devices
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
+from linumpy.io.files import check_file
 from linumpy.io.ome import read_omezarr
 from linumpy.io.place import check_place
 from linumpy.io.zarr_mode import read_on_host
@@ -146,8 +147,7 @@ def run_demo(
     for place in (mosaic, volume_out, map_out):
         check_place(place, overwrite=overwrite)
     for picture in pictures:
-        if picture.exists() and not overwrite:
-            raise FileExistsError(f"{picture} exists: choose another place, or overwrite it")
+        check_file(picture, overwrite=overwrite)
     clock = _Clock()
     if where.is_cuda:
         with clock.stage("start CUDA"), where.xp.cuda.Device(where.index):

@@ -5,7 +5,7 @@ Give an array (or an OME-Zarr image, whose finest level is read), or have one ma
 standard cases with --suite. Each way's result is compared with what zarr-python reads before it is timed: a wrong
 one is reported as WRONG and has no time. A way that cannot run here says why. Two limits stand above the ways:
 
-  flat   one flat file of the same decoded size, read in one call, with the same threads as linumpy's reader
+  flat   one flat file of the same decoded size, read in one call by several threads
   h2d    page-locked host memory, copied to the device
 
 and the ways are linumpy-auto, linumpy-kvikio, zarr-gpu (zarr.config.enable_gpu()), zarr-gpu-gds (the same over
@@ -32,7 +32,7 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.cases import Settings
+from linumpy.benchmark.cases import CaseResult
 from linumpy.benchmark.suites.read_paths import PATH_NAMES
 from linumpy.benchmark.suites.reading import ReadRequest, read_cases
 from linumpy.benchmark.suites.specs import CODECS, SUITES, CaseSpec
@@ -40,12 +40,8 @@ from linumpy.benchmark.suites.specs import CODECS, SUITES, CaseSpec
 _MADE = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="linum-benchmark-kvikio-zarr",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _build_arg_parser() -> cli.Parser:
+    parser = command.parser("linum-benchmark-kvikio-zarr", __doc__)
     parser.add_argument("array", metavar="ARRAY", nargs="?", help="Folder of a Zarr array or OME-Zarr image.")
 
     made = parser.add_argument_group("stores to make")
@@ -108,19 +104,15 @@ def _specs(suite: str | None, scale: float, given: dict) -> tuple[CaseSpec, ...]
     return (CaseSpec(f"{wanted['codec']} {wanted['dtype']}", dtype=wanted["dtype"], codec=wanted["codec"], **sizes),)
 
 
+def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseResult]:
+    request, settings = _request(args), command.settings_of(args, 5, cold=args.cold)
+    with read_cases(request) as (folder, cases):
+        return command.run(cases, settings, output, folder)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a way read wrong values, 2 where nothing could be run."""
-    parser = _build_arg_parser()
-    args = parser.parse_args(argv)
-    try:
-        request = _request(args)
-        settings = Settings(5 if args.runs is None else args.runs, args.cold)
-        output = command.output_of(parser, args, argv)
-        with read_cases(request) as (folder, cases):
-            results = command.run(cases, settings, output, folder)
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    return command.exit_code(parser, results)
+    return command.main(_build_arg_parser(), argv, _measure)
 
 
 if __name__ == "__main__":

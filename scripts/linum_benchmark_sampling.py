@@ -26,45 +26,38 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.cases import CaseResult
 from linumpy.benchmark.suites.sampling import MAKERS, table
 from linumpy.benchmark.suites.sampling_larger import Larger, larger_cases
 from linumpy.device import resolve
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="linum-benchmark-sampling", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=tuple(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
+def _build_arg_parser() -> cli.Parser:
+    parser = command.parser("linum-benchmark-sampling", __doc__)
+    command.add_case_options(parser, MAKERS, scale="Shrink every axis.")
     command.add_options(parser, "20; 3 with --larger")
     parser.add_argument("--larger", type=float, metavar="GIB", help="Sample a volume of this size on disk.")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="Where to make it. [where temporary files go]")
+    command.add_folder_option(parser, "Where to make it.")
     return parser
+
+
+def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseResult]:
+    if args.larger is None:
+        results = command.run_kernels(MAKERS, args, output, 20)
+    else:
+        if args.only or args.scale != 1:
+            raise ValueError("--only and --scale do not go with --larger")
+        settings = command.settings_of(args, 3)
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            cases = larger_cases(Larger.of_size(Path(folder), args.larger), use_gpu=resolve().is_cuda)
+            results = command.run(cases, settings, output, Path(folder))
+    print(table(results))
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    parser = _build_arg_parser()
-    args = parser.parse_args(argv)
-    if args.larger is not None and (args.only or args.scale != 1):
-        parser.error("--only and --scale do not go with --larger")
-    try:
-        output = command.output_of(parser, args, argv)
-        if args.larger is None:
-            settings = Settings(20 if args.runs is None else args.runs)
-            results = command.run(kernel_cases(MAKERS, args.scale, args.only or ()), settings, output)
-        else:
-            settings = Settings(3 if args.runs is None else args.runs)
-            with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-                cases = larger_cases(Larger.of_size(Path(folder), args.larger), use_gpu=resolve("auto").is_cuda)
-                results = command.run(cases, settings, output, Path(folder))
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    print(table(results))
-    return command.exit_code(parser, results)
+    return command.main(_build_arg_parser(), argv, _measure)
 
 
 if __name__ == "__main__":

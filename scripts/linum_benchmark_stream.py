@@ -20,53 +20,40 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.cases import CaseResult
 from linumpy.benchmark.suites.stream import WORKLOADS, StreamRequest, stream_cases
 from linumpy.device import resolve
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="linum-benchmark-stream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=list(WORKLOADS), metavar="CASE", help=f"Of {', '.join(WORKLOADS)}. [W1a W1b W2]"
-    )
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Part of all sizes. [%(default)s]")
+def _build_arg_parser() -> cli.Parser:
+    parser = command.parser("linum-benchmark-stream", __doc__)
+    command.add_case_options(parser, WORKLOADS, default="W1a W1b W2", scale="Part of all sizes.")
     parser.add_argument("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]")
     parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
     parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="Where arrays go. [where temporary files go]")
+    command.add_folder_option(parser, "Where arrays go.")
     command.add_options(parser, "3")
     return parser
 
 
+def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseResult]:
+    settings = command.settings_of(args, 3)
+    request = StreamRequest(
+        tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, args.buffers,
+        args.lookahead,
+        resolve().is_cuda,
+    )  # fmt: skip
+    with stream_cases(request) as (folder, cases):
+        return command.run(cases, settings, output, folder)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    parser = _build_arg_parser()
-    args = parser.parse_args(argv)
-    try:
-        if not 0 < args.scale <= 1:
-            raise ValueError(f"--scale {args.scale}: a part from 0 to 1 of the sizes")
-        if args.batches is not None and args.batches < 2:
-            raise ValueError(f"--batches {args.batches}: 2 at least")
-        output = command.output_of(parser, args, argv)
-        settings = Settings(3 if args.runs is None else args.runs)
-        request = StreamRequest(
-            tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, int(args.buffers * 2**30),
-            args.lookahead,
-            resolve().is_cuda,
-        )  # fmt: skip
-        with stream_cases(request) as (folder, cases):
-            results = command.run(cases, settings, output, folder)
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    return command.exit_code(parser, results)
+    return command.main(_build_arg_parser(), argv, _measure)
 
 
 if __name__ == "__main__":

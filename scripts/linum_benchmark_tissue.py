@@ -26,48 +26,38 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.cases import Settings
-from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.cases import CaseResult
 from linumpy.benchmark.suites.scripts import SCRIPTS, EndToEndRequest, end_to_end_cases
 from linumpy.benchmark.suites.tissue import MAKERS
 from linumpy.device import resolve
 
 
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="linum-benchmark-tissue", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = (*MAKERS, *SCRIPTS)
-    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=f"Of {', '.join(names)}.")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
+def _build_arg_parser() -> cli.Parser:
+    parser = command.parser("linum-benchmark-tissue", __doc__)
+    command.add_case_options(parser, (*MAKERS, *SCRIPTS), scale="Shrink every axis.")
     parser.add_argument("--end-to-end", type=float, metavar="GIB", help="Time whole scripts, on a mosaic of this size.")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="Where that is made. [where temporary files go]")
+    command.add_folder_option(parser, "Where that is made.")
     command.add_options(parser, "20; 5 from end to end")
     return parser
 
 
+def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseResult]:
+    if args.end_to_end is None:
+        return command.run_kernels(MAKERS, args, output, 20)
+    if args.scale != 1:
+        raise ValueError("--scale does not go with --end-to-end")
+    settings = command.settings_of(args, 5)
+    request = EndToEndRequest(args.end_to_end, args.folder, tuple(args.only or ()), use_gpu=resolve().is_cuda)
+    with end_to_end_cases(request) as (folder, cases):
+        return command.run(cases, settings, output, folder)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    parser = _build_arg_parser()
-    args = parser.parse_args(argv)
-    only = tuple(args.only or ())
-    try:
-        output = command.output_of(parser, args, argv)
-        if args.end_to_end is None:
-            settings = Settings(20 if args.runs is None else args.runs)
-            results = command.run(kernel_cases(MAKERS, args.scale, only), settings, output)
-        else:
-            settings = Settings(5 if args.runs is None else args.runs)
-            request = EndToEndRequest(args.end_to_end, args.folder, only, use_gpu=resolve().is_cuda)
-            with end_to_end_cases(request) as (folder, cases):
-                results = command.run(cases, settings, output, folder)
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    return command.exit_code(parser, results)
+    return command.main(_build_arg_parser(), argv, _measure)
 
 
 if __name__ == "__main__":

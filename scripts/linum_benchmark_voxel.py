@@ -16,38 +16,16 @@ For example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.voxel import MAKERS
-
-
-def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="linum-benchmark-voxel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=tuple(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
-    command.add_options(parser, "20")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    parser = _build_arg_parser()
-    args = parser.parse_args(argv)
-    try:
-        output = command.output_of(parser, args, argv)
-        settings = Settings(20 if args.runs is None else args.runs)
-        results = command.run(kernel_cases(MAKERS, args.scale, tuple(args.only or ())), settings, output)
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    return command.exit_code(parser, results)
+    return command.kernels_main("linum-benchmark-voxel", __doc__, MAKERS, argv, runs=20, scale="Shrink every axis.")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 The focal plane of an objective is a little curved, so that a flat surface looks like a bowl in every tile. This finds
 the surface of the tissue, fits what all tiles share (a quadratic; what belongs to the tissue is told from how the
-slope changes from tile to tile), and shifts each A-line along z by the curvature at its place in its tile. Reads an
+slope changes from tile to tile), and shifts each A-line along z by the curvature at its position in its tile. Reads an
 OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at its first voxel and whose tiles do not
 overlap, and writes another with the same shape, dtype and chunks. Of several times or channels --time and --channel
 choose the volume that is worked on.

@@ -2,7 +2,7 @@
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
 Reads a mesh (.stl, .obj, .ply and what else trimesh reads) whose coordinates are those of an OME-Zarr image, in the
-order x, y, z, and writes an OME-Zarr image of the same shape, spacing and place, with --label where voxel centres lie
+order x, y, z, and writes an OME-Zarr image of the same shape, spacing and origin, with --label where voxel centres lie
 inside of the mesh and 0 elsewhere. The image itself is not read. Meshes that are not watertight become shells that are
 one voxel thick, and what they enclose is filled, unless --no-fill_holes says otherwise.
 

@@ -174,11 +174,11 @@ def use_own_readers(patch, **options):
     """Give each ``read_zarr_to_gpu`` a reader of its own with these options."""
 
     @contextlib.contextmanager
-    def own_reader(request, device, *, direct):
-        with Reader(device, request.scratch_bytes, direct=direct, **options) as reader:
+    def use(self, device, *, direct):
+        with Reader(device, self.scratch_bytes, direct=direct, **options) as reader:
             yield reader
 
-    patch.setattr(kvikio_zarr, "_reader_for", own_reader)
+    patch.setattr(kvikio_zarr.OwnReader, "use", use)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,8 @@ def progress_text(case: Case, title: str) -> str:
 def _how(result: CaseResult) -> str:
     how = "each after the files were dropped from the page cache" if result.settings.cold else "after warm-ups"
     clock = "CUDA events" if result.case.clock == "device" else "the clock on the wall"
-    return f"medians of up to {result.settings.runs} runs by {clock}, {how}; results were checked first"
+    runs = f"{result.settings.runs} run{'s' * (result.settings.runs != 1)}"
+    return f"medians of up to {runs} by {clock}, {how}; results were checked first"
 
 
 def _row(result: CaseResult, entry: EntryResult) -> str:

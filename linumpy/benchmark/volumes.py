@@ -21,6 +21,20 @@ from linumpy.write.writer import OmeZarrWriter
 _THREADS = 16
 
 
+def check_size(what: str, gib: float, folder: Path | None = None) -> None:
+    """Refuse a size that is none, and a folder that is not there.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        Naming them.
+    """
+    if not 0 < gib < 2**20:
+        raise ValueError(f"{what} of {gib} GiB: more than 0 is needed")
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(folder)!r}")
+
+
 def check_free(folder: Path, nbytes: int) -> None:
     """Refuse a folder that cannot take so many bytes.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +56,41 @@ def read_zarr_via_kvikio(
     return (array, report) if return_report else array
 
 
-def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[Any, ReadReport]:
+class OwnReader:
+    """A reader that a caller keeps for many reads with a limit of their own; made by the first of them.
+
+    With the default limit it is the reader that all callers share. One thread at a time may use it.
+
+    Parameters
+    ----------
+    scratch_bytes : int or None
+        Device memory beyond results; None for the default.
+    """
+
+    def __init__(self, scratch_bytes: int | None) -> None:
+        self.scratch_bytes = output.DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
+        self._readers: dict[tuple[int, bool], Reader] = {}
+
+    @contextmanager
+    def use(self, device: int, *, direct: bool) -> Iterator[Reader]:
+        """Use the reader of a device; `direct` for GPUDirect Storage."""
+        if self.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
+            with shared_reader(device, direct=direct) as reader:
+                yield reader
+            return
+        if (device, direct) not in self._readers:
+            self._readers[device, direct] = Reader(device, self.scratch_bytes, direct=direct)
+        yield self._readers[device, direct]
+
+    def close(self) -> None:
+        """Free memory and threads, but those that are shared."""
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+
+def read_request(
+    request: ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
+) -> tuple[Any, ReadReport]:
     """Carry out a request whose layout kvikio can read.
 
     Parameters
@@ -67,13 +101,18 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
         ``time.perf_counter()`` at the start of the call, for the report.
     timed : bool
         Whether to time the kernels, which waits for the last of them.
+    own : OwnReader, optional
+        The reader to use. By default the shared one, or one for this read where `request` has another limit.
     """
     require_kvikio()
     plan = request.plan
     with output.device_of(request) as device:
         output.check_memory(request, 0)  # what cannot fit anyway is not planned
         direct, gds = gds_mode(plan.layout.root or "")
-        with _reader_for(request, device.id, direct=direct) as reader:
+        with ExitStack() as scope:
+            if own is None:
+                own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
+            reader = scope.enter_context(own.use(device.id, direct=direct))
             estimate = estimate_scratch(plan, reader.limits)
             output.check_memory(request, max(0, estimate - reader.device_bytes))
             planned = time.perf_counter()
@@ -85,18 +124,8 @@ def read_request(request: ReadRequest, begin: float, *, timed: bool) -> tuple[An
                 ticket.exception()
                 raise
             report = ticket.report
-    return array, replace(report, gds=gds, plan_seconds=planned - begin, read_seconds=time.perf_counter() - planned)
-
-
-@contextmanager
-def _reader_for(request: ReadRequest, device: int, *, direct: bool) -> Iterator[Reader]:
-    """Use the reader that all callers share, or one of its own where another amount of scratch is asked for."""
-    if request.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
-        with shared_reader(device, direct=direct) as reader:
-            yield reader
-        return
-    with Reader(device, request.scratch_bytes, direct=direct) as reader:
-        yield reader
+    report = replace(report, gds=gds, plan_seconds=planned - begin)
+    return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
 def require_kvikio() -> None:

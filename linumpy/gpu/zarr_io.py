@@ -20,8 +20,8 @@ from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
-from linumpy.gpu.loop.report import host_report
+from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
+from linumpy.gpu.loop.report import ReadReport, host_report
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
@@ -30,7 +30,7 @@ from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.survey import with_survey
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
 __all__ = [
@@ -83,7 +83,8 @@ def read_zarr(
         ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` by zarr-python, ``"auto"`` as there is a GPU or not. By
         default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
     dtype : dtype, optional
-        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order.
+        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. The same
+        are taken on both: bool, integers, floats and complex numbers, but no real ones for complex voxels.
     return_report : bool
         Whether to return a report beside the array.
 
@@ -99,7 +100,7 @@ def read_zarr(
     GpuUnavailableError
         ``device="cuda"`` and there is none.
     FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
-        As :func:`read_zarr_to_gpu`; on the CPU broken chunks raise what zarr-python raises.
+        As :func:`read_zarr_to_gpu`, on the CPU too.
 
     Examples
     --------
@@ -113,10 +114,10 @@ def read_zarr(
     begin = time.perf_counter()
     array = open_source(source, level)
     plan = plan_read(read_layout(array), region)
-    target = plan.layout.dtype if dtype is None else np.dtype(dtype)
+    target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
-    result = np.asarray(read_on_host(array, plan.region.selection)).reshape(plan.shape)
+    result = np.asarray(read_chunks_on_host(array, plan.region.selection)).reshape(plan.shape)
     result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
     report = host_report(plan, result, where.reason, planned - begin, time.perf_counter() - planned)
     return (result, report) if return_report else result
@@ -149,7 +150,9 @@ def read_zarr_to_gpu(
         ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
         lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of zarr format
         3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
-        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took.
+        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took, and what read
+        the bytes: short reads go in batches through the C library (POSIX AIO), long raw ones and those by GPUDirect
+        Storage through kvikio.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -196,6 +199,30 @@ def read_zarr_to_gpu(
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
     request = _request(plan, dtype, out, scratch_bytes)
+    result, report = _carry_out(source, level, request, begin, backend=backend, strict=strict, timed=return_report)
+    return (result, report) if return_report else result
+
+
+def read_region_into(source: Source, region: Any, out: Array, own: OwnReader) -> None:
+    """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that is kept for further reads."""
+    begin = time.perf_counter()
+    request = _request(plan_read(LAYOUTS.get(source, 0), region), None, out, own.scratch_bytes)
+    _carry_out(source, 0, request, begin, own=own)
+
+
+def _carry_out(
+    source: Source,
+    level: int,
+    request: output.ReadRequest,
+    begin: float,
+    *,
+    backend: str = "auto",
+    strict: bool = False,
+    timed: bool = False,
+    own: OwnReader | None = None,
+) -> tuple[Any, ReadReport]:
+    """Read by linumpy's reader or by zarr-python; see :func:`read_zarr_to_gpu`."""
+    plan = request.plan
     reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
     if reason and (strict or backend == "kvikio"):
         raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
@@ -203,10 +230,8 @@ def read_zarr_to_gpu(
         if reason:
             way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
             log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
-        result, report = zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
-    else:
-        result, report = kvikio_zarr.read_request(request, begin, timed=return_report)
-    return (result, report) if return_report else result
+        return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
+    return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:

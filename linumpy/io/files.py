@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.place import full_disk, refuse_url, settle, temporary_beside
+from linumpy.io.place import full_disk, refuse_url, settle, taken, temporary_beside
 from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
 
 
@@ -29,7 +29,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
     if path.is_dir():
         raise FileExistsError(f"{path} is a folder, not a place for a file")
     if (path.exists() or path.is_symlink()) and not overwrite:
-        raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
+        raise taken(path)
 
 
 def check_picture(path: str | Path, *, overwrite: bool) -> None:

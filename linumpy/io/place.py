@@ -299,7 +299,7 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     FileExistsError
         Naming the path.
     ValueError
-        A URL, which as a path would be a folder called ``s3:``; the name of a file, such as ``a.png``.
+        A URL, which as a path would be a folder called ``s3:``, or a ``~``; the name of a file, such as ``a.png``.
     """
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
@@ -307,13 +307,20 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     if not (path.exists() or path.is_symlink()):
         return
     if not overwrite:
-        raise FileExistsError(f"{path} exists: choose another place, or overwrite it")
+        raise taken(path)
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 
 
+def taken(path: Path) -> FileExistsError:
+    """Make the error of an output whose path is taken."""
+    return FileExistsError(f"{path} exists: choose another path, or replace it with overwrite=True")
+
+
 def refuse_url(path: Path) -> None:
-    """Refuse what as a path would begin with a folder called ``s3:``."""
+    """Refuse what as a path would begin with a folder called ``s3:`` or ``~``."""
+    if len(path.parts) > 1 and path.parts[0].startswith("~") and not os.path.isdir(path.parts[0]):
+        raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
     if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
         raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
 

@@ -99,7 +99,8 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
         return _open_url(text)
     folder = _without_scheme(text)
     if not Path(folder).exists():
-        raise FileNotFoundError(f"there is no file or folder {folder!r}")
+        hint = ": only shells expand '~', give the whole path" if folder.startswith("~") else ""
+        raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
     # Said where it is known, since zarr otherwise looks for the files of both formats: half a millisecond a read.
     known: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
     return open_at(StorePath(local_store(folder)), known, name=folder)
@@ -110,6 +111,9 @@ def _open_url(url: str) -> zarr.Array | zarr.Group:
         node = zarr.open(url, mode="r")
     except zarr.errors.NodeNotFoundError as error:
         raise SourceError(f"{url!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
+    except ImportError as error:
+        need = 'URLs need fsspec and the package of their protocol: pip install "zarr[remote]"'
+        raise SourceError(f"{url!r} cannot be opened: {error}. {need}") from error
     except Exception as error:  # no connection, no credentials, whatever the store's package raises
         raise SourceError(f"{url!r} cannot be opened: {type(error).__name__}: {error}") from error
     return checked_array(node) if isinstance(node, zarr.Array) else node

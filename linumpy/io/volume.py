@@ -19,7 +19,8 @@ import zarr
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import Axis, OmeZarrImage, Spacing, check_level, open_image
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.region import normalize_region
 
 #: Kinds of axes beside space, in the order in which NGFF wants them, with the names that they go by.
 KINDS = {"time": "t", "channel": "c"}
@@ -76,8 +77,9 @@ class Volume:
         return tuple(next(slices) if one is None else one for one in self.index)
 
     def read(self, box: tuple[slice, ...] | None = None) -> np.ndarray:
-        """Read a box, by default all of it, into host memory."""
-        return read_on_host(self.array, self.region((slice(None),) * self.ndim if box is None else box))
+        """Read a box within the volume, by default all of it, into host memory; a broken chunk is a `ChunkError`."""
+        found = normalize_region(box, self.shape)
+        return read_chunks_on_host(self.array, self.region(tuple(map(slice, found.start, found.stop))))
 
     def _spatial(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size for size, one in zip(sizes, self.index, strict=True) if one is None)

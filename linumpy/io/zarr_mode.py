@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,6 +26,7 @@ import zarr
 from zarr.buffer import cpu
 from zarr.codecs import ShardingCodec
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from linumpy.errors import ChunkError, LinumpyError
 
@@ -73,8 +75,10 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
     Raises
     ------
     ChunkError
-        A chunk (or shard) that the store or a codec does not give; the error names it.
+        A chunk (or shard) that the store or a codec does not give; the error names it. A shard's file that is empty,
+        which zarr takes for one that was never written.
     """
+    _refuse_empty_shards(array, region)
     try:
         return read_on_host(array, region)
     except (MemoryError, LinumpyError):
@@ -86,13 +90,33 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
 def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
     """Name the first chunk (or shard) of a region that zarr does not read."""
     size = array.shards or array.chunks
-    box = [slice(one, one + 1) if isinstance(one, int) else one for one in region]
-    for index in itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True))):
+    for index in _stored_objects(array, region):
         try:
             read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
         except Exception:  # the same as the caller's
             return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
     return str(array.store_path)
+
+
+def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
+    """Raise :class:`ChunkError` for a shard of a local array that is an empty file, as a full disk leaves it."""
+    if array.shards is None or not isinstance(array.store, LocalStore):
+        return
+    for index in _stored_objects(array, region):
+        key = array.metadata.encode_chunk_key(index)
+        try:
+            nbytes = os.stat(array.store.root / array.path / key).st_size
+        except OSError:  # most often it was never written; what else it may be zarr will say
+            continue
+        if nbytes == 0:
+            raise ChunkError(f"{array.store_path}/{key} is an empty file, and a shard has an index")
+
+
+def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the indexes of the chunks (or shards) that a region touches."""
+    size = array.shards or array.chunks
+    box = [one if isinstance(one, slice) else slice(one, one + 1) for one in region]
+    return itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True)))
 
 
 def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:

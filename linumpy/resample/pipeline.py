@@ -22,8 +22,9 @@ import numpy as np
 import zarr
 
 from linumpy.device import kvikio_mode, require_cuda, resolve
+from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
-from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.source import Source, local_store, open_source
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host
@@ -175,6 +176,8 @@ class CudaStage:
         self._made: list[Any] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
         self._scope = ExitStack()
+        # For all reads at once: each by itself would make threads, streams and pinned memory anew.
+        self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
         self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
             # For all reads and writes at once: each by itself would set kvikio's threads up anew.
@@ -188,7 +191,7 @@ class CudaStage:
         box = _view(self._boxes[slot], block.source_shape, self._dtype)
         if box.size:
             region = self._source.region(block.source_box)
-            read_zarr_to_gpu(self._source.array, region=region, out=box, scratch_bytes=self._job.scratch_bytes)
+            read_region_into(self._source.array, region, box, self._reader)
         return box
 
     def transform(self, block: Block, source: Any) -> Any:
@@ -204,7 +207,7 @@ class CudaStage:
         write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for the threads that write."""
+        """Wait for the threads that write, and free the reader's memory."""
         self._scope.close()
 
 

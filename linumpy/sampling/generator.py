@@ -20,8 +20,6 @@ _HALF = np.uint64(32)
 #: Bits of a coordinate: what float32 holds of numbers in [0, 1) at equal distances.
 COORDINATE_BITS = 24
 _STEP = np.float32(2.0**-COORDINATE_BITS)
-#: Largest number of a sample.
-INDEX_LIMIT = 2**64
 
 
 class Use(enum.IntEnum):

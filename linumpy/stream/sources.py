@@ -22,7 +22,7 @@ from linumpy.errors import MetadataError
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
 from linumpy.io.source import open_node, open_source
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.plan import ArrayInfo, Box
@@ -244,7 +244,7 @@ class FailedTicket:
 
 def _read(job: ReadJob) -> Any:
     """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
-    values = read_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
+    values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
     with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
         values = np.ascontiguousarray(values).astype(job.out.dtype, copy=False)
     if isinstance(job.out, np.ndarray):

@@ -10,6 +10,7 @@ Formats: https://ngff.openmicroscopy.org/0.5/ and https://ngff.openmicroscopy.or
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,6 +178,10 @@ def plan_image(
     metadata = _metadata(name, names, spacing, origin, [one[leading:] for one in factors], downsampling, ngff_version)
     if not isinstance(attributes, Mapping | None):
         raise TypeError(f"attributes={attributes!r}: a mapping is needed")
+    try:
+        json.dumps(dict(attributes or {}))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"attributes={attributes!r}: JSON cannot hold them ({error})") from error
     if taken := sorted(metadata.keys() & (attributes or {}).keys()):
         raise ValueError(f"attributes={attributes!r}: NGFF has {', '.join(taken)} for itself")
     return NewImage(

@@ -179,6 +179,8 @@ class OmeZarrWriter:
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         if not isinstance(buffer_bytes, (int, float, np.integer)) or not 0 <= buffer_bytes < math.inf:
             raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress={progress!r}: a function that takes a number of bytes is needed")
         self._buffer_bytes = int(buffer_bytes)
         self._cut = CutChunks(self._buffer_bytes, image.dtype.itemsize)
         self._state = WriteState(self._pyramid)

@@ -60,7 +60,12 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
-    [(["--help"], 0, "--larger"), (["--only", "x"], 2, "'x'"), (["--larger", "1", "--scale", "0.5"], 2, "--scale")],
+    [
+        (["--help"], 0, "--larger"),
+        (["--only", "x"], 2, "'x'"),
+        (["--larger", "1", "--scale", "0.5"], 2, "--scale"),
+        (["--larger", "-1"], 2, "a volume of -1.0 GiB"),
+    ],
 )
 def test_help_and_bad_arguments(arguments, code, text, capsys):
     with pytest.raises(SystemExit) as done:

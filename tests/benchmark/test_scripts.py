@@ -128,7 +128,12 @@ def test_the_script(tmp_path, capsys, monkeypatch):
     words = ["--end-to-end", "0.001", "--folder", str(tmp_path), "--runs", "1", "--only", "linum-aip"]
     assert script.main(words) == 0
     assert "on the CPU; in the page cache" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as done:
-        script.main(["--end-to-end", "-1"])
-    assert done.value.code == 2
-    assert "-1.0 GiB" in capsys.readouterr().err
+    for bad, message in [
+        (["--end-to-end", "-1"], "-1.0 GiB"),
+        (["--end-to-end", "1", "--scale", "0.5"], "--scale does not go with --end-to-end"),
+        (["--end-to-end", "1000000", "--runs", "0"], "--runs 0: "),  # said before anything is made
+    ]:
+        with pytest.raises(SystemExit) as done:
+            script.main(bad)
+        assert done.value.code == 2
+        assert message in capsys.readouterr().err

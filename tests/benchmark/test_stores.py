@@ -14,6 +14,7 @@ from linumpy.benchmark.suites import stores as cases
 from linumpy.benchmark.suites.specs import SUITES, CaseSpec
 from linumpy.benchmark.suites.stores import generate, open_stored
 from linumpy.errors import SourceError
+from linumpy.write.writer import write_omezarr
 
 SPEC = CaseSpec("small", (20, 24, 28), (8, 8, 8), "uint16")
 
@@ -195,3 +196,11 @@ def test_what_cannot_be_timed_says_why(tmp_path):
     words = zarr.create_array(tmp_path / "words", shape=(3,), chunks=(3,), dtype="U4", zarr_format=2)
     with pytest.raises(ValueError, match="bool, integers"):
         open_stored(words.store.root)
+
+
+def test_a_level_is_named_with_its_image(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_omezarr("brain.ome.zarr", np.ones((4, 4), "u2"), (1, 1))
+    for source in ("brain.ome.zarr", tmp_path / "brain.ome.zarr"):
+        assert open_stored(source).name == "brain.ome.zarr/0"
+    assert open_stored("brain.ome.zarr/0").name == "0"

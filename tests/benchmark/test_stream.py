@@ -19,7 +19,7 @@ def small(monkeypatch):
 
 
 def measure(folder, output=None, **options):
-    request = StreamRequest(("W1a", "W2"), folder, buffer_bytes=4 << 20, use_gpu=False, **options)
+    request = StreamRequest(("W1a", "W2"), folder, buffers=2**-8, use_gpu=False, **options)
     with stream_cases(request) as (where, cases):
         return run(cases, Settings(1), output, where)
 
@@ -66,6 +66,21 @@ def _zeros(work):
 def test_the_script(tmp_path, capsys):
     assert script.main(["--only", "W2", "--batches", "2", "--folder", str(tmp_path), "--buffers", "0.01"]) == 0
     assert "linumpy.stream, augmented" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--scale 2", "--scale 2.0: a part"),
+        ("--scale nan", "--scale nan: a part"),
+        ("--batches 1", "--batches 1: 2 at least"),
+        ("--lookahead 0", "--lookahead 0: 1 at least"),
+        ("--buffers -1", "buffers of -1.0 GiB"),
+        ("--buffers nan", "buffers of nan GiB"),
+        ("--folder /nowhere", "there is no folder '/nowhere'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_arrays_are_made(words, said, capsys):
     with pytest.raises(SystemExit):
-        script.main(["--scale", "2"])
-    assert "--scale 2.0" in capsys.readouterr().err
+        script.main(words.split())
+    assert said in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_help_and_bad_arguments(capsys, monkeypatch):
     for arguments, code, text in [
         (["--help"], 0, "--only"),
         (["--only", "x"], 2, "'x'"),
-        (["--runs", "0"], 2, "runs=0"),
+        (["--runs", "0"], 2, "--runs 0"),
         ([], 2, "linum-benchmark-voxel: error: there is none"),
     ]:
         with pytest.raises(SystemExit) as done:

@@ -115,7 +115,7 @@ def test_volumes_are_about_cubic():
     ("options", "error", "message"),
     [
         ({"gib": 0}, ValueError, "0 GiB"),
-        ({"gib": 1, "device_memory": 0}, ValueError, "device_memory=0 GiB"),
+        ({"gib": 1, "device_memory": 0}, ValueError, "device memory of 0 GiB"),
         ({"gib": 1, "folder": "no"}, FileNotFoundError, "no folder"),
     ],
 )

@@ -393,6 +393,7 @@ class Device:
             Event=Event,
             Device=lambda *_: here,
             get_current_stream=lambda: self.stream,
+            get_elapsed_time=lambda first, last: 1.0,
             alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
             runtime=types.SimpleNamespace(
                 memcpyAsync=self.memcpy,

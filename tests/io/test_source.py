@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numcodecs
@@ -144,6 +145,27 @@ def test_a_url_is_no_target(crossing):
         with pytest.raises(ValueError, match="is a URL"):
             make("s3://bucket/a")
     assert sorted(os.listdir()) == ["a", "here"]
+
+
+def test_a_home_folder_is_not_written_to_by_its_abbreviation(crossing):
+    """Only shells expand it: a folder called ``~`` would be made here."""
+    write_omezarr("a", np.ones((4, 4), "u2"), (1, 1))
+    for make in (lambda to: resample_zarr("a", to, 1.0), lambda to: write_omezarr(to, np.ones((4, 4)), (1, 1))):
+        with pytest.raises(ValueError, match=r"'~/b' begins with '~'.*whole path"):
+            make("~/b")
+    assert load("linum_aip_png").main(["a", "~/b.png"]) == 2
+    assert sorted(os.listdir()) == ["a", "here"]
+    with pytest.raises(FileNotFoundError, match=r"'~/b'.*whole path"):
+        open_source("~/b")
+    (crossing / "near/~").mkdir()  # one that is really called so
+    write_omezarr("~/b", np.ones((4, 4), "u2"), (1, 1))
+    assert same(open_image("~/b").levels[0][...], np.ones((4, 4), "u2"))
+
+
+def test_a_url_without_the_packages_for_it_names_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(SourceError, match=r"'https://nowhere/a'.*fsspec.*pip install \"zarr\[remote\]\""):
+        open_source("https://nowhere/a")
 
 
 def test_a_target_that_ends_in_dots_is_the_folder_that_they_name(crossing, monkeypatch):

@@ -8,11 +8,16 @@ import functools
 import threading
 import time
 import types
+from contextlib import closing
 
 import numpy as np
 import pytest
+import reference
 import zarr
 
+from linumpy.gpu import kvikio_zarr, zarr_io
+from linumpy.gpu.read import request as output
+from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample import overlap, pipeline
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
@@ -115,9 +120,9 @@ def device(monkeypatch):
     """Reads and transforms that are put on the current stream, as those of a device are."""
     real = pipeline.make_box
 
-    def read(array, *, region, out, scratch_bytes):
+    def read(array, region, out, own):
         assert type(out) is DeviceArray
-        assert scratch_bytes == 12345
+        assert own.scratch_bytes == 12345
         current().put(lambda: np.copyto(out, array[region]))
 
     def transform(source, grid, block, cval, out):
@@ -138,7 +143,7 @@ def device(monkeypatch):
     monkeypatch.setattr(overlap, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(pipeline, "write_block", write)
     monkeypatch.setattr(pipeline, "require_cuda", lambda: FAKE)
-    monkeypatch.setattr(pipeline, "read_zarr_to_gpu", read)
+    monkeypatch.setattr(pipeline, "read_region_into", read)
     monkeypatch.setattr(pipeline, "make_box", transform)
 
 
@@ -192,3 +197,34 @@ def test_a_missing_wait_would_show(job, request, monkeypatch):
     with Stream():
         make_blocks(job, job.plan, int_of)
     assert not np.array_equal(zarr.open_array(job.target)[...], expected)
+
+
+def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
+    """By the production reader: a limit of its own makes threads, streams and pinned memory once, and frees them."""
+    image = np.random.default_rng(0).integers(0, 60000, (40, 36)).astype("u2")
+    source = zarr.create_array(tmp_path / "a", data=image, chunks=(8, 12), compressors=None)
+    zarr.create_array(tmp_path / "b", shape=(20, 18), chunks=(5, 6), dtype="u2", compressors=None)
+    grid = AffineGrid((40, 36), (20, 18), ((2.0, 0.0), (0.0, 2.0)), (0.5, 0.5), 1, "nearest")
+    job = BlockJob(source, str(tmp_path / "b"), ResamplePlan(grid, (5, 6)), 0.0, "cuda", 2**21)
+    made = []
+
+    class Counted(Reader):
+        def __init__(self, device, scratch_bytes, **options):
+            super().__init__(device, scratch_bytes, **options)
+            made.append(self)
+
+    monkeypatch.setattr(kvikio_zarr, "Reader", Counted)
+    monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
+    monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
+    monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
+    monkeypatch.setattr(output, "free_memory", lambda: 2**30)
+    with reference.fake_device():
+        with closing(pipeline.open_stage(job, slots=2)) as stage:
+            boxes = {block.number: stage.read(block).get() for block in job.plan}
+            assert len(made) == 1
+            assert made[0].limits.scratch_bytes == 2**21
+            assert not made[0].is_closed
+        assert made[0].is_closed
+    assert len(boxes) == 12
+    for block in job.plan:
+        assert np.array_equal(boxes[block.number], image[block.source_box])

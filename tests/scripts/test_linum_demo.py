@@ -29,7 +29,7 @@ def test_a_run(tmp_path):
     again = run("linum_demo.py", "--out", tmp_path / "o", "--device", "cpu")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.count("\n") == 1
-    assert "mosaic.ome.zarr exists: choose another place, or overwrite it" in again.stderr
+    assert "mosaic.ome.zarr exists: choose another path, or replace it with --overwrite" in again.stderr
 
 
 @pytest.mark.parametrize("script", ["linum_demo.py", "linum_gpu_info.py", "linum_benchmark_kvikio_zarr.py"])

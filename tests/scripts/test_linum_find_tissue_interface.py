@@ -86,7 +86,7 @@ def test_an_output_is_kept_unless_it_may_go(main, mosaic, tmp_path, capsys):
     out, picture = tmp_path / "s.zarr", tmp_path / "s.png"
     picture.write_text("mine")
     words = [mosaic, out, "--overlay", picture, "--no-use_gpu"]
-    check_refused(capsys, main, words, PROGRAM, "s.png exists: choose another place, or overwrite it")
+    check_refused(capsys, main, words, PROGRAM, "s.png exists: choose another path, or replace it with --overwrite")
     assert not out.exists()
     assert picture.read_text() == "mine"
     assert main([*map(str, words), "--overwrite"]) == 0

@@ -134,7 +134,9 @@ def test_outputs_are_kept_unless_they_may_go(main, tmp_path, capsys):
     out, decisions = tmp_path / "stack.zarr", tmp_path / "stack_decisions.csv"
     decisions.write_text("mine")
     words = [folder, shifts, out, *MOTOR, "--no-use_gpu"]
-    check_refused(capsys, main, words, PROGRAM, "stack_decisions.csv exists: choose another place, or overwrite it")
+    check_refused(
+        capsys, main, words, PROGRAM, "stack_decisions.csv exists: choose another path, or replace it with --overwrite"
+    )
     assert decisions.read_text() == "mine"
     assert not out.exists()
     assert main([*map(str, words), "--overwrite"]) == 0

@@ -97,7 +97,7 @@ def test_levels_keep_their_place(tmp_path, depth):
 def test_a_place_that_is_taken(tmp_path):
     data = volume()
     write_omezarr(tmp_path / "i", data, (1, 1, 1))
-    with pytest.raises(FileExistsError, match=r"i exists: choose another place, or overwrite it"):
+    with pytest.raises(FileExistsError, match=r"i exists: choose another path, or replace it with overwrite=True"):
         write_omezarr(tmp_path / "i", data, (1, 1, 1))
     write_omezarr(tmp_path / "i", data + 1, (1, 1, 1), overwrite=True)
     assert np.array_equal(open_image(tmp_path / "i").levels[0][...], data + 1)

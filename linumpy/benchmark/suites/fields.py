@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from linumpy import cli
 from linumpy.benchmark import command
-from linumpy.benchmark.kernels import kernel_case, kernel_cases
-from linumpy.benchmark.runner import Case, Mark, Settings
+from linumpy.benchmark.kernels import kernel_case
+from linumpy.benchmark.runner import Case, Mark
 from linumpy.device import to_host
 from linumpy.sampling.field import Field
 from linumpy.sampling.fields.amr import BrickField
@@ -142,18 +141,8 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Time the cases; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    parser = cli.Parser(prog="python -m linumpy.benchmark.suites.fields", description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=list(MAKERS), metavar="CASE", help=f"Of {', '.join(MAKERS)}.")
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="Shrink every axis. [%(default)s]")
-    command.add_options(parser, "10")
-    args = parser.parse_args(argv)
-    try:
-        output = command.output_of(parser, args, argv)
-        settings = Settings(10 if args.runs is None else args.runs)
-        results = command.run(kernel_cases(MAKERS, args.scale, tuple(args.only or ())), settings, output)
-    except cli.EXPECTED as error:
-        parser.error(str(error))
-    return command.exit_code(parser, results)
+    program, description = "python -m linumpy.benchmark.suites.fields", __doc__.split("\n")[0]
+    return command.kernels_main(program, description, MAKERS, argv, runs=10, scale="Shrink every axis.")
 
 
 if __name__ == "__main__":

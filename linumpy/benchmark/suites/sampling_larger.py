@@ -18,6 +18,7 @@ import numpy as np
 
 from linumpy.benchmark.runner import Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.suites.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, truth_at
+from linumpy.benchmark.volumes import check_size
 from linumpy.sampling import create_sampler
 
 #: Points whose voxels are read one by one, and those of a thread at a time.
@@ -45,7 +46,8 @@ class Larger:
 
     @classmethod
     def of_size(cls, folder: Path, gib: float) -> Larger:
-        """Describe a volume of so many GiB."""
+        """Describe a volume of so many GiB; ``ValueError`` where that is none."""
+        check_size("a volume", gib)
         return cls(folder, max(1, round(gib * GIB / (2 * 1024 * 1024 * 64))) * 64)
 
     @property

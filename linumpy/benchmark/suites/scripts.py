@@ -19,7 +19,7 @@ import numpy as np
 
 from linumpy.benchmark.cases import Case, Entry, Mark, ready
 from linumpy.benchmark.report import size
-from linumpy.benchmark.volumes import check_free, write_tiles
+from linumpy.benchmark.volumes import check_free, check_size, write_tiles
 from linumpy.device import require_cuda, synchronize
 from linumpy.gpu.oct.projection import project
 from linumpy.gpu.oct.resample_tiles import resample_tiles
@@ -70,13 +70,10 @@ class EndToEndRequest:
     tile_bytes: int = TILE_BYTES
 
     def __post_init__(self) -> None:
-        if not 0 < self.gib < 2**20:
-            raise ValueError(f"a mosaic of {self.gib} GiB: more than 0 is needed")
+        check_size("a mosaic", self.gib, self.folder)
         unknown = [name for name in self.only if name not in SCRIPTS]
         if unknown:
             raise ValueError(f"case {unknown[0]!r} is unknown from end to end: choose from {', '.join(SCRIPTS)}")
-        if self.folder is not None and not self.folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(self.folder)!r}")
 
     @property
     def tiles(self) -> tuple[int, int]:

@@ -99,6 +99,11 @@ class StoredArray:
         return math.prod(self.shape) * self.dtype.itemsize / self.stored_bytes if self.stored_bytes else math.inf
 
 
+def _name(path: Path, source: Path) -> str:
+    """Name an array; of an image with the name of its folder, since that of its level says nothing."""
+    return f"{source.name}/{path.relative_to(source.absolute())}" if source.absolute() in path.parents else path.name
+
+
 def open_stored(source: str | Path, *, name: str | None = None, data: str = "as found") -> StoredArray:
     """Look at an array, or at the finest level of an OME-Zarr image.
 
@@ -115,7 +120,7 @@ def open_stored(source: str | Path, *, name: str | None = None, data: str = "as 
         raise SourceError(f"{source}: shape {array.shape} has nothing to time")
     files = tuple(Path(folder, file) for folder, _, names in os.walk(path) for file in sorted(names))
     return StoredArray(
-        name=name or path.name,
+        name=name or _name(path, Path(source)),
         path=path,
         shape=array.shape,
         chunks=tuple(array.chunks),

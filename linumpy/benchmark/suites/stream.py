@@ -24,6 +24,7 @@ import zarr
 
 from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels
 from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared
+from linumpy.benchmark.volumes import check_size
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
 from linumpy.stream import Augment, Config, CropSampler, Pipeline, Sample, Volume
@@ -88,8 +89,8 @@ class StreamRequest:
         Batches of a run.
     dtype : str
         Of the batches of linumpy.
-    buffer_bytes : int
-        Of host and of device memory of the pipeline, each.
+    buffers : float
+        GiB of host and of device memory of the pipeline, each.
     lookahead : int
         Batches that linumpy reads ahead.
     use_gpu : bool
@@ -101,9 +102,23 @@ class StreamRequest:
     scale: float = 1.0
     batches: int | None = None
     dtype: str = "bf16"
-    buffer_bytes: int = 4 << 30
+    buffers: float = 4.0
     lookahead: int = 4
     use_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise ValueError(f"scale={self.scale}: a part from 0 to 1 of the sizes")
+        if self.batches is not None and self.batches < 2:
+            raise ValueError(f"batches={self.batches}: 2 at least")
+        if self.lookahead < 1:
+            raise ValueError(f"lookahead={self.lookahead}: 1 at least")
+        check_size("buffers", self.buffers, self.folder)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of `buffers`."""
+        return int(self.buffers * 2**30)
 
 
 @dataclass(frozen=True)

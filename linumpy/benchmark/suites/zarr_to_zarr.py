@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import zarr
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.report import size
 from linumpy.benchmark.suites.scripts import not_judged
-from linumpy.benchmark.volumes import check_free, flush, write_tiles
+from linumpy.benchmark.volumes import check_free, check_size, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
-from linumpy.gpu.zarr_io import read_zarr_to_gpu
+from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
@@ -69,12 +70,8 @@ class ZarrRequest:
     use_gpu: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.gib < 2**20:
-            raise ValueError(f"a volume of {self.gib} GiB: more than 0 is needed")
-        if not self.device_memory > 0:
-            raise ValueError(f"device_memory={self.device_memory} GiB: more than 0 is needed")
-        if self.folder is not None and not self.folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(self.folder)!r}")
+        check_size("a volume", self.gib, self.folder)
+        check_size("device memory", self.device_memory)
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -284,16 +281,15 @@ class _Steps:
 
     def read(self) -> None:
         """Read the box of every block."""
-        buffer = None
-        for block in self.plan:
-            if not self._gpu:
+        if not self._gpu:
+            for block in self.plan:
                 read_on_host(self._array, block.source_box)
-                continue
-            size = math.prod(block.source_shape)
-            if buffer is None:
-                buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
-            out = buffer[:size].reshape(block.source_shape)
-            read_zarr_to_gpu(self._array, region=block.source_box, out=out, scratch_bytes=self._scratch)
+            return
+        buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
+        with closing(OwnReader(self._scratch)) as reader:  # one for all blocks, as resample_zarr has
+            for block in self.plan:
+                out = buffer[: math.prod(block.source_shape)].reshape(block.source_shape)
+                read_region_into(self._array, block.source_box, out, reader)
 
     def write(self) -> None:
         """Write as many blocks as the result has, of its chunks, from where they would be."""

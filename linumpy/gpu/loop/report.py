@@ -9,24 +9,29 @@ import numpy as np
 
 from linumpy.plan.read.plan import ReadPlan
 
+#: `ReadReport.backend` of reads by linumpy's own reader, whatever reads the bytes for it.
+LINUMPY = "linumpy"
+
 
 @dataclass(frozen=True)
 class ReadReport:
-    """What one read did.
+    """What one read did. Whether the fast reader was left is told by `fallback`, which is empty where it was not.
 
     Attributes
     ----------
     source : str
         The array.
     backend : str
-        ``"kvikio"``; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python into host memory, and
-        one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays in host memory.
+        ``"linumpy"``: linumpy's own reader, which ``backend="kvikio"`` asks for; ``"zarr-gpu"``: zarr-python in its GPU
+        mode; ``"zarr-host"``: zarr-python into host memory, and one copy to the device; ``"zarr-python"``: a read by
+        :func:`linumpy.read_zarr` that stays in host memory.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory; for ``"zarr-host"`` why not in zarr's GPU mode.
+        What read the bytes, and into which memory: of ``"linumpy"`` batches of system calls (POSIX AIO) or kvikio; for
+        ``"zarr-host"`` why not in zarr's GPU mode.
     fallback : str
-        Why ``backend="auto"`` did not take kvikio, or a read went into host memory; empty where neither is so.
+        Why ``backend="auto"`` did not take linumpy's reader, or a read went into host memory; empty if neither is so.
     shape : tuple of int
         Of the result.
     dtype : str

@@ -7,7 +7,7 @@ array and the corners of blocks, never data and never an open store. dask is imp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, local_path, open_source, written
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
 #: Without a wish of the caller's, blocks grow to at most so many bytes, as dask's own do.
@@ -47,7 +47,7 @@ class BlockReader:
         if self.reader is not None:
             return self.reader(self.path, region=region)
         array = open_source(self.path)
-        return np.asarray(read_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
 
 def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:
@@ -107,14 +107,18 @@ def block_shape(layout: ArrayLayout, chunks: Any) -> tuple[int, ...]:
     stored, shape = layout.object_shape, layout.shape
     if chunks is None:
         return _grown(stored, shape, layout.dtype.itemsize)
-    sizes = (chunks,) * layout.rank if isinstance(chunks, int) else tuple(chunks)
-    if len(sizes) != layout.rank or not all(isinstance(n, (int, np.integer)) and (n > 0 or n == -1) for n in sizes):
+    sizes = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,) * layout.rank
+    if len(sizes) != layout.rank or not all(map(_is_size, sizes)):
         raise ValueError(f"chunks={chunks!r}: {layout.name} has {layout.rank} axes, each needs a size from 1 on, or -1")
     wanted = tuple(max(1, n) if c == -1 else int(c) for c, n in zip(sizes, shape, strict=True))
     if any(c % s and c < n for c, s, n in zip(wanted, stored, shape, strict=True)):
         whole = tuple(max(1, round(c / s)) * s for c, s in zip(wanted, stored, strict=True))
         raise ValueError(f"chunks={tuple(wanted)} cut what is stored in pieces of {stored}: choose {whole}")
     return wanted
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and (int(size) > 0 or int(size) == -1)
 
 
 def _grown(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
-from linumpy.io.zarr_mode import gpu_mode, read_on_host, wait_for_zarr
+from linumpy.io.zarr_mode import gpu_mode, read_chunks_on_host, wait_for_zarr
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
 
@@ -135,7 +135,7 @@ def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
 
     The host memory is not pinned: that costs about 0.7 ms/MiB, as much as zarr takes to read it.
     """
-    data = read_on_host(array, request.plan.region.selection)
+    data = read_chunks_on_host(array, request.plan.region.selection)
     with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
         data = np.asarray(data.astype(request.dtype, copy=False), order="C")
     if data.size:

@@ -21,7 +21,7 @@ from linumpy.errors import RegionError, UnsupportedLayoutError
 from linumpy.gpu.loop.jobs import Jobs, Regions
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
-from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
@@ -311,7 +311,7 @@ class Reader:
         array = ticket.array
         return ReadReport(
             source=layout.name,
-            backend="kvikio" if self.on_device else "linumpy",
+            backend=LINUMPY,
             gds="not used",
             engine=engine,
             fallback="",

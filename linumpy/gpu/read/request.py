@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +49,17 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
     ------
     TypeError
         A dtype that has no CUDA type, a cast from complex to real, or an `out` that is no CuPy array or of another
-        dtype.
+        dtype; scratch that is no whole number.
     ValueError
         An `out` of another shape or not C-contiguous; too little scratch.
     GpuUnavailableError
         No CUDA device.
     """
     target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
-    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else int(scratch_bytes)
+    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
+    if isinstance(scratch, bool) or not hasattr(scratch, "__index__"):
+        raise TypeError(f"scratch_bytes={scratch!r}: a whole number of bytes is needed")
+    scratch = operator.index(scratch)
     if scratch < MIN_SCRATCH_BYTES:
         raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
     require_cuda()

@@ -21,12 +21,16 @@ import numpy as np
 from linumpy.device import kvikio_mode
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.io.file_reads import ReadEngine
-from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults
+from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults, read_files
 
 #: One task of a read into host memory; into device memory tasks are of kvikio's own size.
 _HOST_TASK = 2**20
 #: Reads that are longer than this on average go through kvikio where it can be used.
 LONG_READ_NBYTES = 2 * 2**20
+#: An error of kvikio's own, which does not say what the system's was.
+_UNNAMED = 2**16
+#: Errors that are not the file's: of kvikio's own, and too many open files, which may be over when others are closed.
+_NOT_THE_FILES = [-_UNNAMED, -errno.EMFILE, -errno.ENFILE, -errno.EAGAIN, -errno.ENOMEM]
 
 
 class Engines:
@@ -97,7 +101,7 @@ class CuFileEngine:
     def __init__(self, view: Callable[[int, int], Any], *, direct: bool) -> None:
         import kvikio
 
-        self._open, self._view = kvikio.CuFile, view
+        self._open, self._view, self._in_host = kvikio.CuFile, view, not direct
         self.name = f"kvikio CuFile.pread into {'device' if direct else 'pinned host'} memory"
         self._task = None if direct or "KVIKIO_TASK_SIZE" in os.environ else _HOST_TASK
         self._scope = contextlib.ExitStack()
@@ -113,7 +117,7 @@ class CuFileEngine:
         if not self._is_set_up:  # to make its threads takes kvikio milliseconds
             self._scope.enter_context(transfer_settings())
             self._is_set_up = True
-        pending = PendingReads(reads)
+        pending = PendingReads(reads, in_host=self._in_host)
         try:
             pending.start(self._open, self._view, self._task)
         except BaseException:
@@ -123,10 +127,10 @@ class CuFileEngine:
 
 
 class PendingReads:
-    """Reads under way."""
+    """Reads under way; those into host memory that fail by no fault of the file are repeated without kvikio."""
 
-    def __init__(self, reads: FileReads) -> None:
-        self._reads = reads
+    def __init__(self, reads: FileReads, *, in_host: bool) -> None:
+        self._reads, self._in_host = reads, in_host
         self._files: list[Any] = []
         self._futures: list[Any] = []
         count = len(reads.paths)
@@ -156,8 +160,8 @@ class PendingReads:
         except OSError as error:
             self._opened[number] = -(error.errno or errno.EIO)
             return None
-        except Exception:  # kvikio's own errors say nothing of their cause
-            self._opened[number] = -errno.EIO
+        except Exception:
+            self._opened[number] = -_UNNAMED
             return None
         self._before[number] = _version(os.fstat(file.fileno()))
         return file
@@ -176,7 +180,25 @@ class PendingReads:
         refused = np.array([file is None for file in self._files], bool)[self._reads.file]
         self._close()
         got = np.where(failed < 0, failed, np.where(refused, -errno.EINVAL, got))
+        if self._in_host:
+            self._repeat(got)
+        for codes in (got, self._opened):
+            codes[codes == -_UNNAMED] = -errno.EIO
         return ReadResults(got, self._opened, self._before, self._after)
+
+    def _repeat(self, got: np.ndarray) -> None:
+        """Repeat reads by plain system calls: they succeed, or the error is the system's own."""
+        rows = np.flatnonzero(np.isin(got, _NOT_THE_FILES))
+        if not rows.size:
+            return
+        reads = self._reads
+        files, file = np.unique(reads.file[rows], return_inverse=True)
+        paths = [reads.paths[number] for number in files.tolist()]
+        again = read_files(FileReads(paths, file, reads.offset[rows], reads.nbytes[rows], reads.address[rows]))
+        got[rows] = again.nbytes
+        unopened = self._opened[files] < 0
+        self._before[files[unopened]] = again.before[unopened]
+        self._opened[files], self._after[files] = again.opened, again.after
 
     @staticmethod
     def _got(future: Any) -> int:
@@ -187,7 +209,7 @@ class PendingReads:
         except OSError as error:
             return -(error.errno or errno.EIO)
         except Exception:
-            return -errno.EIO
+            return -_UNNAMED
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it."""

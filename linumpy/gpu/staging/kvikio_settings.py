@@ -24,7 +24,8 @@ def transfer_settings() -> Iterator[None]:
     """Set kvikio's threads and thresholds for reads and writes.
 
     Those that run at the same time in several threads share one scope: the first sets, the last puts back. A number
-    of threads that the caller set, by ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, stays.
+    of threads that the caller set, by ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, stays. It counts for what goes
+    through kvikio, not for batches of short reads (:mod:`linumpy.io.file_reads`), which have threads of their own.
     """
     global _users, _scope
     import kvikio.defaults

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.plan.layout import MAX_RANK
 from linumpy.plan.read.scatter import ScatterTable, joined
 
@@ -19,22 +19,7 @@ _BLOCK = 256
 _PER_THREAD = 8  # PER_THREAD of scatter.cu
 _ALIGN = 16
 
-_CUDA_TYPES = {
-    "b1": "bool_bits",
-    "i1": "signed char",
-    "i2": "short",
-    "i4": "int",
-    "i8": "long long",
-    "u1": "unsigned char",
-    "u2": "unsigned short",
-    "u4": "unsigned",
-    "u8": "unsigned long long",
-    "f2": "half_bits",
-    "f4": "float",
-    "f8": "double",
-    "c8": "complex_of<float>",
-    "c16": "complex_of<double>",
-}
+_CUDA_TYPES = CUDA_TYPES | {"b1": "bool_bits", "c8": "complex_of<float>", "c16": "complex_of<double>"}
 
 
 @dataclass(frozen=True)

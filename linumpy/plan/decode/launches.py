@@ -19,17 +19,6 @@ _DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 16, 2
 
-#: What is wrong with a chunk, by the number that the kernels give it.
-STATUS = {
-    1: "its bytes end too early",
-    2: "its header cannot be right",
-    3: "it decodes to another size than a chunk has",
-    4: "its bytes cannot be decoded",
-    5: "its checksum is wrong",
-    6: "it has features that the device does not decode",
-    7: "it needs more room than a slot has",
-}
-
 
 @dataclass(frozen=True)
 class DeviceLimits:
@@ -123,21 +112,21 @@ def plan_launches(
     stored = base + space.stored
     counters = base + space.words
     records = counters + 8 * COUNTERS
-    places = records + STREAM.itemsize * chunks
-    host_orders = places + 8 * chunks
+    offsets = records + STREAM.itemsize * chunks
+    host_orders = offsets + 8 * chunks
     streams, unordered = base + space.streams, base + space.unordered
-    room = space.streams_room if chain.compressor == "blosc" else chunks
-    most = min(room, 64 * device.processors)
+    capacity = space.stream_capacity if chain.compressor == "blosc" else chunks
+    most = min(capacity, 64 * device.processors)
     launches: list[Launch] = []
     args: tuple[int, ...]
     if chain.stored_checksum:
         launches.append(Launch("checksum", "check_crc32c", (chunks,), 128, (stored, records, chunks, 1, status)))
     orders = base + space.orders
     if chain.compressor == "blosc":
-        args = (stored, records, chunks, places, CODES[chain.inner], streams, room, counters, orders, status)
+        args = (stored, records, chunks, offsets, CODES[chain.inner], streams, capacity, counters, orders, status)
         launches.append(Launch("blosc", "blosc_frames", (chunks,), 32, args))
     if chain.compressor in ("", "blosc"):
-        args = (stored, unordered, streams, counters, room, status)
+        args = (stored, unordered, streams, counters, capacity, status)
         launches.append(Launch("blosc", "stored", (most,), 256, args))
     launches += _stream_launches(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"
@@ -151,7 +140,7 @@ def plan_launches(
 
 
 def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
-    """Choose how many decoded bytes a stream keeps in shared memory: as many as leave room for all streams at a time.
+    """Choose how many decoded bytes a stream keeps in shared memory: the most that fits for all streams at a time.
 
     Chosen for multiprocessors of about 224 KiB, and halved until a block of the device can have it; three slabs are
     decoded at the same time. A ring longer than a chunk is of no use.
@@ -176,13 +165,13 @@ def _stream_launches(
     device: DeviceLimits,
 ) -> list[Launch]:
     """List the kernels that decode streams."""
-    room = space.streams_room if chain.compressor == "blosc" else chunks
-    most = min(room, 64 * device.processors)
+    capacity = space.stream_capacity if chain.compressor == "blosc" else chunks
+    most = min(capacity, 64 * device.processors)
     stored, counters = base + space.stored, base + space.words
     streams, unordered, checks = base + space.streams, base + space.unordered, base + space.checks
-    common = (stored, unordered, streams, counters, room)
+    common = (stored, unordered, streams, counters, capacity)
     ring = ring_nbytes(chain, chunks, chunk_nbytes, device)
-    verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, room, checks, status))
+    verify = Launch("checksum", "check_streams", (most,), 128, (unordered, streams, counters, capacity, checks, status))
     if chain.streams_by == "lz4":
         heads = Launch("lz4", "lz4_heads", (-(-chunks // 128),), 128, (stored, streams, chunks, status))
         lz4 = Launch("lz4", "lz4", (most,), 32 * (1 + _READ_TEAM), (*common, ring, status), ring, _READ_TEAM)
@@ -193,12 +182,13 @@ def _stream_launches(
     if chain.streams_by == "zstd":
         frames, blocks = base + space.frames, base + space.blocks
         pool = (counters, base + space.pool, space.pool_nbytes)
-        split = (stored, streams, room, frames, blocks, space.blocks_room, counters, space.pool_nbytes, checks, status)
-        entropy = (stored, blocks, space.blocks_room, *pool, status)
-        execute = (stored, unordered, streams, room, frames, blocks, *pool, ring, status)
+        descriptions = (stored, streams, capacity, frames, blocks, space.block_capacity)
+        split = (*descriptions, counters, space.pool_nbytes, checks, status)
+        entropy = (stored, blocks, space.block_capacity, *pool, status)
+        execute = (stored, unordered, streams, capacity, frames, blocks, *pool, ring, status)
         return [
-            Launch("zstd", "zstd_frames", (-(-room // 32),), 32, split),
-            Launch("zstd", "zstd_entropy", (min(space.blocks_room, 2 * most + 4096),), 96, entropy),
+            Launch("zstd", "zstd_frames", (-(-capacity // 32),), 32, split),
+            Launch("zstd", "zstd_entropy", (min(space.block_capacity, 2 * most + 4096),), 96, entropy),
             Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
             verify,
         ]

@@ -1,7 +1,7 @@
 """Which way chunks are decoded: on the device, in batches, or on the host, by threads.
 
 A GPU decodes many streams at a time, each of them slowly; a processor core decodes one, several times as fast. So the
-number of streams decides. In: codec chain, sizes, room. Out: :class:`DecodeWay`. Pure.
+number of streams decides. In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def choose_way(
             chain,
             chunk_nbytes,
             chunks=-(-wanted // depth),
-            room=room // (_DEPTH if few else depth),
+            most_nbytes=room // (_DEPTH if few else depth),
             table_nbytes=table_nbytes,
             margin=margin,
         )

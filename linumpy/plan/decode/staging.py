@@ -2,7 +2,7 @@
 
 What a chunk needs between the two steps of zstd is known only when its frame has been looked at, on the device. It
 goes with the stored size, which is known before: so slabs are packed by an estimate, and all memory that is left over
-is theirs. In: codec chain, sizes, room. Out: :class:`Slot`. Pure.
+is theirs. In: codec chain, sizes, memory. Out: :class:`Slot`. Pure.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Slot:
     nbytes : int
         Device memory.
     stored_nbytes : int
-        Room for stored bytes, on the host too.
+        Stored bytes that a slab may have, on the host too.
     chunks : int
         Chunks that a slab may have at most.
     table_nbytes : int
-        Room of the scatter's table, a chunk.
+        Bytes of the scatter's table for each chunk.
     """
 
     chain: DecodeChain
@@ -55,7 +55,7 @@ class Slot:
 
     @property
     def words_nbytes(self) -> int:
-        """Room for the records of chunks and their table."""
+        """Bytes of the records of chunks and of their table."""
         return self._plain(self.chunks).words_nbytes
 
     @property
@@ -70,12 +70,12 @@ class Slot:
         if self.chain.streams_by == "zstd":
             needs = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
             pool = np.minimum.reduce(needs).astype(np.int64) + ALIGN
-        if self.chain.is_reordered:  # chunks take the place of the pool
+        if self.chain.is_reordered:  # decoded chunks overwrite the pool
             pool = np.maximum(0, pool - decoded_room(self.chain, self.chunk_nbytes))
         return each + pool
 
     def lay_out(self, chunks: int, stored_nbytes: int) -> Workspace:
-        """Lay out a slab; what is left over is room between the two steps of zstd."""
+        """Lay out a slab; what is left over is for the data between the two steps of zstd."""
         return _lay_out(self, chunks, stored_nbytes)
 
     def _plain(self, chunks: int, stored_nbytes: int = 0, pool_nbytes: int = 0) -> Workspace:
@@ -101,7 +101,7 @@ def longest_stored(chunk_nbytes: int) -> int:
 
 
 def fit_slot(
-    chain: DecodeChain, chunk_nbytes: int, *, chunks: int, room: int, table_nbytes: int, margin: int
+    chain: DecodeChain, chunk_nbytes: int, *, chunks: int, most_nbytes: int, table_nbytes: int, margin: int
 ) -> Slot | None:
     """Make a slot.
 
@@ -113,10 +113,10 @@ def fit_slot(
         Decoded bytes of a chunk.
     chunks : int
         More in a slab are of no use.
-    room : int
+    most_nbytes : int
         Device memory at most.
     table_nbytes : int
-        Room of the scatter's table, a chunk.
+        Bytes of the scatter's table for each chunk.
     margin : int
         Bytes by which alignment may lengthen what is stored of a chunk.
 
@@ -131,7 +131,7 @@ def fit_slot(
         stored = min(max(longest, int(_STORED_PART * nbytes)), chunks * longest)
         return Slot(chain, chunk_nbytes, nbytes, -(-stored // ALIGN) * ALIGN, chunks, table_nbytes)
 
-    widest = slot(room // ALIGN * ALIGN)
+    widest = slot(most_nbytes // ALIGN * ALIGN)
     worst = longest + int(widest.weights(np.array([longest]))[0])
     if worst > widest.capacity:
         return None

@@ -54,16 +54,16 @@ class Workspace:
     chunks : int
         Chunks that a slab may have.
     stored_nbytes, decoded_nbytes : int
-        Room for stored and for decoded bytes.
+        Capacity for stored and for decoded bytes.
     stored, words, decoded, unordered, pool, streams, checks, frames, blocks, orders : int
         Where each part begins. `decoded` holds chunks as the scatter reads them; `unordered` what streams decode to,
-        the same place unless bytes are brought into order in between.
-    streams_room, blocks_room : int
-        How many of each there is room for.
+        the same memory unless bytes are brought into order in between.
+    stream_capacity, block_capacity : int
+        How many streams and blocks fit.
     pool_nbytes : int
-        Room for what is between the two steps of zstd.
+        Capacity for what is between the two steps of zstd.
     words_nbytes : int
-        Room for the records of chunks and the table of the scatter.
+        Capacity for the records of chunks and the table of the scatter.
     nbytes : int
         Of the whole slot.
     """
@@ -81,8 +81,8 @@ class Workspace:
     frames: int
     blocks: int
     orders: int
-    streams_room: int
-    blocks_room: int
+    stream_capacity: int
+    block_capacity: int
     pool_nbytes: int
     words_nbytes: int
     nbytes: int
@@ -105,16 +105,16 @@ def plan_workspace(
     chunks : int
         Chunks that a slab may have.
     stored_nbytes, decoded_nbytes : int
-        Stored bytes that a slab may have, and room for its decoded ones.
+        Stored and decoded bytes that a slab may have.
     words_nbytes : int
-        Room for the table of the scatter.
+        Bytes of the table of the scatter.
     pool_nbytes : int
-        Room for what is between the two steps of zstd; rounded down to whole sequences of 8 bytes.
+        Capacity for what is between the two steps of zstd; rounded down to whole sequences of 8 bytes.
     """
     pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
-    streams_room = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
-    blocks_room = decoded_nbytes // 16384 + 4 * chunks + (streams_room if blosc else 0) if zstd else 0
+    stream_capacity = decoded_nbytes // 512 + 16 * chunks if blosc else chunks
+    block_capacity = decoded_nbytes // 16384 + 4 * chunks + (stream_capacity if blosc else 0) if zstd else 0
     end = 0
 
     def take(nbytes: int) -> int:
@@ -124,10 +124,10 @@ def plan_workspace(
 
     stored = take(MARGIN + stored_nbytes + MARGIN) + MARGIN
     words = take(words_room(chunks) + words_nbytes)
-    streams = take(STREAM.itemsize * streams_room) if blosc else words + 8 * COUNTERS
-    checks = take(_CHECK_NBYTES * streams_room)
-    frames = take(_FRAME_NBYTES * streams_room) if zstd else end
-    blocks = take(_BLOCK_NBYTES * blocks_room)
+    streams = take(STREAM.itemsize * stream_capacity) if blosc else words + 8 * COUNTERS
+    checks = take(_CHECK_NBYTES * stream_capacity)
+    frames = take(_FRAME_NBYTES * stream_capacity) if zstd else end
+    blocks = take(_BLOCK_NBYTES * block_capacity)
     orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
     unordered = take(decoded_nbytes)
     pool = take(pool_nbytes)
@@ -138,7 +138,7 @@ def plan_workspace(
         end = max(end, _up(decoded + decoded_nbytes))
     return Workspace(
         chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
-        frames, blocks, orders, streams_room, blocks_room, pool_nbytes,
+        frames, blocks, orders, stream_capacity, block_capacity, pool_nbytes,
         _up(words_room(chunks) + words_nbytes), _up(end),
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def decode_words(
     Returns
     -------
     numpy.ndarray of uint8
-        Counters, records of chunks, places, and orders where only a filter gives them.
+        Counters, records of chunks, offsets of decoded chunks, and orders where only a filter gives them.
     """
     n = len(source)
     counters = np.zeros(COUNTERS, np.int64)

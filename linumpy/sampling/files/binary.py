@@ -6,7 +6,6 @@ the file, the field and the byte where it begins.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,8 +98,3 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Cursor]:
     """Open a file for reading."""
     with open(path, "rb") as file:
         yield Cursor(file, os.fspath(path))
-
-
-def in_memory(content: bytes, name: str) -> Cursor:
-    """Read bytes as if they were a file."""
-    return Cursor(io.BytesIO(content), name)

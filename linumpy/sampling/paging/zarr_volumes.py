@@ -17,7 +17,6 @@ from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
-from linumpy.sampling.host import HostVolume
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
@@ -113,11 +112,6 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
     for volume, out in zip(volumes, made, strict=True):
         read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
     return made
-
-
-def open_on_host(volumes: list[Volume], **options: Any) -> HostVolume:
-    """Read into host memory."""
-    return HostVolume(read_channels(volumes), **options)
 
 
 def open_pages(

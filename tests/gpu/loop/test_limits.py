@@ -273,11 +273,12 @@ import resource, sys, threading
 
 import zarr
 from linumpy.device import to_host
-from linumpy.gpu import read_zarr_to_gpu
+from linumpy.gpu import read_zarr_to_gpu, release
 
 places = sys.argv[1:]
 expected = [zarr.open_array(place, mode="r")[...] for place in places]
 read_zarr_to_gpu(places[0])  # contexts and kernels are loaded once, and their files stay open
+release()  # a reader keeps its share of the open files for a moment after a read, and here the limit changes
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))
 failures, wrong, ready = [], [], threading.Barrier(8)
 
@@ -330,3 +331,33 @@ def test_the_requests_of_one_read_fill_its_result_on_the_device(tmp_path, monkey
     assert same(to_host(parts), array[...])
     for name in ("bytes_decoded", "chunks_read", "chunks_filled", "chunks_decoded_by_host"):
         assert getattr(several, name) == getattr(one, name), name
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+
+from linumpy.gpu import Reader
+
+with Reader(device="cpu") as reader:
+    expected = reader.submit(sys.argv[1]).result().copy()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    errors = [type(reader.submit(sys.argv[1]).exception()).__name__ for _ in range(2)]
+    [os.close(one) for one in held]
+    print(errors, (reader.submit(sys.argv[1]).result() == expected).all())
+"""
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_reader_outlives_a_time_without_descriptors(tmp_path, compressors):
+    """In a process of its own: what is imported on first use must not be imported just then."""
+    array = zarr.create_array(tmp_path / "a", shape=(200, 60), chunks=(1, 60), dtype="u2", compressors=compressors)
+    array[...] = random_values("u2", array.shape, 1)
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "['ChunkError', 'ChunkError'] True\n", done.stderr[-2000:]

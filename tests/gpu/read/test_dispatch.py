@@ -1,14 +1,19 @@
 """The dispatcher without a GPU: what it refuses before it needs one."""
 
+import contextlib
+
+import numcodecs
 import numpy as np
 import pytest
+import reference
 import zarr
 
 import linumpy
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
-from linumpy.errors import GpuUnavailableError, RegionError, SourceError
-from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu
+from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceError
+from linumpy.gpu import kvikio_zarr, plan_zarr_read, read_zarr_to_gpu, release, zarr_io, zarr_to_dask
 from linumpy.gpu.loop.report import ReadReport
+from linumpy.gpu.read import request as output
 from linumpy.gpu.read.request import result_dtype
 
 
@@ -86,6 +91,28 @@ def test_dtypes_of_the_result(folder, tmp_path):
         result_dtype(plan_zarr_read(tmp_path / "c"), "f4")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "message"),
+    [
+        ("U5", "u2", "requested dtype <U5"),
+        ("O", "u2", "requested dtype object"),
+        ("datetime64[s]", "u2", "requested dtype datetime64"),
+        ("f4", "c8", "dtype=float32 would drop the imaginary parts"),
+    ],
+)
+def test_what_a_gpu_does_not_cast_to_is_not_read_on_the_cpu(tmp_path, dtype, stored, message):
+    """A script that works on a laptop works on the server; and no imaginary part is lost with a warning alone."""
+    zarr.create_array(tmp_path / "a", shape=(4,), chunks=(2,), dtype=stored)
+    with pytest.raises(TypeError, match=message):
+        linumpy.read_zarr(tmp_path / "a", device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("scratch", ["512MB", 1.5, float("nan"), True, [2**24]])
+def test_scratch_that_is_no_number_of_bytes(folder, scratch):
+    with pytest.raises(TypeError, match=r"scratch_bytes=.*: a whole number of bytes is needed"):
+        read_zarr_to_gpu(folder / "g/a", scratch_bytes=scratch)
+
+
 def test_a_report_reads_well():
     report = ReadReport(
         source="file:///data/<a>.zarr",
@@ -112,6 +139,21 @@ def test_a_report_reads_well():
     assert "&lt;a&gt;" in report._repr_html_()
     with pytest.raises(AttributeError):
         report.backend = "kvikio"
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "kvikio"}, {"scratch_bytes": 2**21}])
+def test_the_report_names_the_reader_that_read(folder, monkeypatch, options):
+    """Not kvikio, which reads nothing here: `engine` says what read the bytes."""
+    monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
+    monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
+    monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
+    monkeypatch.setattr(output, "free_memory", lambda: 2**30)
+    with reference.fake_device(), contextlib.ExitStack() as scope:
+        scope.callback(release)
+        found, report = read_zarr_to_gpu(folder / "g/a", return_report=True, **options)
+        assert found.get().tolist() == np.arange(20).reshape(4, 5).tolist()
+    assert (report.backend, report.fallback, report.bytes_read) == ("linumpy", "", 40)
+    assert "kvikio" not in report.engine
 
 
 def test_broken_metadata_names_the_array(folder):
@@ -150,12 +192,41 @@ def test_read_zarr_keeps_the_bits_of_foreign_byte_order(tmp_path):
     assert found.tobytes() == stored.astype("=f8").tobytes()
 
 
+BROKEN = {
+    "zstd": {},
+    "gzip": {"compressors": zarr.codecs.GzipCodec()},
+    "blosc": {"compressors": zarr.codecs.BloscCodec()},
+    "crc32c": {"compressors": zarr.codecs.Crc32cCodec()},
+    "raw": {"compressors": None},
+    "shards": {"chunks": (2, 3), "shards": (4, 6)},
+    "v2 zlib": {"zarr_format": 2, "compressors": numcodecs.Zlib(), "filters": None},
+    "v2 lz4": {"zarr_format": 2, "compressors": numcodecs.LZ4(), "filters": None},
+    "v2 bz2": {"zarr_format": 2, "compressors": numcodecs.BZ2(), "filters": None},
+}
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_chunk_is_named_on_the_cpu_too(tmp_path, kind, kept):
+    """Codecs raise errors of many kinds; and of an empty shard zarr gives fill values."""
+    array = zarr.create_array(tmp_path / "a", shape=(8, 12), dtype="u2", **({"chunks": (4, 6)} | BROKEN[kind]))
+    array[...] = np.arange(96).reshape(8, 12)
+    name = "1.1" if kind.startswith("v2") else "c/1/1"
+    (tmp_path / "a" / name).write_bytes((tmp_path / "a" / name).read_bytes()[:kept])
+    lazy = zarr_to_dask(tmp_path / "a", device="cpu")
+    for read in (lambda: linumpy.read_zarr(tmp_path / "a", device="cpu"), lambda: lazy.compute(scheduler="sync")):
+        with pytest.raises(ChunkError, match=f"/a/{name} "):
+            read()
+    region = np.s_[:4, 3]  # that does not touch it
+    assert linumpy.read_zarr(tmp_path / "a", device="cpu", region=region).tolist() == [3, 15, 27, 39]
+
+
 @pytest.mark.gpu
 def test_read_zarr_reads_to_the_gpu_where_there_is_one(folder, cupy):
     found, report = linumpy.read_zarr(folder / "g/a", region=(slice(1, 3), -1), return_report=True)
     assert isinstance(found, cupy.ndarray)
     assert found.get().tolist() == [9, 14]
-    assert report.backend == "kvikio"
+    assert (report.backend, report.fallback) == ("linumpy", "")
     assert isinstance(linumpy.read_zarr(folder / "g/a", device="cpu"), np.ndarray)
 
 

@@ -25,6 +25,8 @@ from stores import DTYPES, cases, random_values, same, same_but_nan, write
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import carrier, jobs
 from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.staging import engines
+from linumpy.io import plain_reads
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 
@@ -360,6 +362,60 @@ def test_a_failing_read_is_a_chunk_error_and_leaves_nothing_open(tmp_path, monke
     monkeypatch.setattr(reference, "SmallEngine", failing_engine(where, when, errno.EIO))
     with pytest.raises(ChunkError, match=f"{where}.*Input/output error"):
         reference.execute(reference.make_job(tmp_path / "a", slab_nbytes=8192, direct=direct), Failing)
+
+
+def few_files(error, failing):
+    """What opens files for kvikio: of each three it opens one, or reads one."""
+
+    class FewFiles(reference.PreadFile):
+        tried = 0
+
+        def __init__(self, path):
+            type(self).tried += 1
+            self._fails = self.tried % 3 > 0
+            if self._fails and failing == "open":
+                raise error
+            super().__init__(path)
+
+        def pread(self, *arguments):
+            future = super().pread(*arguments)
+            if self._fails:
+                future.result()
+                future.get = self._refuse
+            return future
+
+        def _refuse(self):
+            raise error
+
+    return FewFiles
+
+
+@pytest.mark.parametrize("failing", ["open", "get"])
+@pytest.mark.parametrize("error", [RuntimeError("kvikio's own"), OSError(errno.EMFILE, "Too many open files")])
+def test_what_kvikio_fails_to_read_into_host_memory_is_read_without_it(tmp_path, monkeypatch, error, failing):
+    raw(tmp_path / "a")
+    opener = few_files(error, failing)
+    with reference.fake_device(0, opener) as device:
+        monkeypatch.setattr(engines, "LONG_READ_NBYTES", 0)
+        found = reference.make_job(tmp_path / "a").run_on(device)
+    assert opener.tried > 3
+    assert same(found, zarr.open_array(tmp_path / "a")[...])
+
+
+def test_what_kvikio_and_the_system_fail_to_read_names_the_error_of_the_system(tmp_path, monkeypatch):
+    raw(tmp_path / "a")
+    real = plain_reads.os.open
+
+    def refused(path, *arguments):
+        if str(path).endswith("c/1/2"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments)
+
+    monkeypatch.setattr(plain_reads.os, "open", refused)
+    with reference.fake_device(0, few_files(RuntimeError("kvikio's own"), "open")) as device:
+        monkeypatch.setattr(engines, "LONG_READ_NBYTES", 0)
+        with pytest.raises(ChunkError, match=r"c/1/2.*Too many open files"):
+            reference.make_job(tmp_path / "a").run_on(device)
 
 
 @pytest.mark.parametrize("direct", [False, True])

@@ -89,7 +89,7 @@ def test_the_chain_on_the_gpu(template, image, tmp_path, cupy):
     def read(array):
         volume, report = read_zarr_to_gpu(array, strict=True, return_report=True)
         assert isinstance(volume, cupy.ndarray)
-        assert report.backend == "kvikio"
+        assert report.backend == "linumpy"
         return volume
 
     compare(image, template, tmp_path / "out", read)

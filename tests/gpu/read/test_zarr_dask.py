@@ -122,6 +122,9 @@ def test_blocks_without_a_wish_are_large_and_whole(tmp_path, shards, monkeypatch
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
+        (8.0, r"chunks=8.0: .* has 3 axes, each needs a size from 1 on"),
+        (True, r"chunks=True: .* has 3 axes, each needs a size from 1 on"),
+        ("auto", r"chunks='auto': .* has 3 axes, each needs a size from 1 on"),
         ((8, 10, 13), r"cut what is stored in pieces of \(8, 10, 12\): choose \(8, 10, 12\)"),
         (16, r"choose \(16, 20, 12\)"),
         ((8, 10), "has 3 axes"),

@@ -69,7 +69,7 @@ __device__ inline int leading_zeros(u32 v) { return __clz(v); }
 // What a stream is encoded with; linumpy/gpu/decode.py knows the same numbers.
 enum Codec { NOTHING = 0, STORED = 1, LZ4 = 2, ZSTD = 3, ZLIB = 4, GZIP = 5 };
 
-// What is wrong with a chunk; linumpy/gpu/decode.py has the words. UNSUPPORTED and NO_SPACE send it to the host.
+// What is wrong with a chunk. The host decodes each of these again, and raises the error of those that are broken.
 enum Status {
     FINE = 0,
     TRUNCATED = 1,
