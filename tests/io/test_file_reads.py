@@ -726,9 +726,20 @@ def test_an_interrupt_does_not_end_the_waiting(engine, tmp_path, held, end):
         threading.Timer(0.05, held.set).start()
         raise Interrupt
 
+    class Running:
+        """The lock on which the waiting thread blocks: a signal comes there, once."""
+
+        def __init__(self, lock):
+            self._lock, self._signals, self.release = lock, iter([signal.SIGALRM]), lock.release
+
+        def acquire(self, **options):
+            for number in self._signals:
+                signal.raise_signal(number)
+            return self._lock.acquire(**options)
+
     pending = engine.start(batch(write(tmp_path, [3000]), [(0, 0, 3000)])[0])
+    pending._call._running = Running(pending._call._running)
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupt) if end is Pending.wait else contextlib.nullcontext():
             end(pending)
