@@ -425,17 +425,20 @@ def test_a_cancelled_job_is_not_written(tmp_path, slow, one):
 def test_interrupts_at_random_times_leave_the_reader_usable(tmp_path, one):
     array = make(tmp_path / "a", shape=(400, 480))
     expected, rng, interrupts = array[...], random.Random(1), 0
+    longest = 0.03  # seconds until the interrupt; becomes about twice the time of a read, whatever machine this is
     old = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for _ in range(60):
             ticket = one.submit(array)
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 0.03))
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
                 got = ticket.result()
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 assert same(got, expected)
+                longest = max(1e-4, longest * 0.8)
             except KeyboardInterrupt:
                 interrupts += 1
+                longest *= 1.25
                 ticket.cancel()
                 assert ticket.exception() is None or isinstance(ticket.exception(), CancelledError)
     finally:
