@@ -385,6 +385,7 @@ def test_open_files_stay_within_the_limit_of_the_process(tmp_path, monkeypatch):
             super().__init__(**options)
 
     monkeypatch.setattr(reference, "SmallEngine", Engine)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)))  # each core has a thread that decodes
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64 + 120, hard))
     try:
         result = reference.read(tmp_path / "a")
