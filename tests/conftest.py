@@ -26,9 +26,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: the long matrix of what the short run shows once (pytest --slow)")
-    # A shell has what it starts in the background ignore SIGINT, which tests send to themselves and to scripts.
+    # A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, which tests send to themselves and to
+    # scripts: these inherit what is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     budget.SLOW = config.getoption("--slow")
 
 
