@@ -10,10 +10,11 @@ import pytest
 
 from linumpy.device import why_no_cuda
 
-# A test that takes long asks budget.examples how many it may try.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60, print_blob=True)
-hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600)
+# A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
+ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("dev", **ANY_SPEED, max_examples=60)
+hypothesis.settings.register_profile("thorough", **ANY_SPEED, max_examples=600)
 
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
