@@ -27,8 +27,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: the long matrix of what the short run shows once (pytest --slow)")
-    # A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, which tests send to themselves and to
-    # scripts: these inherit what is ignored.
+    # A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, which tests send to themselves and
+    # to scripts: these inherit what is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
