@@ -10,10 +10,11 @@ import pytest
 
 from linumpy.device import why_no_cuda
 
-# A test that takes long asks budget.examples how many it may try.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=60, print_blob=True)
-hypothesis.settings.register_profile("dev", deadline=None, max_examples=60)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600)
+# A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
+ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("dev", **ANY_SPEED, max_examples=60)
+hypothesis.settings.register_profile("thorough", **ANY_SPEED, max_examples=600)
 
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -26,9 +27,12 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: the long matrix of what the short run shows once (pytest --slow)")
-    # A shell has what it starts in the background ignore SIGINT, which tests send to themselves and to scripts.
+    # A shell has what it starts in the background ignore SIGINT, and nohup SIGHUP, which tests send to themselves and
+    # to scripts: these inherit what is ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     budget.SLOW = config.getoption("--slow")
 
 

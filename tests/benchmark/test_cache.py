@@ -62,4 +62,4 @@ def test_no_handle_or_map_is_left(file):
     for _ in range(5):
         cache.drop([file])
         cache.cached_part([file])
-    assert held() == before
+    assert held() <= before  # the garbage of other tests may close theirs meanwhile

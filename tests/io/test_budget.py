@@ -44,9 +44,15 @@ class InThread:
         return self.share
 
     def start(self):
-        """Ask, and say whether it had to wait."""
+        """Ask, and say whether it has to wait: then it stands in the queue while nobody holds the lock."""
+        changed, queued = self._owner._changed, len(self._owner._queue)
         self._thread.start()
-        return not self._have.wait(0.05)
+        while not self._have.is_set():
+            with changed:
+                if len(self._owner._queue) > queued:
+                    return True
+            time.sleep(1e-3)
+        return False
 
     def wait(self):
         assert self._have.wait(10)
@@ -134,8 +140,11 @@ def test_one_that_is_interrupted_while_it_waits_leaves_the_queue(monkeypatch):
 def test_many_threads_never_hold_more_than_there_is():
     mine, held, most, lock = budget(files=20, memory=50, threads=4), [], [0, 0, 0], threading.Lock()
 
+    begin = threading.Barrier(8)
+
     def work(seed):
         least = Share(1 + seed % 5, seed % 3 * 10, 1)
+        begin.wait(20)
         for _ in range(40):
             with mine.take(least, Share(9, least.host_nbytes, 3)) as share:
                 with lock:

@@ -211,15 +211,28 @@ def test_nonsense_from_the_script_is_unknown(server, tmp_path, doctor, reason):
     assert reason in verdict.reasons[0]
 
 
-def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path):
+def time_begins_with(file, monkeypatch):
+    """Let the time for an answer begin when the script has made a file: a busy machine may start it late."""
+
+    class Popen(subprocess.Popen):
+        def communicate(self, *arguments, **options):
+            while not file.exists() and self.poll() is None:
+                time.sleep(0.01)
+            return super().communicate(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+
+
+def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path, monkeypatch):
     module, _ = install(tmp_path, f"sleep 60 & echo $! >'{tmp_path}/pid'; wait\n")
+    time_begins_with(tmp_path / "pid", monkeypatch)
     start = time.monotonic()
     verdict = module.gds_verdict(server.path("data"), timeout=1)
     assert verdict.path == "unknown"
     assert "within 1 s" in verdict.reasons[0]
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50
     pid = int((tmp_path / "pid").read_text())
-    for _ in range(100):
+    for _ in range(1000):
         stat = Path(f"/proc/{pid}/stat")
         if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
             break
@@ -228,7 +241,8 @@ def test_a_script_that_hangs_is_ended_with_its_children(server, tmp_path):
         pytest.fail("the child is still alive")
 
 
-def test_no_answer_in_time_is_not_kept(server, tmp_path):
+def test_no_answer_in_time_is_not_kept(server, tmp_path, monkeypatch):
+    time_begins_with(tmp_path / "late", monkeypatch)
     answer = '{"path": "p2pdma", "reasons": [], "both_native": false, "native": ["p2pdma"]}'
     module, _ = install(
         tmp_path, f"[ -e '{tmp_path}/late' ] || {{ : >'{tmp_path}/late'; sleep 60; }}\necho '{answer}'\n"

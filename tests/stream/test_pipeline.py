@@ -11,6 +11,7 @@ import pytest
 from stream_arrays import make_array
 
 from linumpy import stream
+from linumpy.stream import Metric
 
 
 def samples_of(path, count=None, size=(4, 5, 6), shape=(20, 30, 40)):
@@ -381,18 +382,35 @@ def test_many_batches_in_flat_memory(volume, pipeline):
     assert len(gc.get_objects()) - before < 300  # less than one object a batch
 
 
-def test_statistics_name_the_bottleneck(volume, pipeline):
+@pytest.mark.parametrize(
+    ("waited", "bound"),
+    [
+        ({}, "consumer"),
+        ({"pop_wait_io": Metric(3, 0.1), "pop_wait_compute": Metric(3, 0.09)}, "consumer"),
+        ({"pop_wait_io": Metric(3, 0.1), "pop_wait_compute": Metric(3, 0.2)}, "resampling"),
+        ({"pop_wait_io": Metric(3, 0.3), "io": Metric(3, 0.2), "assemble": Metric(3, 0.1)}, "I/O"),
+        ({"pop_wait_io": Metric(3, 0.3), "io": Metric(3, 0.1), "assemble": Metric(3, 0.2)}, "decode and scatter"),
+    ],
+)
+def test_statistics_name_the_bottleneck(waited, bound):
+    found = stream.Stats(batches_emitted=3, seconds=2.0, **waited)
+    assert found.bound == bound
+    assert f"bound by: {bound}" in str(found)
+
+
+def test_statistics_of_some_batches(volume, pipeline):
     p = pipeline()
     p.push(samples_of(volume[0]))
     p.pop().release()
-    time.sleep(0.1)
     misses = p.stats.zarr_meta_misses
+    p.flush()  # what was read ahead has opened the array, too
     p.stats_reset()
     for batch in p.batches(3):
         batch.release()
         time.sleep(0.05)
-    text = str(p.stats)
-    assert "bound by: consumer" in text
+    text, found = str(p.stats), p.stats
+    assert (found.batches_emitted, found.pop_wait_io.count) == (3, 3)
+    assert found.seconds >= 0.15
     for name in ("plan", "io", "h2d", "decompress", "assemble", "pop_wait_io", "pop_wait_compute", "flush_wait"):
         assert name in text
     assert misses == 1

@@ -8,7 +8,6 @@ import signal
 import struct
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import google_crc32c
@@ -24,6 +23,7 @@ from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import carrier, jobs
+from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
 from linumpy.io import plain_reads
@@ -441,6 +441,7 @@ def test_open_files_stay_within_the_limit_of_the_process(tmp_path, monkeypatch):
             super().__init__(**options)
 
     monkeypatch.setattr(reference, "SmallEngine", Engine)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)))  # each core has a thread that decodes
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64 + 120, hard))
     try:
         result = reference.read(tmp_path / "a")
@@ -474,17 +475,26 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
 def test_an_interrupt_while_a_batch_is_read(tmp_path, monkeypatch):
     """The caller gives up at once; the reader goes on to the end of the batch, which still writes into its buffers."""
     raw(tmp_path / "a")
-    ended = []
+    began, given_up, ended = threading.Event(), threading.Event(), []
 
     class Engine(reference.SmallEngine):
         def start(self, reads):
-            time.sleep(0.3)
+            began.set()
+            assert given_up.wait(30)
             pending = super().start(reads)
             ended.append(pending.wait() is not None)
             return pending
 
+    def interrupted(self, *_):
+        assert began.wait(30)
+        assert not self.done()
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            given_up.set()
+
     monkeypatch.setattr(reference, "SmallEngine", Engine)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    monkeypatch.setattr(Ticket, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reference.read(tmp_path / "a")
     assert ended == [True]

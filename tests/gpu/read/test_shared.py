@@ -27,8 +27,8 @@ def read(array):
 
 
 def threads_of_readers():
-    """Number of their threads; zarr-python starts others when it likes."""
-    return sum(one.name.startswith("linumpy") for one in threading.enumerate())
+    """Their threads; zarr-python starts others when it likes."""
+    return {one for one in threading.enumerate() if one.name.startswith("linumpy")}
 
 
 @pytest.mark.timeout(60)
@@ -60,7 +60,7 @@ def test_release(array):
     first = read(array)
     assert read(array) is first
     release()
-    assert threads_of_readers() == before
+    assert threads_of_readers() <= before  # those of other tests may end meanwhile
     second = read(array)
     assert second is not first
     second.close()
@@ -81,7 +81,7 @@ def test_a_reader_that_is_in_use_is_closed_by_its_last_user(array):
         assert all(same(ticket.result(), expected) for ticket in tickets)
         assert same(first.submit(array).result(), expected)
     assert first.is_closed
-    assert threads_of_readers() == before
+    assert threads_of_readers() <= before
 
 
 def test_releases_while_threads_read(array):
