@@ -214,7 +214,8 @@ class Loop:
         while True:
             if self._works is None and not self._begin_wave():
                 return None
-            assert self._works is not None
+            if self._works is None:  # the requests could not be carried out; others may be queued
+                continue
             try:
                 work = next(self._works, None)
             except Exception as error:
@@ -242,6 +243,9 @@ class Loop:
                 if request is None:
                     if self._queue and self._queue[0] is source:
                         self._queue.popleft()
+                    if not self._queue:  # also of sources that were abandoned
+                        self._queued_boxes = 0
+                        self._changed.notify_all()
                     continue
                 boxes += request.count
                 self._queued_boxes = max(0, self._queued_boxes - request.count)
@@ -250,10 +254,10 @@ class Loop:
         if not requests:
             return False
         begin = time.perf_counter()
-        if not self._held:
-            self._hold()
         carrier, parts = self._under_way, list[Part]()
         try:
+            if not self._held:
+                self._hold()
             parts = parts_of(requests, whole_chunks=carrier.cache is not None)
             self._wave = [part for part in self._wave if not part.is_over] + parts
             ready = {id(request.ready): request.ready for request in requests if request.ready is not None}
@@ -289,9 +293,11 @@ class Loop:
         """Take a share of what the process may use, until nothing is under way."""
         carrier = self._under_way
         most = Share(1 + 3 * 1024, carrier.staging.host_nbytes, self.limits.threads)
-        share = self._shares.enter_context(PROCESS.take(Share(4, 0, 1), most))
+        with contextlib.ExitStack() as shares:  # given back where the engine cannot be made
+            share = shares.enter_context(PROCESS.take(Share(4, 0, 1), most))
+            carrier.engines.use(max(1, share.descriptors - self.limits.threads), _READ_AHEAD)
+            self._shares = shares.pop_all()
         self._held = True
-        carrier.engines.use(max(1, share.descriptors - self.limits.threads), _READ_AHEAD)
 
     # Ends
 
@@ -318,7 +324,7 @@ class Loop:
             for one in done:
                 ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
             events = [event for one in done for event in one.events.values()]
-            if ticket.failed or ticket.cancelled:  # its output must not be written any more
+            if ticket.decide():  # its output must not be written any more
                 with contextlib.suppress(Exception):
                     for event in events:
                         event.synchronize()

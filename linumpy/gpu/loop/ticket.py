@@ -72,6 +72,8 @@ class Ticket:
         "__weakref__",
         "_array",
         "_cancelled",
+        "_decided",
+        "_deciding",
         "_describe",
         "_error",
         "_events",
@@ -92,7 +94,8 @@ class Ticket:
         self._array, self.source, self._order, self._home = array, source, order, home
         self._settled = threading.Event()
         self._error: BaseException | None = None
-        self._cancelled = False
+        self._cancelled = self._decided = False
+        self._deciding = threading.Lock()
         self._events: list[Any] = []
         self._report: ReadReport | None = None
         self._describe: Callable[[Ticket], ReadReport] | None = None
@@ -144,10 +147,11 @@ class Ticket:
         bool
             False where it is over already. Else its output is not written any more once :meth:`exception` returns.
         """
-        if self._settled.is_set():
-            return False
-        self._cancelled = True
-        return True
+        with self._deciding:
+            if self._decided:
+                return False
+            self._cancelled = True
+            return True
 
     @property
     def report(self) -> ReadReport:
@@ -160,11 +164,6 @@ class Ticket:
         return self._report
 
     @property
-    def cancelled(self) -> bool:
-        """Whether :meth:`cancel` was called in time."""
-        return self._cancelled
-
-    @property
     def array(self) -> Any:
         """Where the region is read to."""
         return self._array
@@ -175,9 +174,9 @@ class Ticket:
         return self._error
 
     @property
-    def failed(self) -> bool:
-        """Whether the job has an error; it may not be over yet."""
-        return self._error is not None
+    def given_up(self) -> bool:
+        """Whether nobody gets the array, so that nothing more needs to be read for it."""
+        return self._cancelled or self._error is not None
 
     def fail(self, error: BaseException) -> None:
         """Note an error, unless the job is over; for the reader."""
@@ -195,8 +194,15 @@ class Ticket:
         self.portions -= 1
         return self.portions == 0
 
+    def decide(self) -> bool:
+        """Take no :meth:`cancel` any more; for the reader. Says whether the job is given up."""
+        with self._deciding:
+            self._decided = True
+        return self.given_up
+
     def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
         """End the job; for the reader. `describe` makes its report."""
+        self.decide()
         self._events, self._describe = events, describe
         self.end = time.perf_counter()
         if self._cancelled and self._error is None:
