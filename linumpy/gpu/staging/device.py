@@ -259,7 +259,8 @@ class DeviceStaging:
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyHostToDevice, self._copies.ptr)
+        if nbytes:  # a slab that nobody wants any more may have no tables, and begin at the end of its memory
+            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyHostToDevice, self._copies.ptr)
 
     def _event(self, stream: Any) -> Any:
         return stream.record(self._cupy.cuda.Event(disable_timing=True))

@@ -15,6 +15,7 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.loop import host_decode, jobs
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines, scatter
+from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
 
 KINDS = {
@@ -358,3 +359,13 @@ def test_a_slab_that_loses_a_chunk_while_the_cache_is_emptied(tmp_path, monkeypa
         for ticket, mine in list(zip(tickets, rows, strict=True))[1:]:
             assert over(ticket).exception() is None
             assert same(ticket.result().get(), expected[mine])
+
+
+def test_a_slab_that_nobody_wants_any_more_fills_all_memory():
+    """It has no tables: nothing is copied to the end of the memory."""
+    with reference.fake_device(0, reference.PreadFile):
+        staging = DirectStaging(2**20, 2**20)
+        taken = staging.take_read(3 * 2**18)
+        assert taken.nbytes == staging.arena_nbytes
+        assert staging.place_read(taken, taken.nbytes, staging.plan_tables([]), timed=False).status is None
+        staging.close()
