@@ -1,9 +1,11 @@
 """Calls that fail half-way, of the device, of memory and of threads: every job ends, and the reader goes on."""
 
 import os
+import random
 import threading
 from concurrent.futures import CancelledError
 
+import budget
 import numpy as np
 import pytest
 import reference
@@ -369,3 +371,90 @@ def test_a_slab_that_nobody_wants_any_more_fills_all_memory():
         assert taken.nbytes == staging.arena_nbytes
         assert staging.place_read(taken, taken.nbytes, staging.plan_tables([]), timed=False).status is None
         staging.close()
+
+
+class Asker:
+    """A caller that asks for regions, cancels some, and writes to the outputs of those that have ended in vain."""
+
+    def __init__(self, seed, one, arrays, fake):
+        self.rng, self.one, self.arrays, self.fake = random.Random(seed), one, arrays, fake
+        self.ended, self.failure = [], None
+
+    def __call__(self):
+        try:
+            for _ in range(self.rng.randrange(1, 4)):
+                self.ask(*self.rng.choice(self.arrays))
+        except BaseException as error:
+            self.failure = error
+
+    def ask(self, array, expected, allowed):
+        rows = [slice(*sorted(self.rng.sample(range(len(expected) + 1), 2))) for _ in range(self.rng.randrange(1, 8))]
+        empty = np.zeros if self.fake is None else self.fake.empty
+        outs = [empty((mine.stop - mine.start, expected.shape[1]), "u2") for mine in rows]
+        tickets = self.one.submit_many(array, rows, outs=outs)
+        for ticket in tickets:
+            if self.rng.random() < 0.3:
+                ticket.cancel()
+        for ticket, out, mine in self.rng.sample(list(zip(tickets, outs, rows, strict=True)), len(rows)):
+            error = over(ticket).exception()
+            if error is None:
+                got = ticket.result()
+                assert np.array_equal(got if self.fake is None else got.get(), expected[mine])
+            else:
+                assert isinstance(error, (CancelledError, *allowed)) or "is closed" in str(error), error
+                self.use(out)
+
+    def use(self, out):
+        """Write to an output that nobody else writes to any more."""
+        if self.fake is not None:
+            self.fake.default_stream.synchronize()  # of its memory there may have been an earlier user
+        self.ended.append(out)
+        self.memory(out)[...] = 12345
+
+    def memory(self, out):
+        return out if self.fake is None else out.host
+
+
+def end_at_any_time(seed, arrays):
+    rng = random.Random(seed)
+    direct, on_host = rng.random() < 0.3, rng.random() < 0.3
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        reference.fake_device(seed, reference.PreadFile if direct else None) as fake,
+    ):
+        patch.setattr(jobs, "REQUEST_BOXES", rng.choice([2**16, 4, 9]))
+        patch.setattr(engines, "ReadEngine", reference.SmallEngine)
+        options = {"scratch_bytes": 2**20, "slab_nbytes": rng.choice([None, 4096])}
+        if rng.random() < 0.5:
+            reference.use_small_rings(patch)
+            options["scratch_bytes"] = reference.SMALL_RING
+        if not on_host:
+            options |= {"direct": direct, "cache_bytes": rng.choice([0, 1000, 2**20]), "decode_on": "host"}
+        one = Reader("cpu" if on_host else 0, **options)
+        askers = [
+            Asker(number + 3 * seed, one, arrays, None if on_host else fake) for number in range(rng.choice([1, 3]))
+        ]
+        running = [threading.Thread(target=asker) for asker in askers]
+        [thread.start() for thread in running]
+        if rng.random() < 0.7:
+            threading.Event().wait(rng.random() * 0.02)
+            close(one)
+        [thread.join(60) for thread in running]
+        close(one)
+        fake.rest()
+        for asker in askers:
+            assert asker.failure is None
+            for out in asker.ended:
+                assert (asker.memory(out) == 12345).all(), "an output is written to after the job is over"
+    assert reference.PreadFile.open_files == 0
+
+
+def test_jobs_that_end_at_any_time(tmp_path):
+    """By a cancellation, a broken chunk, or the end of the reader: their outputs are their callers' then."""
+    arrays = []
+    for kind in (*KINDS, "broken"):
+        array = make(tmp_path / kind, kind if kind in KINDS else "zstd", shape=(160, 48))
+        arrays.append((array, array[...], (ChunkError,) if kind == "broken" else ()))
+    os.truncate(tmp_path / "broken/c/3/1", 5)
+    for seed in range(budget.examples(200)):
+        end_at_any_time(seed, arrays)
