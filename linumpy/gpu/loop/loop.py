@@ -82,7 +82,9 @@ class Loop:
         self.indexes = IndexCache()
         self._cache_nbytes = cache_nbytes
         self.carrier: Carrier | None = None  # made by the thread
-        self._changed = threading.Condition()
+        # A with block of a lock, unlike one of a condition, gives it back whenever an interrupt comes to a caller.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Source] = deque()
         self._queued_boxes = 0
         self._closing = False
@@ -102,7 +104,7 @@ class Loop:
 
     def submit(self, source: Source, boxes: int) -> None:
         """Queue requests; waits while too many boxes are queued."""
-        with self._changed:
+        with self._lock:
             while self._queued_boxes > QUEUED_BOXES and not self._closing:
                 self._changed.wait()
             if self._closing:
@@ -120,7 +122,7 @@ class Loop:
 
     def close(self) -> None:
         """Cancel what is queued, finish what is under way, and give everything back."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -159,7 +161,7 @@ class Loop:
         return self.carrier
 
     def _fail_everything(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._closing = True
             queue, self._queue = list(self._queue), deque()
             self._changed.notify_all()
@@ -194,7 +196,7 @@ class Loop:
 
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""
-        with self._changed:
+        with self._lock:
             if self._queue and not self._closing:
                 return True
             if self._under_way.decoding:
@@ -230,7 +232,7 @@ class Loop:
         requests: list[Request] = []
         boxes = 0
         while boxes < min(WAVE_BOXES, self.limits.boxes) and not self._closing:
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     break
                 source = self._queue[0]
@@ -239,7 +241,7 @@ class Loop:
             except Exception as error:
                 source.abandon(error)
                 request = None
-            with self._changed:
+            with self._lock:
                 if request is None:
                     if self._queue and self._queue[0] is source:
                         self._queue.popleft()

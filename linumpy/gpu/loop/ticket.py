@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -13,6 +14,37 @@ from linumpy.gpu.loop.report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: Seconds after which who waits looks again: an interrupt may have come to another one who was to pass the end on.
+_LOOK_AGAIN = 0.1
+
+
+class Ending:
+    """An event like that of ``threading``, which may lock up who sets it after an interrupt of a waiter."""
+
+    __slots__ = ("_held", "_reached")
+
+    def __init__(self) -> None:
+        self._reached, self._held = False, threading.Lock()
+        self._held.acquire()
+
+    def set(self) -> None:
+        """Let all go on; by one thread, once."""
+        self._reached = True
+        self._held.release()
+
+    def is_set(self) -> bool:
+        """Say whether it is reached."""
+        return self._reached
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait for it, so many seconds at most; say whether it is reached."""
+        limit = time.monotonic() + seconds
+        while not self._reached and (left := limit - time.monotonic()) > 0:
+            if self._held.acquire(timeout=min(left, _LOOK_AGAIN)):
+                self._held.release()
+        return self._reached
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,7 @@ class Ticket:
 
     def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
         self._array, self.source, self._order, self._home = array, source, order, home
-        self._settled = threading.Event()
+        self._settled = Ending()
         self._error: BaseException | None = None
         self._cancelled = self._decided = False
         self._deciding = threading.Lock()

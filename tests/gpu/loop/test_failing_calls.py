@@ -1,7 +1,9 @@
 """Calls that fail half-way, of the device, of memory and of threads: every job ends, and the reader goes on."""
 
+import contextlib
 import os
 import random
+import sys
 import threading
 from concurrent.futures import CancelledError
 
@@ -458,3 +460,40 @@ def test_jobs_that_end_at_any_time(tmp_path):
     os.truncate(tmp_path / "broken/c/3/1", 5)
     for seed in range(budget.examples(200)):
         end_at_any_time(seed, arrays)
+
+
+class Interrupt(BaseException):
+    """As a signal handler raises."""
+
+
+def interrupt_after_a_call(number):
+    """Trace, and raise when the caller of a lock's methods goes on after it: there signal handlers run."""
+    calls = iter(range(10**9))
+
+    def profile(frame, event, function):
+        of_lock = event == "c_return" and "lock" in type(getattr(function, "__self__", None)).__name__.lower()
+        if of_lock and next(calls) == number:
+            sys.setprofile(None)
+            raise Interrupt
+
+    return profile
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_an_interrupt_of_a_caller_leaves_no_lock_held(tmp_path, number):
+    array, rows = make(tmp_path / "a"), [slice(0, 8), slice(8, 16)]
+    with Reader("cpu") as one:
+        others = one.submit_many(array, rows)
+        tickets = []
+        with contextlib.suppress(Interrupt):
+            sys.setprofile(interrupt_after_a_call(number))
+            tickets.append(one.submit(array))
+            tickets[0].result()
+        sys.setprofile(None)
+        for ticket in (*others, *tickets):
+            assert over(ticket).exception() is None
+        reading = threading.Thread(target=lambda: others.append(one.submit(array)), daemon=True)
+        reading.start()
+        reading.join(20)
+        assert len(others) == 3, "a lock of the reader is held"
+        assert same(over(others[2]).result(), array[...])
