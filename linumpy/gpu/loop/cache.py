@@ -130,8 +130,8 @@ class ChunkCache:
         slots = self._slots_of(part)
         rows = slot >= 0
         slot, number = slot[rows], self._number(part, spans[rows])
-        # What was there before may have been found by jobs that have not read it yet: its slot is not free before the
-        # next search.
+        # A slot that held such a chunk before may have been found for works that have not begun: it is not emptied, and
+        # so given to no other chunk before the next search.
         stale = self._slot[number]
         slots.chunk[stale[stale >= 0]] = -1
         self._slot[number] = slot

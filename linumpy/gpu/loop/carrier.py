@@ -178,7 +178,7 @@ class Carrier:
                 self.staging.await_copied(work.taken)
                 self._drop_slots(work)
                 return
-            if lost:  # without the tables of the cache, so that they are no longer than those that there is memory for
+            if lost:  # the memory that was taken may be too small for tables of the cache that were not there before
                 self._drop_slots(work)
                 self._plan_tables(work, keeps=False)
             self._place(work)

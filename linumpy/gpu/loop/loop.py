@@ -82,7 +82,7 @@ class Loop:
         self.indexes = IndexCache()
         self._cache_nbytes = cache_nbytes
         self.carrier: Carrier | None = None  # made by the thread
-        # A with block of a lock, unlike one of a condition, gives it back whenever an interrupt comes to a caller.
+        # A with block of a lock gives it back whenever an interrupt comes to a caller; one of a condition may not.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Source] = deque()

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: Seconds after which who waits looks again: an interrupt may have come to another one who was to pass the end on.
+#: Seconds between two looks of a waiter: an interrupt may have come to another one that was to wake it up.
 _LOOK_AGAIN = 0.1
 
 
 class Ending:
-    """An event like that of ``threading``, which may lock up who sets it after an interrupt of a waiter."""
+    """An event that can be set whenever an interrupt comes to a waiter; that of ``threading`` may stay locked."""
 
     __slots__ = ("_held", "_reached")
 
@@ -30,9 +30,10 @@ class Ending:
         self._held.acquire()
 
     def set(self) -> None:
-        """Let all go on; by one thread, once."""
-        self._reached = True
-        self._held.release()
+        """Let all go on; by one thread."""
+        if not self._reached:
+            self._reached = True
+            self._held.release()
 
     def is_set(self) -> bool:
         """Say whether it is reached."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
@@ -497,3 +498,35 @@ def test_an_interrupt_of_a_caller_leaves_no_lock_held(tmp_path, number):
         reading.join(20)
         assert len(others) == 3, "a lock of the reader is held"
         assert same(over(others[2]).result(), array[...])
+
+
+FAULT_OF_A_KERNEL = """
+import os, sys, threading
+import cupy
+from linumpy.gpu import Reader
+from linumpy.gpu.staging import device
+
+one = Reader(decode_on="device")
+one.submit(sys.argv[1]).result()
+cupy.cuda.Device().synchronize()
+bad = cupy.RawKernel('extern "C" __global__ void bad(int *at) { *at = 1; }', "bad")
+bad.compile()
+device.decode.start = lambda launches: bad((1,), (1,), (cupy.uint64(8),))
+ticket = one.submit(sys.argv[1])
+ended = ticket._settled.wait(60)
+print(ended, ended and type(ticket.exception()).__name__.startswith("CUDA"))
+closing = threading.Thread(target=one.close, daemon=True)
+closing.start()
+closing.join(60)
+print(closing.is_alive(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_fails_on_a_gpu(tmp_path, cupy):
+    """In a process of its own, whose use of the device it ends: nobody waits for ever."""
+    make(tmp_path / "a", "zstd")
+    command = [sys.executable, "-c", FAULT_OF_A_KERNEL, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "True True\nFalse\n", done.stderr[-2000:]
