@@ -141,7 +141,7 @@ def test_a_call_of_the_device_that_fails(tmp_path, name, step):
     options = dict(FAILING[name])
     array = make(tmp_path / "a", options.pop("kind"))
     count = jobs_with_a_failing_call(array, None, InjectedError, **options)
-    assert count > 40
+    assert count > 30
     for failing in range(1, count, step):
         jobs_with_a_failing_call(array, failing, (InjectedError, InjectedMemoryError)[failing % 2], **options)
 
