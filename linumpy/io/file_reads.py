@@ -215,11 +215,10 @@ class Pending:
 
     def _try_again(self, results: ReadResults) -> None:
         """Read what could not be opened for a passing reason, one by one, now that the other files are closed."""
-        reads = self._reads
-        if not (results.opened < 0).any():
-            return
-        self._kept.close()
-        for file in np.flatnonzero(np.isin(-results.opened, _PASSING)).tolist():
+        reads, files = self._reads, np.flatnonzero(np.isin(-results.opened, _PASSING))
+        if len(files):
+            self._kept.close()
+        for file in files.tolist():
             begin, end = np.searchsorted(reads.file, (file, file + 1)).tolist()
             columns = (column[begin:end].tolist() for column in (reads.offset, reads.nbytes, reads.address))
             found = read_file(reads.paths[file], list(zip(*columns, strict=True)))

@@ -69,6 +69,8 @@ class Event:
     def __init__(self, **options):
         self.mark = None
 
+    ptr = property(lambda self: self)
+
     def record(self, stream):
         stream.record(self)
 
@@ -401,6 +403,7 @@ class Device:
                 memcpyDeviceToHost=2,
                 getDevice=lambda: 0,
                 getDeviceCount=lambda: 1,
+                eventQuery=lambda event: 0 if event.done else 600,
             ),
         )
         return cupy, cupyx

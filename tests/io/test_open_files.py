@@ -109,6 +109,16 @@ def test_kept_files_give_way_to_others(engine, tmp_path, monkeypatch):
     assert not engine.open_files
 
 
+def test_files_stay_open_where_others_are_missing(engine, tmp_path):
+    paths = write(tmp_path, [3000])
+    reads, begins = expecting(paths, [(0, 0, 100)])
+    check(reads, begins, engine.start(reads).wait())
+    absent, _ = batch([str(tmp_path / "absent")], [(0, 0, 100)])
+    assert engine.start(absent).wait().opened.tolist() == [-errno.ENOENT]
+    check(reads, begins, engine.start(reads).wait())
+    assert engine.open_file_counts == (1, 1)
+
+
 def test_the_files_that_were_not_used_for_longest_are_closed(tmp_path):
     paths, opened = write(tmp_path, [10] * 4), len(open_files())
     kept, known = KeptFiles(3), [tuple(version(path)[:3]) for path in write(tmp_path, [10] * 4)]

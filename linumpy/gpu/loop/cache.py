@@ -6,6 +6,7 @@ inode, size and time of its file are what they were; what was not used for longe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.scatter import ScatterTable
+
+_log = logging.getLogger(__name__)
 
 #: Device memory is taken in blocks of this size, or of one chunk.
 _BLOCK_NBYTES = 64 * 2**20
@@ -127,11 +130,19 @@ class ChunkCache:
         slots = self._slots_of(part)
         rows = slot >= 0
         slot, number = slot[rows], self._number(part, spans[rows])
+        # A slot that held such a chunk before may have been found for works that have not begun: it is not emptied, and
+        # so given to no other chunk before the next search.
         stale = self._slot[number]
-        self._empty(slots, stale[stale >= 0])
+        slots.chunk[stale[stale >= 0]] = -1
         self._slot[number] = slot
         slots.used[slot], slots.chunk[slot] = self._now, number
         slots.version[slot] = part.versions[part.wanted.object_index[spans[rows]]]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._blocks, self._slots, self._first = [], {}, {}
+        self._slot, self._known = np.empty(0, np.int32), 0
+        self.nbytes = self.held = 0
 
     def drop(self, part: Part, slot: np.ndarray) -> None:
         """Give slots back that were reserved in vain."""
@@ -184,7 +195,12 @@ class ChunkCache:
             if nbytes < each:
                 return
             nbytes = nbytes // each * each
-            block, address = self._allocate(nbytes)
+            try:
+                block, address = self._allocate(nbytes)
+            except MemoryError as error:  # jobs do not need the cache
+                _log.warning("the chunk cache stays at %d of %d bytes: %s", self.held, self.nbytes, error)
+                self.nbytes = self.held
+                return
             self._blocks.append(block)
             self.held += nbytes
             slots.extend(address + np.arange(nbytes // each) * each)

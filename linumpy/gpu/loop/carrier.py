@@ -61,9 +61,11 @@ class Carrier:
 
     def close(self) -> None:
         """Give everything back; nothing is under way any more."""
-        self._pool.close()
-        self.engines.close()
-        self.staging.close()
+        with contextlib.ExitStack() as stack:  # each of them, also where another one raises
+            for one in (self.staging, self.engines, self._pool):
+                stack.callback(one.close)
+        if self.cache is not None:  # no kernel uses it any more
+            self.cache.close()
 
     def chunks_in_flight(self, kind: object) -> int:
         """Count the chunks of a kind that the device decodes, or will."""
@@ -122,16 +124,13 @@ class Carrier:
             return int(self.staging.encoded_nbytes(work.way, work.slab))
         return aligned(work.slab.end)
 
-    def _plan_tables(self, work: Work) -> None:
+    def _plan_tables(self, work: Work, *, keeps: bool = True) -> None:
+        """Plan the tables of a work, and whether its chunks are kept in the cache."""
         sources = work.sources()
         tables = [part.table(spans, place) for part, spans, place in sources]
-        if self.cache is not None and work.kind in ("raw", "device", "host"):
-            self._drop_slots(work)
+        if keeps and self.cache is not None and work.kind in ("raw", "device", "host"):
             for part, spans, place in sources:
                 slot = self.cache.reserve(part, spans) if self.cache.keeps(part) else np.full(len(spans), -1)
-                if work.broken is not None:
-                    self.cache.drop(part, slot[work.broken])
-                    slot[work.broken] = -1
                 work.slots.append(slot)
                 assert place is not None
                 if (slot >= 0).any():
@@ -179,8 +178,9 @@ class Carrier:
                 self.staging.await_copied(work.taken)
                 self._drop_slots(work)
                 return
-            if lost:
-                self._plan_tables(work)
+            if lost:  # the memory that was taken may be too small for tables of the cache that were not there before
+                self._drop_slots(work)
+                self._plan_tables(work, keeps=False)
             self._place(work)
             self._counts["place"] += time.perf_counter() - done
         except Exception as error:
@@ -257,12 +257,12 @@ class Carrier:
     def look_at_decoders(self) -> None:
         """Take in what the device's decoders said of slabs that are complete."""
         while self.decoding:
-            work = self.decoding[0]
+            work = self.decoding.popleft()
             assert work.placed is not None
-            if not work.placed.event.done:
-                return
-            self.decoding.popleft()
             try:
+                if not self.staging.is_complete(work.placed.event):
+                    self.decoding.appendleft(work)
+                    return
                 self._take_in(work)
             except Exception as error:
                 self.abandon(work, error)

@@ -96,7 +96,6 @@ def lost_chunks(work: Work, errors: list[Exception | None]) -> bool:
     for span, error in zip(spans.tolist(), errors, strict=True):
         if error is not None:
             part.fail(np.array([span]), error)
-    work.broken = np.array([error is not None for error in errors], bool)
     return True
 
 

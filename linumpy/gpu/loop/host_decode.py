@@ -63,9 +63,12 @@ class DecodePool:
             self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
         step = -(-len(spans) // self.threads)
         rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
-        return PendingDecodes(
-            [self._pool.submit(_decode_some, part, rows[first : first + step]) for first in range(0, len(rows), step)]
-        )
+        some = [rows[first : first + step] for first in range(0, len(rows), step)]
+        try:
+            return PendingDecodes([self._pool.submit(_decode_some, part, mine) for mine in some])
+        except BaseException:  # a thread cannot be started: wait for the others, which write to the addresses
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let the threads end."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.loop.limits import Limits
-from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.loop.ticket import Ticket, Together
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes, cut_boxes, is_cut_whole
@@ -138,9 +138,12 @@ class Jobs:
         self._counts = chunk_counts(layouts[0], regions)
         total = float(self._counts.sum())
         self.boxes = int(min(total, self._most))
+        self._given = 0  # jobs whose last request has been given
+        #: Requests, and how many jobs each of them is the last of.
+        self._portions: Iterator[tuple[Request, int]] = iter(())
+        self._first: tuple[Request, int] | None
         if total <= self._most:
-            self._portions: Iterator[Request] = iter(())
-            self._first: Request | None = self._request(regions, total, tickets)
+            self._first = self._request(regions, total, tickets), len(tickets)
         else:
             self._portions = self._cut()
             # The first request is made by the caller's thread, the others when it is their turn.
@@ -148,19 +151,25 @@ class Jobs:
 
     def next_request(self) -> Request | None:
         """Return the next request; None at the end."""
-        if self._first is not None:
-            request, self._first = self._first, None
-            return request
-        return next(self._portions, None)
+        portion, self._first = self._first or next(self._portions, None), None
+        if portion is None:
+            return None
+        request, ended = portion
+        if not ended:
+            request.tickets[0].portions += 1  # its job is not over before the last request is
+        self._given += ended
+        return request
 
     def abandon(self, error: BaseException) -> None:
-        """End jobs of which nothing has begun; those that have are ended with their wave."""
-        for ticket in self._tickets:
-            if not ticket.done():
-                ticket.fail(error)
+        """Give no further request: jobs that wait for one are over as soon as those are that they were given."""
+        waiting = self._tickets[self._given :]
+        self._given, self._first, self._portions = len(self._tickets), None, iter(())
+        for ticket in waiting:
+            ticket.fail(error)
+            if ticket.end_request(Together()):
                 ticket.settle([], None)
 
-    def _cut(self) -> Iterator[Request]:
+    def _cut(self) -> Iterator[tuple[Request, int]]:
         rows = np.arange(len(self._regions))
         small = self._counts <= self._most
         while len(rows):
@@ -173,9 +182,9 @@ class Jobs:
             some = rows[: max(1, min(end, int(large[0]) if len(large) else len(rows)))]
             rows = rows[len(some) :]
             tickets = [self._tickets[row] for row in some.tolist()]
-            yield self._request(self._regions.take(some), float(self._counts[some].sum()), tickets)
+            yield self._request(self._regions.take(some), float(self._counts[some].sum()), tickets), len(tickets)
 
-    def _cut_one(self, row: int) -> Iterator[Request]:
+    def _cut_one(self, row: int) -> Iterator[tuple[Request, int]]:
         """Part a large region along the grid of stored objects."""
         one, ticket = self._regions.take(slice(row, row + 1)), self._tickets[row]
         layout, start, stop = self._layouts[one.array[0]], one.start[0], one.stop[0]
@@ -184,8 +193,9 @@ class Jobs:
         pending = None
         for box in plan.batches(self._most):
             if pending is not None:
-                ticket.portions += 1  # the ticket is not over before the last request is
-                yield pending
+                if ticket.given_up:
+                    break
+                yield pending, 0
             corners = np.array(box, np.int64)
             begin = np.maximum(start, corners[:, 0] * chunk)
             end = np.minimum(stop - corners[:, 1] * chunk + chunk, chunk) + (corners[:, 1] - 1) * chunk
@@ -193,7 +203,7 @@ class Jobs:
             part = Regions(one.array, begin[None], end[None], one.strides, at)
             pending = self._request(part, float(chunk_counts(layout, part)[0]), [ticket])
         if pending is not None:
-            yield pending
+            yield pending, 1
 
     def _request(self, regions: Regions, count: float, tickets: list[Ticket]) -> Request:
         return make_request(self._limits, self._layouts, self._conversion, regions, count, self._ready, tickets)

@@ -20,6 +20,7 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
 from linumpy.io.file_reads import FileReads, ReadEngine
+from linumpy.plan.layout import ShardLayout
 from linumpy.plan.read.shards import ShardIndexError, read_index
 from linumpy.plan.read.spans import shard_spans
 
@@ -52,33 +53,36 @@ class Found:
 
 
 class IndexCache:
-    """Shard indexes, each valid while inode, size and time of its file are; for several threads."""
+    """Shard indexes, each valid while inode, size and time of its file are; for several threads.
+
+    What an index says depends on how the metadata describe shards, too: `kind` names that.
+    """
 
     def __init__(self, nbytes: int = _INDEX_NBYTES) -> None:
         self._nbytes, self._held = nbytes, 0
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, tuple[bytes, np.ndarray]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[object, np.ndarray]] = OrderedDict()
         self.hits = self.misses = 0
 
-    def get(self, path: str, version: np.ndarray) -> np.ndarray | None:
+    def get(self, path: str, version: np.ndarray, kind: object) -> np.ndarray | None:
         """Return the index of a shard, if it is known."""
         with self._lock:
             entry = self._entries.get(path)
-            if entry is None or entry[0] != version.tobytes():
+            if entry is None or entry[0] != (version.tobytes(), kind):
                 self.misses += 1
                 return None
             self._entries.move_to_end(path)
             self.hits += 1
             return entry[1]
 
-    def put(self, path: str, version: np.ndarray, index: np.ndarray) -> None:
+    def put(self, path: str, version: np.ndarray, kind: object, index: np.ndarray) -> None:
         """Keep an index, in place of those that were not used for longest."""
         with self._lock:
             old = self._entries.pop(path, None)
             self._held -= 0 if old is None else old[1].nbytes
             if index.nbytes > self._nbytes:
                 return
-            self._entries[path] = (version.tobytes(), index)
+            self._entries[path] = ((version.tobytes(), kind), index)
             self._held += index.nbytes
             while self._held > self._nbytes:
                 self._held -= self._entries.popitem(last=False)[1][1].nbytes
@@ -195,7 +199,7 @@ def _indexes(
     paths = part.paths(objects)
     known, unknown = {}, []
     for row in np.flatnonzero(state == 0).tolist():
-        index = indexes.get(paths[row], stored[row, :3])
+        index = indexes.get(paths[row], stored[row, :3], _kind_of_index(part))
         if index is None:
             unknown.append(row)
         else:
@@ -204,6 +208,11 @@ def _indexes(
     for first in range(0, len(unknown), step):
         known |= _read_indexes(part, objects, stored, state, unknown[first : first + step], paths, engine, indexes)
     return known
+
+
+def _kind_of_index(part: Part) -> tuple[ShardLayout | None, int | None]:
+    """Say how shard indexes are stored, and how long each chunk is; None for encoded ones, of any length."""
+    return part.layout.shard, part.layout.chunk_nbytes if part.layout.chain is None else None
 
 
 def _read_indexes(
@@ -229,7 +238,7 @@ def _read_indexes(
     results = engine.start(FileReads(some, np.arange(count), offset, nbytes, address, versions=versions)).wait()
     part.together.files_opened += count
     part.together.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
-    known, chunk_nbytes = {}, part.layout.chunk_nbytes if part.layout.chain is None else None
+    known, (_, chunk_nbytes) = {}, _kind_of_index(part)
     for n, row in enumerate(rows):
         number = int(objects[row])
         got = int(results.nbytes[n])
@@ -242,7 +251,7 @@ def _read_indexes(
                     raise part.replaced(number, int(found[_SIZE]))
             raw = ctypes.string_at(int(address[n]), got)
             known[number] = read_index(raw, shard, int(size[n]), chunk_nbytes)
-            indexes.put(paths[row], stored[row, :3], known[number])
+            indexes.put(paths[row], stored[row, :3], _kind_of_index(part), known[number])
         except ShardIndexError as error:
             state[row] = 2
             _fail_object(part, number, ChunkError(f"{part.object_name(number)}: {error}"))

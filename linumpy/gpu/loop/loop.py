@@ -82,7 +82,9 @@ class Loop:
         self.indexes = IndexCache()
         self._cache_nbytes = cache_nbytes
         self.carrier: Carrier | None = None  # made by the thread
-        self._changed = threading.Condition()
+        # A with block of a lock gives it back whenever an interrupt comes to a caller; one of a condition may not.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Source] = deque()
         self._queued_boxes = 0
         self._closing = False
@@ -102,7 +104,7 @@ class Loop:
 
     def submit(self, source: Source, boxes: int) -> None:
         """Queue requests; waits while too many boxes are queued."""
-        with self._changed:
+        with self._lock:
             while self._queued_boxes > QUEUED_BOXES and not self._closing:
                 self._changed.wait()
             if self._closing:
@@ -120,7 +122,7 @@ class Loop:
 
     def close(self) -> None:
         """Cancel what is queued, finish what is under way, and give everything back."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -159,7 +161,7 @@ class Loop:
         return self.carrier
 
     def _fail_everything(self, error: BaseException) -> None:
-        with self._changed:
+        with self._lock:
             self._closing = True
             queue, self._queue = list(self._queue), deque()
             self._changed.notify_all()
@@ -194,7 +196,7 @@ class Loop:
 
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""
-        with self._changed:
+        with self._lock:
             if self._queue and not self._closing:
                 return True
             if self._under_way.decoding:
@@ -214,7 +216,8 @@ class Loop:
         while True:
             if self._works is None and not self._begin_wave():
                 return None
-            assert self._works is not None
+            if self._works is None:  # the requests could not be carried out; others may be queued
+                continue
             try:
                 work = next(self._works, None)
             except Exception as error:
@@ -229,7 +232,7 @@ class Loop:
         requests: list[Request] = []
         boxes = 0
         while boxes < min(WAVE_BOXES, self.limits.boxes) and not self._closing:
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     break
                 source = self._queue[0]
@@ -238,10 +241,13 @@ class Loop:
             except Exception as error:
                 source.abandon(error)
                 request = None
-            with self._changed:
+            with self._lock:
                 if request is None:
                     if self._queue and self._queue[0] is source:
                         self._queue.popleft()
+                    if not self._queue:  # also of sources that were abandoned
+                        self._queued_boxes = 0
+                        self._changed.notify_all()
                     continue
                 boxes += request.count
                 self._queued_boxes = max(0, self._queued_boxes - request.count)
@@ -250,10 +256,10 @@ class Loop:
         if not requests:
             return False
         begin = time.perf_counter()
-        if not self._held:
-            self._hold()
         carrier, parts = self._under_way, list[Part]()
         try:
+            if not self._held:
+                self._hold()
             parts = parts_of(requests, whole_chunks=carrier.cache is not None)
             self._wave = [part for part in self._wave if not part.is_over] + parts
             ready = {id(request.ready): request.ready for request in requests if request.ready is not None}
@@ -289,9 +295,11 @@ class Loop:
         """Take a share of what the process may use, until nothing is under way."""
         carrier = self._under_way
         most = Share(1 + 3 * 1024, carrier.staging.host_nbytes, self.limits.threads)
-        share = self._shares.enter_context(PROCESS.take(Share(4, 0, 1), most))
+        with contextlib.ExitStack() as shares:  # given back where the engine cannot be made
+            share = shares.enter_context(PROCESS.take(Share(4, 0, 1), most))
+            carrier.engines.use(max(1, share.descriptors - self.limits.threads), _READ_AHEAD)
+            self._shares = shares.pop_all()
         self._held = True
-        carrier.engines.use(max(1, share.descriptors - self.limits.threads), _READ_AHEAD)
 
     # Ends
 
@@ -318,7 +326,7 @@ class Loop:
             for one in done:
                 ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
             events = [event for one in done for event in one.events.values()]
-            if ticket.failed or ticket.cancelled:  # its output must not be written any more
+            if ticket.decide():  # its output must not be written any more
                 with contextlib.suppress(Exception):
                     for event in events:
                         event.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -13,6 +14,38 @@ from linumpy.gpu.loop.report import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: Seconds between two looks of a waiter: an interrupt may have come to another one that was to wake it up.
+_LOOK_AGAIN = 0.1
+
+
+class Ending:
+    """An event that can be set whenever an interrupt comes to a waiter; that of ``threading`` may stay locked."""
+
+    __slots__ = ("_held", "_reached")
+
+    def __init__(self) -> None:
+        self._reached, self._held = False, threading.Lock()
+        self._held.acquire()
+
+    def set(self) -> None:
+        """Let all go on; by one thread."""
+        if not self._reached:
+            self._reached = True
+            self._held.release()
+
+    def is_set(self) -> bool:
+        """Say whether it is reached."""
+        return self._reached
+
+    def wait(self, seconds: float = math.inf) -> bool:
+        """Wait for it, so many seconds at most; say whether it is reached."""
+        limit = time.monotonic() + seconds
+        while not self._reached and (left := limit - time.monotonic()) > 0:
+            if self._held.acquire(timeout=min(left, _LOOK_AGAIN)):
+                self._held.release()
+        return self._reached
 
 
 @dataclass(frozen=True)
@@ -72,6 +105,8 @@ class Ticket:
         "__weakref__",
         "_array",
         "_cancelled",
+        "_decided",
+        "_deciding",
         "_describe",
         "_error",
         "_events",
@@ -90,9 +125,10 @@ class Ticket:
 
     def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
         self._array, self.source, self._order, self._home = array, source, order, home
-        self._settled = threading.Event()
+        self._settled = Ending()
         self._error: BaseException | None = None
-        self._cancelled = False
+        self._cancelled = self._decided = False
+        self._deciding = threading.Lock()
         self._events: list[Any] = []
         self._report: ReadReport | None = None
         self._describe: Callable[[Ticket], ReadReport] | None = None
@@ -144,10 +180,11 @@ class Ticket:
         bool
             False where it is over already. Else its output is not written any more once :meth:`exception` returns.
         """
-        if self._settled.is_set():
-            return False
-        self._cancelled = True
-        return True
+        with self._deciding:
+            if self._decided:
+                return False
+            self._cancelled = True
+            return True
 
     @property
     def report(self) -> ReadReport:
@@ -160,11 +197,6 @@ class Ticket:
         return self._report
 
     @property
-    def cancelled(self) -> bool:
-        """Whether :meth:`cancel` was called in time."""
-        return self._cancelled
-
-    @property
     def array(self) -> Any:
         """Where the region is read to."""
         return self._array
@@ -175,9 +207,9 @@ class Ticket:
         return self._error
 
     @property
-    def failed(self) -> bool:
-        """Whether the job has an error; it may not be over yet."""
-        return self._error is not None
+    def given_up(self) -> bool:
+        """Whether nobody gets the array, so that nothing more needs to be read for it."""
+        return self._cancelled or self._error is not None
 
     def fail(self, error: BaseException) -> None:
         """Note an error, unless the job is over; for the reader."""
@@ -195,8 +227,15 @@ class Ticket:
         self.portions -= 1
         return self.portions == 0
 
+    def decide(self) -> bool:
+        """Take no :meth:`cancel` any more; for the reader. Says whether the job is given up."""
+        with self._deciding:
+            self._decided = True
+        return self.given_up
+
     def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
         """End the job; for the reader. `describe` makes its report."""
+        self.decide()
         self._events, self._describe = events, describe
         self.end = time.perf_counter()
         if self._cancelled and self._error is None:

@@ -53,7 +53,7 @@ class Part:
         self._one_header = bool((self._geometry.target_strides == self._geometry.target_strides[:1]).all())
         jobs, spans = len(self.tickets), len(self.wanted)
         self._remaining = np.bincount(boxes.region, minlength=jobs)
-        self._dead = np.array([ticket.cancelled for ticket in self.tickets], bool)
+        self._dead = np.array([ticket.given_up for ticket in self.tickets], bool)
         self.versions = np.full((len(self.wanted.objects), VERSION_COLUMNS), -1, np.int64)
         self.stored_offset, self.stored_nbytes = np.zeros(spans, np.int64), np.zeros(spans, np.int64)
         self.bytes_read, self.filled, self.by_host = (np.zeros(jobs, np.int64) for _ in range(3))
@@ -175,10 +175,10 @@ class Part:
 
     def _note_cancelled(self) -> None:
         if len(self.tickets) == 1:
-            self._dead[0] |= self.tickets[0].cancelled
+            self._dead[0] |= self.tickets[0].given_up
             return
         for job in np.flatnonzero(~self._dead & ~self._over).tolist():
-            if self.tickets[job].cancelled:
+            if self.tickets[job].given_up:
                 self._dead[job] = True
 
     def wanted_by_nobody(self) -> bool:

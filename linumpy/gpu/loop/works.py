@@ -63,8 +63,6 @@ class Work:
         Of chunks that are on the device already, part by part.
     slots : list of numpy.ndarray
         Places in the cache for the chunks of each part, -1 for none; empty without a cache.
-    broken : numpy.ndarray of bool or None
-        Which of the chunks that the host decodes are broken; None where none is.
     """
 
     kind: str
@@ -79,7 +77,6 @@ class Work:
     file_of_read: np.ndarray | None = None
     addresses: list[np.ndarray] = field(default_factory=list)
     slots: list[np.ndarray] = field(default_factory=list)
-    broken: np.ndarray | None = None
 
     @property
     def timed(self) -> bool:

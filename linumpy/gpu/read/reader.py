@@ -273,7 +273,7 @@ class Reader:
             else:
                 arrays = [*outs]
                 for one, shape, target in zip(arrays, shapes, targets, strict=True):
-                    _check_out(one, shape, target, on_device=self.on_device)
+                    _check_out(one, shape, target, self.device)
             if self._cupy is not None and home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
         own = home if outs is None else None
@@ -466,10 +466,12 @@ def _alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtyp
     return list(kinds.values())
 
 
-def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
-    if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):
-        kind = "CuPy" if on_device else "NumPy"
+def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
+    if not (isinstance(out, np.ndarray) if device is None else is_device_array(out)):
+        kind = "NumPy" if device is None else "CuPy"
         raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
+    if device is not None and out.device.id != device:
+        raise ValueError(f"out lies on device {out.device.id}, but this reader is one of device {device}")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
     if out.dtype != dtype:

@@ -24,6 +24,8 @@ from linumpy.plan.read.slabs import Slab
 
 #: Slabs that are decoded on the device at the same time, each on a stream of its own.
 DECODE_STREAMS = 4
+#: What the CUDA runtime says of an event.
+_SUCCESS, _NOT_READY = 0, 600
 
 
 class DeviceStaging:
@@ -81,17 +83,15 @@ class DeviceStaging:
             self._new_device_ring(ring_nbytes(device_nbytes, self.scratch_bytes))
 
     def _new_host_ring(self, nbytes: int) -> None:
-        self._host = None  # the old one goes back first
+        self._host, self._host_ring = None, Ring(0)  # the old one goes back first
         self._host = self._cupyx.empty_pinned((nbytes,), dtype=np.uint8)
         self._host_ring = Ring(nbytes)
 
     def _new_device_ring(self, nbytes: int) -> None:
         self._finish_device()
-        self._device = None
-        self._device = self._cupy.empty(nbytes, np.uint8)
+        self._device, self._device_ring = None, Ring(0)
+        self._device, _ = self.allocate(nbytes)
         self._device_ring = Ring(nbytes)
-        # CuPy may have handed out memory whose last use is still waiting on this stream.
-        self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
 
     def take_host(self, nbytes: int) -> Range | None:
         """Give out pinned memory; None until an older range is free. A single slab may need more than the limit."""
@@ -127,6 +127,16 @@ class DeviceStaging:
         for stream in self.streams:
             stream.synchronize()
 
+    def is_complete(self, event: Any) -> bool:
+        """Say whether what comes before an event is complete; raises what a kernel has failed with.
+
+        CuPy's ``Event.done`` alone says "not yet" for ever after that.
+        """
+        status = int(self._cupy.cuda.runtime.eventQuery(event.ptr))
+        if status not in (_SUCCESS, _NOT_READY):
+            event.synchronize()
+        return status == _SUCCESS
+
     def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
         return TablePlan(tables, plan_scatter(tables), writes_cache)
@@ -134,6 +144,7 @@ class DeviceStaging:
     def allocate(self, nbytes: int) -> tuple[Any, int]:
         """Take device memory for good; returns an array and its address."""
         array = self._cupy.empty(nbytes, np.uint8)
+        # CuPy may have handed out memory whose last use is still waiting on this stream.
         self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
         return array, int(array.data.ptr)
 
@@ -248,7 +259,8 @@ class DeviceStaging:
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyHostToDevice, self._copies.ptr)
+        if nbytes:  # a slab that nobody wants any more may have no tables, and begin at the end of its memory
+            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyHostToDevice, self._copies.ptr)
 
     def _event(self, stream: Any) -> Any:
         return stream.record(self._cupy.cuda.Event(disable_timing=True))

@@ -38,11 +38,12 @@ class DirectStaging(DeviceStaging):
     def take_read(self, nbytes: int) -> Range | None:
         """Give out device memory for reads; None until an older range is free."""
         if nbytes > self._reads.nbytes and self._reads.oldest() is None:
-            self._memory = None
-            self._memory = self._cupy.empty(ring_nbytes(4 * nbytes, max(nbytes, self._read_limit)), np.uint8)
-            self._reads = Ring(self._memory.nbytes)
+            self._memory, self._reads = None, Ring(0)
+            size = ring_nbytes(4 * nbytes, max(aligned(nbytes), self._read_limit))
+            self._memory = self._cupy.empty(size, np.uint8)
             # cuFile writes device memory outside of every stream: earlier work on this memory must be complete.
             self._event(self._cupy.cuda.get_current_stream()).synchronize()
+            self._reads = Ring(size)
         return self._reads.take(nbytes)
 
     def oldest_read(self) -> Range | None:

@@ -58,6 +58,7 @@ class Engines:
             if self._descriptors // 2 <= descriptors <= 2 * self._descriptors:
                 return
             self.batches.close()
+            self.batches = None  # not to be used again where the next one cannot be made
         each = max(1, descriptors // (batches + 1))
         self.batches, self._descriptors = ReadEngine(descriptors=each, kept_descriptors=each), descriptors
 

@@ -1,5 +1,6 @@
 """Files that are replaced, written again or removed while they are read: one version or an error, never two."""
 
+import json
 import os
 import time
 
@@ -10,6 +11,7 @@ from stores import random_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import carrier, host_decode, loop
+from linumpy.gpu.read.reader import Reader
 from linumpy.io import posix_aio
 from linumpy.io.file_reads import Pending
 from linumpy.io.plain_reads import read_files
@@ -178,3 +180,25 @@ def test_between_two_pieces_of_a_raw_chunk(tmp_path, monkeypatch, change):
     monkeypatch.setattr(carrier.Carrier, "_place", once)
     with pytest.raises(ChunkError, match=rf"chunk \(0, 0\) of .*({CHANGED})"):
         reference.execute(reference.make_job(array, slab_nbytes=8192))
+
+
+OTHER_METADATA = {
+    "a wider type": (("uint16", "uint32"), r"inner chunk \(0, 0\) has 256 bytes and must have 512"),
+    "smaller chunks": (('"chunk_shape": [8, 16]', '"chunk_shape": [4, 16]'), "checksum of the shard index"),
+    "an index elsewhere": (('"index_location": "end"', '"index_location": "start"'), "checksum of the shard index"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_METADATA)
+def test_a_shard_whose_metadata_were_written_again(tmp_path, name):
+    """Its index says something else then, though its file is the same: it is not the one that was kept."""
+    (old, new), message = OTHER_METADATA[name]
+    array = write(tmp_path / "a", 0, compressors=RAW, shards=(32, 48))
+    file = tmp_path / "a/zarr.json"
+    with Reader("cpu") as one:
+        assert same(one.submit(tmp_path / "a").result(), array[...])
+        text = json.dumps(json.loads(file.read_text()))
+        assert old in text
+        file.write_text(text.replace(old, new) + " ")
+        with pytest.raises(ChunkError, match=message):
+            one.submit(tmp_path / "a").result()

@@ -616,8 +616,13 @@ def test_outputs_that_cannot_be(tmp_path, one):
     good.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         one.submit(array, out=good)
-    with reference.fake_device(), Reader(0) as other, pytest.raises(TypeError, match=r"numpy\.ndarray.*CuPy"):
-        other.submit(array, out=np.empty((40, 48), "u2"))
+    with reference.fake_device() as device, Reader(0) as other:
+        with pytest.raises(TypeError, match=r"numpy\.ndarray.*CuPy"):
+            other.submit(array, out=np.empty((40, 48), "u2"))
+        elsewhere = device.empty((40, 48), "u2")
+        other.device = 1
+        with pytest.raises(ValueError, match="out lies on device 0, but this reader is one of device 1"):
+            other.submit(array, out=elsewhere)
 
 
 def test_readers_that_cannot_be():
