@@ -330,11 +330,11 @@ def _file_reads(work: Work, base: int) -> FileReads:
     paths: list[str] = []
     for part, numbers in work.files:
         paths += part.paths(numbers)
-    # Shards are read again and again, and stay open; chunks in files of their own are read once.
-    versions = [
-        part.versions[numbers] if part.layout.shard is not None else np.full((len(numbers), VERSION_COLUMNS), -1)
-        for part, numbers in work.files
-    ]
-    return FileReads(
-        paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place, versions=np.concatenate(versions)
-    )
+    versions = None
+    if any(part.layout.shard is not None for part, _ in work.files):
+        # Shards are read again and again, and stay open; chunks in files of their own are read once.
+        versions = np.concatenate([
+            part.versions[numbers] if part.layout.shard is not None else np.full((len(numbers), VERSION_COLUMNS), -1)
+            for part, numbers in work.files
+        ])  # fmt: skip
+    return FileReads(paths, work.file_of_read, slab.offset, slab.nbytes, base + slab.place, versions=versions)

@@ -49,6 +49,8 @@ class ReaderStats:
         Stored bytes.
     layout_hits, layout_misses, index_hits, index_misses : int
         Of arrays that were opened before, and of shard indexes.
+    file_hits, file_misses : int
+        Of shards that were open when they were read.
     plan_seconds, io_seconds, place_seconds : float
         Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
     cache_hits, cache_misses : int
@@ -66,6 +68,8 @@ class ReaderStats:
     layout_misses: int
     index_hits: int
     index_misses: int
+    file_hits: int
+    file_misses: int
     plan_seconds: float
     io_seconds: float
     place_seconds: float
@@ -353,6 +357,7 @@ class Reader:
         """Say what has been done so far."""
         counts, indexes, carrier = self._loop.counts, self._loop.indexes, self._loop.carrier
         cache = None if carrier is None else carrier.cache
+        file_hits, file_misses = (0, 0) if carrier is None else carrier.engines.open_file_counts
         return ReaderStats(
             jobs=int(counts["jobs"]),
             chunks=int(counts["chunks"]),
@@ -363,6 +368,8 @@ class Reader:
             layout_misses=self._misses,
             index_hits=indexes.hits,
             index_misses=indexes.misses,
+            file_hits=file_hits,
+            file_misses=file_misses,
             plan_seconds=counts["plan"],
             io_seconds=counts["io"],
             place_seconds=counts["place"],
@@ -478,8 +485,18 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int | 
         raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only: pass an array that can be written to")
-    if out.size and any(n > 1 and step <= 0 for n, step in zip(shape, out.strides, strict=True)):
+    if out.size and not out.flags.c_contiguous and _overlaps(shape, out.strides, out.itemsize):
         raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Say whether elements may share bytes: the axes, from the smallest stride on, must each step over those before."""
+    reach = itemsize
+    for step, count in sorted((step, count) for step, count in zip(strides, shape, strict=True) if count > 1):
+        if step < reach:
+            return True
+        reach += (count - 1) * step
+    return False
 
 
 def _address(array: Any) -> int:

@@ -46,6 +46,7 @@ class Engines:
         self.batches: ReadEngine | None = None
         self._direct = self._long = None
         self._descriptors = 0
+        self._counts_before = 0, 0
         self.name = "no file was read"
         if staging.direct:
             self._direct = CuFileEngine(staging.read_view, direct=True)
@@ -57,10 +58,17 @@ class Engines:
         if self.batches is not None:
             if self._descriptors // 2 <= descriptors <= 2 * self._descriptors:
                 return
+            self._counts_before = self.open_file_counts
             self.batches.close()
             self.batches = None  # not to be used again where the next one cannot be made
         each = max(1, descriptors // (batches + 1))
         self.batches, self._descriptors = ReadEngine(descriptors=each, kept_descriptors=each), descriptors
+
+    @property
+    def open_file_counts(self) -> tuple[int, int]:
+        """Shards that were open when they were read, and those that had to be opened."""
+        hits, misses = (0, 0) if self.batches is None else self.batches.open_file_counts
+        return self._counts_before[0] + hits, self._counts_before[1] + misses
 
     def start(self, reads: FileReads, *, direct: bool, raw: bool) -> Any:
         """Start to read a slab, of raw or of encoded chunks."""

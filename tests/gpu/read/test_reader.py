@@ -564,6 +564,13 @@ def test_a_relative_path_of_another_folder(tmp_path, one, monkeypatch):
         assert one.submit("x").result().shape == (8 + ord(name), 9)
 
 
+def test_a_shard_is_opened_once_for_its_index_and_its_data(tmp_path, one):
+    array = make(tmp_path / "a", shards=(16, 48))
+    assert same(one.submit(array).result(), array[...])
+    stats = one.stats()
+    assert (stats.file_hits, stats.file_misses) == (3, 3)
+
+
 def test_a_shard_that_is_replaced_between_two_reads_is_noticed(tmp_path, one):
     array = make(tmp_path / "a", compressors="auto", shards=(16, 48))
     for seed in range(3):
@@ -606,6 +613,8 @@ def test_outputs_that_cannot_be(tmp_path, one):
         (good, {"dtype": "f4"}, TypeError, "uint16.*float32"),
         ([[1, 2]], {}, TypeError, "list"),
         (np.lib.stride_tricks.as_strided(good, (40, 48), (0, 2)), {}, ValueError, "strides"),
+        (np.lib.stride_tricks.as_strided(good, (40, 48), (94, 2)), {}, ValueError, "strides"),
+        (np.lib.stride_tricks.as_strided(good, (40, 48), (2, 78)), {}, ValueError, "strides"),
         (good[::-1], {}, ValueError, "strides"),
         (np.empty((40, 48), ">u2"), {}, TypeError, ">u2"),
     ):
