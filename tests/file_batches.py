@@ -5,8 +5,8 @@ import os
 
 import numpy as np
 
-from linumpy.io import file_reads
-from linumpy.io.file_reads import FileReads
+from linumpy.io.reads import file_reads
+from linumpy.io.reads.file_reads import FileReads
 
 KINDS = ["POSIX", "threads that pread"]
 

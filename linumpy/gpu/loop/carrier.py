@@ -21,7 +21,7 @@ from linumpy.gpu.loop.limits import Limits
 from linumpy.gpu.loop.wave import VERSION_COLUMNS, Part
 from linumpy.gpu.loop.works import Work, buffer_nbytes, host_works, kind_of
 from linumpy.gpu.staging.engines import Engines
-from linumpy.io.file_reads import FileReads
+from linumpy.io.reads.file_reads import FileReads
 from linumpy.plan.decode.workspace import MARGIN
 from linumpy.plan.read.ring import aligned
 

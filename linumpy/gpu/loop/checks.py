@@ -16,7 +16,7 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.loop.locate import is_missing
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.loop.works import Work
-from linumpy.io.file_reads import ReadResults
+from linumpy.io.reads.file_reads import ReadResults
 from linumpy.plan.read.slabs import Slab
 
 Rows = list[tuple[Part, np.ndarray]]

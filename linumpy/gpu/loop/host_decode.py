@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
-from linumpy.io.plain_reads import version
+from linumpy.io.reads.plain_reads import version
 
 
 class PendingDecodes:

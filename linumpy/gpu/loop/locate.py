@@ -19,7 +19,7 @@ import numpy as np
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
-from linumpy.io.file_reads import FileReads, ReadEngine
+from linumpy.io.reads.file_reads import FileReads, ReadEngine
 from linumpy.plan.layout import ShardLayout
 from linumpy.plan.read.shards import ShardIndexError, read_index
 from linumpy.plan.read.spans import shard_spans

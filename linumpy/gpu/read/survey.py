@@ -18,7 +18,7 @@ from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.loop.works import Cutter, Work, estimate_scratch, way_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.gpu.staging.scatter import Conversion
-from linumpy.io.file_reads import ReadEngine
+from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.plan.read.pieces import c_strides
 from linumpy.plan.read.plan import ReadPlan, Survey
 

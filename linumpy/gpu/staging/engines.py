@@ -1,11 +1,11 @@
 """Engines that read slabs: batches of plain reads, and kvikio, by GPUDirect Storage or for long reads.
 
 Without GPUDirect Storage kvikio reads with POSIX calls too. Each read passes through Python by itself, 15 to 30 µs, so
-that short ones are faster in batches (:mod:`linumpy.io.file_reads`); of long ones there are few, and kvikio's threads
-go on from one slab to the next.
+that short ones are faster in batches (:mod:`linumpy.io.reads.file_reads`); of long ones there are few, and kvikio's
+threads go on from one slab to the next.
 
-In: :class:`~linumpy.io.plain_reads.FileReads`. Out: the same :class:`~linumpy.io.plain_reads.ReadResults` as batches
-give.
+In: :class:`~linumpy.io.reads.plain_reads.FileReads`. Out: the same
+:class:`~linumpy.io.reads.plain_reads.ReadResults` as batches give.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from linumpy.device import kvikio_mode
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
-from linumpy.io.file_reads import ReadEngine
-from linumpy.io.plain_reads import INODE_BITS, FileReads, ReadResults, read_files
+from linumpy.io.reads.file_reads import ReadEngine
+from linumpy.io.reads.plain_reads import INODE_BITS, FileReads, ReadResults, read_files
 
 #: One task of a read into host memory; into device memory tasks are of kvikio's own size.
 _HOST_TASK = 2**20

@@ -28,9 +28,9 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.survey import with_survey
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
-from linumpy.io import posix_aio
-from linumpy.io.file_reads import ReadEngine
 from linumpy.io.layout import read_layout
+from linumpy.io.reads import posix_aio
+from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.plan.read.plan import plan_read
 
 READ_IN_THREADS = """

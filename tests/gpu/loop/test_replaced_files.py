@@ -12,9 +12,9 @@ from stores import random_values, same
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import carrier, host_decode, loop
 from linumpy.gpu.read.reader import Reader
-from linumpy.io import posix_aio
-from linumpy.io.file_reads import Pending
-from linumpy.io.plain_reads import read_files
+from linumpy.io.reads import posix_aio
+from linumpy.io.reads.file_reads import Pending
+from linumpy.io.reads.plain_reads import read_files
 
 RAW, ZSTD = None, zarr.codecs.ZstdCodec()
 SHAPE = (64, 48)

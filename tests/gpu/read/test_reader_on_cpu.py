@@ -26,7 +26,7 @@ from linumpy.gpu.loop import carrier, jobs
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
-from linumpy.io import plain_reads
+from linumpy.io.reads import plain_reads
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 

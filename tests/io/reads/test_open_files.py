@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from file_batches import Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
 
-from linumpy.io.file_reads import ReadEngine
-from linumpy.io.open_files import KeptFiles, OpenFiles
+from linumpy.io.reads.file_reads import ReadEngine
+from linumpy.io.reads.open_files import KeptFiles, OpenFiles
 
 
 def versions_of(paths):

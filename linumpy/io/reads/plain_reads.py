@@ -19,7 +19,7 @@ import numpy as np
 # np.unique imports it on its first call: without a free descriptor, that would fail where such failures are handled.
 import numpy.ma
 
-from linumpy.io import posix_aio
+from linumpy.io.reads import posix_aio
 
 #: O_NONBLOCK means nothing to a file, but without it a pipe in its place would be waited for.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from linumpy.io import posix_aio
+from linumpy.io.reads import posix_aio
 
 
 def test_it_works_here():
@@ -111,7 +111,7 @@ UNDER_SIGNALS = """
 import os, signal, sys, tempfile, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from linumpy.io import posix_aio
+from linumpy.io.reads import posix_aio
 
 kind, count, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 came = []
@@ -176,7 +176,7 @@ def test_signals_during_ten_thousand_reads(kind):
 FORKED = """
 import errno, os, sys
 import numpy as np
-from linumpy.io import posix_aio
+from linumpy.io.reads import posix_aio
 
 content = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint8)
 with open(sys.argv[1], "wb") as file:

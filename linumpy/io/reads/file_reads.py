@@ -4,8 +4,8 @@ In: :class:`FileReads`, a batch of reads with the addresses that they fill. Out:
 of each file before and after its reads. Errors: none are raised for a file or a read that fails; its count is minus an
 ``errno``.
 
-Threads of the C library carry out a batch (:mod:`linumpy.io.posix_aio`), without Python's lock. The caller carries out
-small ones at once where their bytes are in the page cache: another thread would need longer to wake up. io_uring was
+Threads of the C library carry out a batch (:mod:`linumpy.io.reads.posix_aio`), without Python's lock. The caller
+carries out small ones at once where their bytes are in the page cache: another thread would need longer to wake up. io_uring was
 measured beside it, by one submission for all that is done to a file and by submission threads of the kernel; on a
 virtual machine of 16 cores it was slower in every case but one, which kept 12 cores busy.
 """
@@ -23,10 +23,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from linumpy.io import posix_aio
-from linumpy.io.call_thread import Call, CallThread
-from linumpy.io.open_files import KeptFiles, OpenFiles
-from linumpy.io.plain_reads import FileReads, ReadOne, ReadResults, read_file, read_files, stat_file
+from linumpy.io.reads import posix_aio
+from linumpy.io.reads.call_thread import Call, CallThread
+from linumpy.io.reads.open_files import KeptFiles, OpenFiles
+from linumpy.io.reads.plain_reads import FileReads, ReadOne, ReadResults, read_file, read_files, stat_file
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 
@@ -61,7 +61,7 @@ class _NotCachedError(Exception):
 
 
 def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int:
-    """Do what :func:`linumpy.io.posix_aio.read_now` does, unless it would have to wait for a disk."""
+    """Do what :func:`linumpy.io.reads.posix_aio.read_now` does, unless it would have to wait for a disk."""
     done, flags = 0, os.RWF_NOWAIT
     while done < nbytes:
         vector = _Vector(address + done, nbytes - done)

@@ -3,7 +3,7 @@
 import pytest
 from file_batches import KINDS
 
-from linumpy.io import posix_aio
+from linumpy.io.reads import posix_aio
 
 
 @pytest.fixture(params=KINDS)

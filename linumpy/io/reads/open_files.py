@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 
-from linumpy.io.plain_reads import OPEN_FLAGS, Version, refusal, version
+from linumpy.io.reads.plain_reads import OPEN_FLAGS, Version, refusal, version
 
 _NONE: Version = (0, 0, 0, 0)
 

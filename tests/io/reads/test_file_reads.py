@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from file_batches import KINDS, Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
 
-from linumpy.io import file_reads, posix_aio
-from linumpy.io.file_reads import FileReads, Pending, ReadEngine
-from linumpy.io.plain_reads import read_files
+from linumpy.io.reads import file_reads, posix_aio
+from linumpy.io.reads.file_reads import FileReads, Pending, ReadEngine
+from linumpy.io.reads.plain_reads import read_files
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_failures_are_those_of_plain_calls(engine, tmp_path, monkeypatch, small)
 AS_NOBODY = """
 import errno, os, sys
 import numpy as np
-from linumpy.io import file_reads
+from linumpy.io.reads import file_reads
 file_reads.SMALL_READS = int(sys.argv[2])
 if os.geteuid() == 0:
     os.setgid(65534)
@@ -260,7 +260,7 @@ def test_an_address_outside_of_the_process_is_an_error_of_its_read_alone(engine,
 LIMITED = """
 import os, resource, sys
 import numpy as np
-from linumpy.io import file_reads
+from linumpy.io.reads import file_reads
 file_reads.SMALL_READS = 0
 bound, limit, again, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 if not again:
@@ -524,7 +524,7 @@ def test_small_batches_leave_nothing_behind(tmp_path, monkeypatch, small, count)
 INTERRUPTED = """
 import os, random, signal, sys, time
 import numpy as np
-from linumpy.io import file_reads, posix_aio
+from linumpy.io.reads import file_reads, posix_aio
 
 class Interrupt(BaseException):
     pass
@@ -610,7 +610,7 @@ def test_interrupts_at_any_time_for_a_while(tmp_path, kind, small):
 FORKED = """
 import os, sys, traceback
 import numpy as np
-from linumpy.io import file_reads, posix_aio
+from linumpy.io.reads import file_reads, posix_aio
 file_reads.SMALL_READS = 0
 if sys.argv[1] != "POSIX":
     posix_aio.why_unavailable = lambda: "there is none"
@@ -681,7 +681,7 @@ def test_the_interpreter_ends_while_batches_are_under_way(tmp_path, kind):
         import atexit, os, sys, numpy as np
         pending = []
         atexit.register(lambda: all(one.done() for one in pending) or os._exit(3))  # runs after those of linumpy
-        from linumpy.io import file_reads, posix_aio
+        from linumpy.io.reads import file_reads, posix_aio
         if sys.argv[1] != "POSIX":
             posix_aio.why_unavailable = lambda: "there is none"
         file_reads.SMALL_READS = 0

@@ -1,0 +1,1 @@
+"""Batches of reads of files into host memory, by threads of the C library."""
