@@ -5,9 +5,9 @@ of each file before and after its reads. Errors: none are raised for a file or a
 ``errno``.
 
 Threads of the C library carry out a batch (:mod:`linumpy.io.reads.posix_aio`), without Python's lock. The caller
-carries out small ones at once where their bytes are in the page cache: another thread would need longer to wake up. io_uring was
-measured beside it, by one submission for all that is done to a file and by submission threads of the kernel; on a
-virtual machine of 16 cores it was slower in every case but one, which kept 12 cores busy.
+carries out small ones at once where their bytes are in the page cache: another thread would need longer to wake up.
+io_uring was measured beside it, by one submission for all that is done to a file and by submission threads of the
+kernel; on a virtual machine of 16 cores it was slower in every case but one, which kept 12 cores busy.
 """
 
 from __future__ import annotations
