@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import sys
 
@@ -10,8 +11,19 @@ import numpy as np
 import pytest
 from file_batches import Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
 
+from linumpy.gpu import release
 from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.io.reads.open_files import KeptFiles, OpenFiles
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_else_closes_files():
+    """Neither readers of earlier tests that come to rest, nor the collection of garbage."""
+    release()
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def versions_of(paths):
