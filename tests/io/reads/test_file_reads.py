@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from file_batches import KINDS, Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
+from file_batches import KINDS, Interrupt, batch, check, fail, interrupt_at, nothing_at_once, open_files, version, write
 
 from linumpy.io.reads import file_reads, posix_aio
 from linumpy.io.reads.file_reads import FileReads, Pending, ReadEngine
@@ -759,22 +759,6 @@ def test_memory_is_kept_while_it_is_written(engine, tmp_path, held):
     assert alive() is None
 
 
-def interrupt_at(step):
-    """Trace, and raise before that step of the interpreter inside of what opens files and starts to read them."""
-    # Not CallThread.start(): no signal handler runs between the last call of a with block and the release of its lock.
-    steps, names = iter(range(10**9)), {"begin", "open", "_spread", "duplicates", "put"}
-
-    def trace(frame, event, _):
-        if frame.f_code.co_name not in names:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and next(steps) == step:
-            raise Interrupt
-        return trace
-
-    return trace
-
-
 def test_an_interrupt_at_any_step_leaves_nothing_behind(small_units, tmp_path, monkeypatch):
     """Neither a call that nobody waits for nor an open file."""
     nothing_at_once(monkeypatch)
@@ -792,7 +776,8 @@ def test_an_interrupt_at_any_step_leaves_nothing_behind(small_units, tmp_path, m
 
         monkeypatch.setattr(engine, "_read", slowly)
         for step in range(2000):
-            sys.settrace(interrupt_at(step))
+            # Not CallThread.start(): no handler runs between the last call of a with block and the release of its lock.
+            sys.settrace(interrupt_at(step, {"begin", "open", "_spread", "duplicates", "put"}))
             try:
                 pending = engine.start(reads)
                 break

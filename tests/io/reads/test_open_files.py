@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from file_batches import Interrupt, batch, check, fail, nothing_at_once, open_files, version, write
+from file_batches import Interrupt, batch, check, fail, interrupt_at, nothing_at_once, open_files, version, write
 
 from linumpy.gpu import release
 from linumpy.io.reads.file_reads import ReadEngine
@@ -162,21 +162,6 @@ def test_a_file_that_two_batches_want_is_opened_twice(engine, tmp_path):
     assert len(open_files()) - opened == 1
 
 
-def interrupt_at(step):
-    """Trace, and raise before that step of the interpreter inside of what hands files over."""
-    steps, names = iter(range(10**9)), {"open", "open_into", "keep_from", "_drop_above"}
-
-    def trace(frame, event, _):
-        if frame.f_code.co_name not in names:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and next(steps) == step:
-            raise Interrupt
-        return trace
-
-    return trace
-
-
 def test_an_interrupt_at_any_step_leaves_nothing_open(tmp_path):
     paths, opened, traced = write(tmp_path, [300] * 3), len(open_files()), sys.gettrace()
     known = [tuple(version(path)[:3]) for path in paths]
@@ -184,7 +169,7 @@ def test_an_interrupt_at_any_step_leaves_nothing_open(tmp_path):
         kept = KeptFiles(2)
         kept._lock = contextlib.nullcontext()  # no signal handler runs between the end of a with block and its release
         files, complete = OpenFiles(), False
-        sys.settrace(interrupt_at(step))
+        sys.settrace(interrupt_at(step, {"open", "open_into", "keep_from", "_drop_above"}))
         try:
             for _ in range(2):
                 for path, expected in zip(paths, known, strict=True):
