@@ -29,6 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from linumpy.errors import ChunkError, LinumpyError
+from linumpy.plan.region import normalize_region
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
     array : zarr.Array
         Of zarr format 2 or 3.
     region : tuple of int and slice
-        One for each axis, within the array; slices of step 1.
+        Within the array; slices of step 1. Axes and bounds that are left out are whole.
 
     Raises
     ------
@@ -114,9 +115,11 @@ def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> 
 
 def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the indexes of the chunks (or shards) that a region touches."""
-    size = array.shards or array.chunks
-    box = [one if isinstance(one, slice) else slice(one, one + 1) for one in region]
-    return itertools.product(*(range(b.start // s, -(-b.stop // s)) for b, s in zip(box, size, strict=True)))
+    size, box = array.shards or array.chunks, normalize_region(region, array.shape)
+    if not box.size:
+        return iter(())
+    bounds = zip(box.start, box.stop, size, strict=True)
+    return itertools.product(*(range(start // step, -(-stop // step)) for start, stop, step in bounds))
 
 
 def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
