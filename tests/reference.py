@@ -14,7 +14,7 @@ from decoders import start
 from linumpy import device as devices
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.loop import loop
-from linumpy.gpu.read import reader
+from linumpy.gpu.read import request
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.gpu.staging import device as staging
@@ -100,7 +100,7 @@ def use_small_rings(patch):
     """Let staging have so little memory that slabs of a small array take what earlier ones have used."""
     patch.setattr(ring, "_SMALLEST", 2**14)
     patch.setattr(loop, "_host_memory", lambda: SMALL_RING)
-    patch.setattr(reader, "MIN_SCRATCH_BYTES", SMALL_RING)
+    patch.setattr(request, "MIN_SCRATCH_BYTES", SMALL_RING)
 
 
 def leave_used_memory(device):

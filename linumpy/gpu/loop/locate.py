@@ -197,9 +197,9 @@ def _indexes(
     shard = part.layout.shard
     assert shard is not None
     paths = part.paths(objects)
-    known, unknown = {}, []
+    known, unknown, kind = {}, [], _kind_of_index(part)
     for row in np.flatnonzero(state == 0).tolist():
-        index = indexes.get(paths[row], stored[row, :3], _kind_of_index(part))
+        index = indexes.get(paths[row], stored[row, :3], kind)
         if index is None:
             unknown.append(row)
         else:
@@ -238,7 +238,7 @@ def _read_indexes(
     results = engine.start(FileReads(some, np.arange(count), offset, nbytes, address, versions=versions)).wait()
     part.together.files_opened += count
     part.together.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
-    known, (_, chunk_nbytes) = {}, _kind_of_index(part)
+    known, kind = {}, _kind_of_index(part)
     for n, row in enumerate(rows):
         number = int(objects[row])
         got = int(results.nbytes[n])
@@ -250,8 +250,8 @@ def _read_indexes(
                 if (found[:3] != part.versions[number]).any():
                     raise part.replaced(number, int(found[_SIZE]))
             raw = ctypes.string_at(int(address[n]), got)
-            known[number] = read_index(raw, shard, int(size[n]), chunk_nbytes)
-            indexes.put(paths[row], stored[row, :3], _kind_of_index(part), known[number])
+            known[number] = read_index(raw, shard, int(size[n]), kind[1])
+            indexes.put(paths[row], stored[row, :3], kind, known[number])
         except ShardIndexError as error:
             state[row] = 2
             _fail_object(part, number, ChunkError(f"{part.object_name(number)}: {error}"))

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array, require_cuda
-from linumpy.errors import RegionError, UnsupportedLayoutError
+from linumpy.device import require_cuda
+from linumpy.errors import UnsupportedLayoutError
+from linumpy.gpu.kernels import address_of
 from linumpy.gpu.loop.jobs import Jobs, Regions
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, cast_dtype
+from linumpy.gpu.read.outputs import alike, bounds_of, check_output, shapes_of, strides_of, targets_of
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
@@ -122,8 +124,7 @@ class Reader:
         slab_nbytes: int | None = None,
         direct: bool = False,
     ) -> None:
-        if scratch_bytes < MIN_SCRATCH_BYTES:
-            raise ValueError(f"scratch_bytes={scratch_bytes}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+        scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
         self._cupy = require_cuda() if self.on_device else None
@@ -132,9 +133,7 @@ class Reader:
             self.device = self._cupy.cuda.runtime.getDevice() if device is None else int(device)
             if self.device >= (count := self._cupy.cuda.runtime.getDeviceCount()):
                 raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
-        self.limits = limits_for(
-            int(scratch_bytes), on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes
-        )
+        self.limits = limits_for(scratch_bytes, on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes)
         self._hits = self._misses = 0
         self._process = os.getpid()
         context = functools.partial(_context_of, self._cupy, self.device)
@@ -205,7 +204,7 @@ class Reader:
         if not len(regions):
             return []
         if isinstance(regions, np.ndarray):
-            start, stop = _bounds(regions, layouts, array)
+            start, stop = bounds_of(regions, layouts, array)
             kept = None
         else:
             boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, array.tolist(), strict=True)]
@@ -265,8 +264,8 @@ class Reader:
         if os.getpid() != self._process:
             raise RuntimeError("this reader was made by the parent of this process: make one here")
         numbers = array.tolist()
-        targets = _targets(layouts, numbers, outs, dtype)
-        shapes = _shapes(stop - start, kept)
+        targets = targets_of(layouts, numbers, outs, dtype)
+        shapes = shapes_of(stop - start, kept)
         home = ready = None
         with _context_of(self._cupy, self.device):
             if self._cupy is not None:
@@ -277,17 +276,17 @@ class Reader:
             else:
                 arrays = [*outs]
                 for one, shape, target in zip(arrays, shapes, targets, strict=True):
-                    _check_out(one, shape, target, self.device)
+                    check_output(one, shape, target, self.device)
             if self._cupy is not None and home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
         own = home if outs is None else None
         tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
             ticket.timed = timed
-        strides = _strides(arrays, kept, start.shape)
-        addresses = np.array([_address(one) for one in arrays], np.int64)
+        strides = strides_of(arrays, kept, start.shape)
+        addresses = np.array([address_of(one) for one in arrays], np.int64)
         made = []
-        for rows in _alike(layouts, numbers, targets):
+        for rows in alike(layouts, numbers, targets):
             mine, regions = layouts, Regions(array, start, stop, strides, addresses)
             if len(rows) < len(numbers):
                 used, which = np.unique(array[rows], return_inverse=True)
@@ -426,91 +425,6 @@ def _describe_by(reader: weakref.ref[Reader], *arguments: Any) -> ReadReport:
 def _close_loop(loop: Loop, process: int) -> None:
     if os.getpid() == process:  # a child has none of its parent's threads
         loop.close()
-
-
-def _bounds(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    rank = layouts[0].rank
-    if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
-        raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
-    if any(layout.rank != rank for layout in layouts):
-        raise RegionError(f"regions have {rank} axes, but not all arrays do")
-    start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
-    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)[array]
-    wrong = ((start < 0) | (stop < start) | (stop > shape)).any(axis=1)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        shape = layouts[array[row]].shape
-        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
-    return start, stop
-
-
-def _targets(layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Any] | None, dtype: Any) -> list[np.dtype]:
-    """Settle the dtype of each output."""
-    if dtype is not None or outs is None:
-        of_array = [cast_dtype(layout.dtype, dtype) for layout in layouts]
-        return [of_array[number] for number in numbers]
-    wanted = [getattr(out, "dtype", None) for out in outs]
-    known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
-    return [known[pair] for pair in zip(numbers, wanted, strict=True)]
-
-
-def _shapes(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
-    """Shapes of the outputs: of the axes that regions keep."""
-    if kept is None or kept.all():
-        return [tuple(row) for row in extent.tolist()]
-    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
-
-
-def _alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
-    """Bring rows together that are cut, decoded and cast alike."""
-    kinds: dict[tuple[Any, ...], list[int]] = {}
-    known: dict[tuple[int, np.dtype], list[int]] = {}
-    for row, pair in enumerate(zip(numbers, targets, strict=True)):
-        rows = known.get(pair)
-        if rows is None:
-            rows = known[pair] = kinds.setdefault((layouts[pair[0]].geometry, pair[1]), [])
-        rows.append(row)
-    return list(kinds.values())
-
-
-def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
-    if not (isinstance(out, np.ndarray) if device is None else is_device_array(out)):
-        kind = "NumPy" if device is None else "CuPy"
-        raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
-    if device is not None and out.device.id != device:
-        raise ValueError(f"out lies on device {out.device.id}, but this reader is one of device {device}")
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
-    if out.dtype != dtype:
-        raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only: pass an array that can be written to")
-    if out.size and not out.flags.c_contiguous and _overlaps(shape, out.strides, out.itemsize):
-        raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
-
-
-def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Say whether elements may share bytes: the axes, from the smallest stride on, must each step over those before."""
-    reach = itemsize
-    for step, count in sorted((step, count) for step, count in zip(strides, shape, strict=True) if count > 1):
-        if step < reach:
-            return True
-        reach += (count - 1) * step
-    return False
-
-
-def _address(array: Any) -> int:
-    return int(array.ctypes.data) if isinstance(array, np.ndarray) else int(array.data.ptr)
-
-
-def _strides(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
-    """Bytes between neighbours along the axes of the array; axes that were dropped have one element."""
-    if kept is None or kept.all():
-        return np.array([array.strides for array in arrays], np.int64).reshape(shape)
-    strides = np.zeros(shape, np.int64)
-    for row, array in enumerate(arrays):
-        strides[row, kept[row]] = array.strides
-    return strides
 
 
 def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:

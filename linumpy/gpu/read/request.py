@@ -56,16 +56,23 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
         No CUDA device.
     """
     target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
-    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    if isinstance(scratch, bool) or not hasattr(scratch, "__index__"):
-        raise TypeError(f"scratch_bytes={scratch!r}: a whole number of bytes is needed")
-    scratch = operator.index(scratch)
-    if scratch < MIN_SCRATCH_BYTES:
-        raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+    scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else check_scratch(scratch_bytes)
     require_cuda()
     if out is not None:
-        _check_out(out, plan.shape, target)
+        check_out(out, plan.shape, target, on_device=True)
+        if not out.flags.c_contiguous:
+            raise ValueError(f"out has strides {out.strides}: pass a C-contiguous array")
     return ReadRequest(plan, target, out, scratch)
+
+
+def check_scratch(scratch_bytes: Any) -> int:
+    """Return an amount of scratch; raise where it is no whole number, or too little."""
+    if isinstance(scratch_bytes, bool) or not hasattr(scratch_bytes, "__index__"):
+        raise TypeError(f"scratch_bytes={scratch_bytes!r}: a whole number of bytes is needed")
+    scratch = operator.index(scratch_bytes)
+    if scratch < MIN_SCRATCH_BYTES:
+        raise ValueError(f"scratch_bytes={scratch}: at least {MIN_SCRATCH_BYTES} (1 MiB) are needed")
+    return scratch
 
 
 def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
@@ -84,15 +91,15 @@ def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
     return target
 
 
-def _check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if not is_device_array(out):
-        raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a CuPy array")
+def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
+    """Raise where an output is no CuPy (or NumPy) array, or of another shape or dtype than the region."""
+    if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):
+        kind = "CuPy" if on_device else "NumPy"
+        raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but the region has shape {shape}")
     if out.dtype != dtype:
         raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
-    if not out.flags.c_contiguous:
-        raise ValueError(f"out has strides {out.strides}: pass a C-contiguous array")
 
 
 def device_of(request: ReadRequest) -> Any:

@@ -104,7 +104,7 @@ class Pending:
 
     def open(self) -> None:
         """Open the files; for the engine."""
-        for path, expected in zip(self._reads.paths, self._reads.expected(), strict=True):
+        for path, expected in zip(self._reads.paths, self._reads.expected, strict=True):
             self._kept.open_into(self._files, path, expected)
 
     def read_now(self, read: ReadOne) -> None:
@@ -189,7 +189,7 @@ class Pending:
                 file.look_again()
             columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
             if self._reads.versions is not None:
-                self._kept.keep_from(self._files, self._reads.paths, self._reads.expected())
+                self._kept.keep_from(self._files, self._reads.paths, self._reads.expected)
         finally:
             self._files.close()
         columns = columns.reshape(-1, 9)

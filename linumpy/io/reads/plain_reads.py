@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class FileReads:
     memory: Any = None
     versions: np.ndarray | None = None
 
+    @cached_property
     def expected(self) -> list[tuple[int, ...] | None]:
         """Version of each file, None where none is known."""
         if self.versions is None:

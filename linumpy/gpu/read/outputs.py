@@ -1,0 +1,91 @@
+"""Regions and the arrays that they are read into, many at once: bounds, dtypes, shapes and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.errors import RegionError
+from linumpy.gpu.read.request import cast_dtype, check_out
+from linumpy.plan.layout import ArrayLayout
+
+
+def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take regions apart into first voxels and those behind the last; raise where one leaves its array."""
+    rank = layouts[0].rank
+    if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
+        raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
+    if any(layout.rank != rank for layout in layouts):
+        raise RegionError(f"regions have {rank} axes, but not all arrays do")
+    start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
+    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)[array]
+    wrong = ((start < 0) | (stop < start) | (stop > shape)).any(axis=1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        shape = layouts[array[row]].shape
+        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
+    return start, stop
+
+
+def targets_of(
+    layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Any] | None, dtype: Any
+) -> list[np.dtype]:
+    """Settle the dtype of each output."""
+    if dtype is not None or outs is None:
+        of_array = [cast_dtype(layout.dtype, dtype) for layout in layouts]
+        return [of_array[number] for number in numbers]
+    wanted = [getattr(out, "dtype", None) for out in outs]
+    known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
+    return [known[pair] for pair in zip(numbers, wanted, strict=True)]
+
+
+def shapes_of(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
+    """Shapes of the outputs: of the axes that regions keep."""
+    if kept is None or kept.all():
+        return [tuple(row) for row in extent.tolist()]
+    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
+
+
+def alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
+    """Bring rows together that are cut, decoded and cast alike."""
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    known: dict[tuple[int, np.dtype], list[int]] = {}
+    for row, pair in enumerate(zip(numbers, targets, strict=True)):
+        rows = known.get(pair)
+        if rows is None:
+            rows = known[pair] = kinds.setdefault((layouts[pair[0]].geometry, pair[1]), [])
+        rows.append(row)
+    return list(kinds.values())
+
+
+def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> None:
+    """Raise where a region cannot be read into an array; `device` None for host memory."""
+    check_out(out, shape, dtype, on_device=device is not None)
+    if device is not None and out.device.id != device:
+        raise ValueError(f"out lies on device {out.device.id}, but this reader is one of device {device}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only: pass an array that can be written to")
+    if out.size and not out.flags.c_contiguous and _overlaps(shape, out.strides, out.itemsize):
+        raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Say whether elements may share bytes: the axes, from the smallest stride on, must each step over those before."""
+    reach = itemsize
+    for step, count in sorted((step, count) for step, count in zip(strides, shape, strict=True) if count > 1):
+        if step < reach:
+            return True
+        reach += (count - 1) * step
+    return False
+
+
+def strides_of(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
+    """Bytes between neighbours along the axes of the array; axes that were dropped have one element."""
+    if kept is None or kept.all():
+        return np.array([array.strides for array in arrays], np.int64).reshape(shape)
+    strides = np.zeros(shape, np.int64)
+    for row, array in enumerate(arrays):
+        strides[row, kept[row]] = array.strides
+    return strides
