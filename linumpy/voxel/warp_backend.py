@@ -160,11 +160,13 @@ class WarpBackend(Operations):
             far = np.abs(part[:, :8]).max(axis=0)  # rounding errors are in proportion to coordinates
             slack = half * (1 + 1e-6) + 1e-9 * (grid.reach + BRICK * max(grid.pitch) + far[[0, 1, 2, 3, 4, 5, 7]].sum())
             capsules = xp.asarray(part)
-            near = xp.empty((*bricks, -(-len(part) // 32)), np.uint32)
+            near = xp.empty((-(-len(part) // 32), *bricks), np.uint32)
+            words = xp.zeros((2, *bricks), np.int32)
             rows, close = self._array(capsules, wp.float64), self._array(near, wp.uint32)
-            self._launch("cull_capsules", near.shape, rows, origin, pitch, grid.z_offset, slack, close)
+            some = self._array(words, wp.int32)
+            self._launch("cull_capsules", near.shape, rows, origin, pitch, grid.z_offset, slack, close, some)
             self._launch(
-                "subtract_capsules", (*grid.shape[:2], -(-grid.shape[2] // RUN)), self._bytes(mask), rows, close,
+                "subtract_capsules", (*bricks, BRICK * BRICK * BRICK // RUN), self._bytes(mask), rows, close, some,
                 origin, pitch, grid.z_offset, self._array(removed, wp.int32),
             )  # fmt: skip
         return removed.sum(dtype=np.int64)

@@ -177,9 +177,12 @@ def _define_kernels() -> SimpleNamespace:
         z_offset: wp.int32,
         slack: wp.float64,
         near: wp.array4d(dtype=wp.uint32),
+        words: wp.array4d(dtype=wp.int32),
     ):
-        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more
-        bz, by, bx, w = wp.tid()
+        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more.
+        # Threads of a warp look at the same capsules. `words` has the number of words from the first one that is not 0
+        # to the end, and that up to the last one.
+        w, bz, by, bx = wp.tid()
         size = wp.float64(brick)
         middle = wp.vec3d(
             origin[0] + (wp.float64(bx) + wp.float64(0.5)) * size * pitch[0],
@@ -193,56 +196,72 @@ def _define_kernels() -> SimpleNamespace:
                 reach = capsules[i, 7] + slack
                 if squared_distance(capsules, i, middle) <= reach * reach:
                     word = word | (wp.uint32(1) << wp.uint32(k))
-        near[bz, by, bx, w] = word
+        near[w, bz, by, bx] = word
+        if word != wp.uint32(0):
+            wp.atomic_max(words, 0, bz, by, bx, near.shape[0] - w)
+            wp.atomic_max(words, 1, bz, by, bx, w + 1)
 
     @wp.func
-    def is_inside(
+    def run_inside(
         capsules: wp.array2d(dtype=wp.float64),
-        near: wp.array4d(dtype=wp.uint32),
-        bz: wp.int32,
-        by: wp.int32,
-        bx: wp.int32,
-        first: wp.int32,
-        last: wp.int32,
-        at: wp.vec3d,
+        i: wp.int32,
+        wanted: wp.uint32,
+        origin: wp.vec3d,
+        pitch: wp.vec3d,
+        x: wp.int32,
+        y: wp.int32,
+        z: wp.int32,
     ):
-        for w in range(first, last):
-            word = near[bz, by, bx, w]
-            i = w * 32
-            while word != wp.uint32(0):
-                if (word & wp.uint32(1)) != wp.uint32(0):
-                    if squared_distance(capsules, i, at) <= capsules[i, 8]:
-                        return True
-                word = word >> wp.uint32(1)
-                i = i + 1
-        return False
+        """Of the voxels along x whose bits are wanted, those in a capsule."""
+        found = wp.uint32(0)
+        for k in range(run):
+            bit = wp.uint32(1) << wp.uint32(k)
+            if (wanted & bit) != wp.uint32(0):
+                if squared_distance(capsules, i, centre(origin, pitch, x + k, y, z)) <= capsules[i, 8]:
+                    found = found | bit
+        return found
 
     @wp.kernel
     def subtract_capsules(
         mask: wp.array3d(dtype=wp.uint8),
         capsules: wp.array2d(dtype=wp.float64),
         near: wp.array4d(dtype=wp.uint32),
+        words: wp.array4d(dtype=wp.int32),
         origin: wp.vec3d,
         pitch: wp.vec3d,
         z_offset: wp.int32,
         removed: wp.array3d(dtype=wp.int32),
     ):
-        z, y, r = wp.tid()
-        bz, by, bx = z // brick, y // brick, (r * run) // brick
-        # words `first` to `last` hold all capsules near the brick, so its voxels need not look at the others
-        first, last = wp.int32(near.shape[3]), wp.int32(0)
-        for w in range(near.shape[3]):
-            if near[bz, by, bx, w] != wp.uint32(0):
-                first = wp.min(first, w)
-                last = w + 1
+        # the threads of a warp are in one brick, and look at the same capsules
+        bz, by, bx, lane = wp.tid()
+        last = words[1, bz, by, bx]
         if last == 0:
             return
+        runs = brick // run
+        x = bx * brick + (lane % runs) * run
+        y = by * brick + (lane // runs) % brick
+        z = bz * brick + lane // (runs * brick)
+        if z >= mask.shape[0] or y >= mask.shape[1]:
+            return
+        wanted = wp.uint32(0)
+        for k in range(run):
+            if x + k < mask.shape[2]:
+                if mask[z, y, x + k] != wp.uint8(0):
+                    wanted = wanted | (wp.uint32(1) << wp.uint32(k))
         count = wp.int32(0)
-        for x in range(r * run, wp.min(r * run + run, mask.shape[2])):
-            if mask[z, y, x] != wp.uint8(0):
-                if is_inside(capsules, near, bz, by, bx, first, last, centre(origin, pitch, x, y, z + z_offset)):
-                    mask[z, y, x] = wp.uint8(0)
-                    count = count + 1
+        for w in range(near.shape[0] - words[0, bz, by, bx], last):
+            word = near[w, bz, by, bx]
+            i = w * 32
+            while word != wp.uint32(0) and wanted != wp.uint32(0):
+                if (word & wp.uint32(1)) != wp.uint32(0):
+                    found = run_inside(capsules, i, wanted, origin, pitch, x, y, z + z_offset)
+                    wanted = wanted & ~found
+                    for k in range(run):
+                        if (found & (wp.uint32(1) << wp.uint32(k))) != wp.uint32(0):
+                            mask[z, y, x + k] = wp.uint8(0)
+                            count = count + 1
+                word = word >> wp.uint32(1)
+                i = i + 1
         if count > 0:
             wp.atomic_add(removed, bz, by, bx, count)
 
