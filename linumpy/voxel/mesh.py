@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
+from linumpy.device import is_device_array, to_host
 from linumpy.voxel.grid import Grid
 
 #: Columns that are looked at together on the host.
@@ -82,13 +82,15 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
         raise ValueError(f"vertices of shape {points.shape}, {points.dtype}: (n, 3) real numbers in µm are needed")
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
         raise ValueError(f"triangles of shape {faces.shape}, {faces.dtype}: (m, 3) indices of vertices are needed")
-    first, last = int(faces.min()), int(faces.max())
-    if first < 0 or last >= len(points):
+    places = (points.astype(np.float64, copy=False) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
+    # One copy to the host says all: on a device each of them waits for what is queued.
+    ends = [xp.stack([faces.min(), faces.max()]).astype(np.float64), places.min(axis=0), places.max(axis=0)]
+    found = to_host(xp.concatenate(ends))
+    if found[0] < 0 or found[1] >= len(points):
+        first, last = int(faces.min()), int(faces.max())
         raise ValueError(f"triangles: vertex {first if first < 0 else last} is named, but there are {len(points)}")
-    faces = faces.astype(np.int64)
-    places = (points.astype(np.float64) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
-    low, high = places.min(axis=0), places.max(axis=0)
-    size, far = float((high - low).max()), float(xp.maximum(xp.abs(low), xp.abs(high)).max())
+    faces, low, high = faces.astype(np.int64, copy=False), found[2:5], found[5:]
+    size, far = float((high - low).max()), float(np.maximum(np.abs(low), np.abs(high)).max())
     if not math.isfinite(far):
         row = int(xp.argmin(xp.isfinite(places).all(axis=1)))
         raise ValueError(f"vertices: number {row} is {points[row].tolist()}, which is not finite")
@@ -115,8 +117,12 @@ def _kind(xp: Any, whole: Any, faces: Any) -> str:
 
 def _kind_by_index(xp: Any, faces: Any, count: int) -> str:
     a, b = faces.ravel(), xp.roll(faces, -1, axis=1).ravel()
-    keys = xp.minimum(a, b) * count + xp.maximum(a, b)
-    forth, back = xp.sort(keys[a < b]), xp.sort(keys[a > b])
+    edges = xp.minimum(a, b) * count + xp.maximum(a, b)
+    # Nearly all meshes have each edge once in either direction, which one sort shows.
+    both = xp.sort(2 * edges + (a > b))
+    if len(both) % 2 == 0 and bool(((both[1::2] - both[::2] == 1) & (both[::2] % 2 == 0)).all() & (a != b).all()):
+        return ORIENTED
+    forth, back = xp.sort(edges[a < b]), xp.sort(edges[a > b])
     if len(forth) == len(back) and bool((forth == back).all()):
         return ORIENTED
     both = xp.sort(xp.concatenate([forth, back]))
