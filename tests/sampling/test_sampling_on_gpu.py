@@ -139,7 +139,7 @@ def test_arguments(cupy):
     assert bool((half == values.astype(np.float16)).all())
     for bad, text in [
         (np.empty((50, 3), np.float32), "coords lies in host memory"),
-        (np.empty((50, 3), np.float32).ctypes.data, "no memory of a device"),
+        (np.empty((50, 3), np.float32).ctypes.data, "not in device memory; give a pointer into device 0"),
         (cupy.empty((50, 3)), "dtype float64"),
         (cupy.empty((49, 3), np.float32), r"shape \(49, 3\)"),
         (cupy.empty((3, 50), np.float32).T, "contiguous"),

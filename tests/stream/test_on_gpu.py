@@ -140,6 +140,7 @@ def test_an_error_of_one_sample(arrays, tmp_path, cupy):
         assert np.array_equal(second.numpy(), crops_of(arrays, good[1:]))
 
 
+@pytest.mark.gpu_alone  # the free memory is that of the device
 def test_memory_is_flat_and_the_first_batch_is_soon_there(arrays, cupy):
     with stream.Pipeline(config(dtype="bf16")) as p:  # compiles, and opens what a process opens once
         p.push(samples_of(arrays, 8))
