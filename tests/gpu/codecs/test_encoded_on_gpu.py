@@ -314,7 +314,7 @@ def test_shuffled_elements_of_any_size(tmp_path, size, chunk):
     document = json.loads((tmp_path / "a/.zarray").read_text())
     (tmp_path / "a/.zarray").write_text(json.dumps(document | {"filters": [{"id": "shuffle", "elementsize": size}]}))
     if chunk % size:
-        with pytest.raises(ChunkError, match="cannot be read: Shuffle buffer .* multiple of elementsize"):
+        with pytest.raises(ChunkError, match=r"cannot be read: Shuffle buffer .* multiple of elementsize"):
             read_zarr_to_gpu(tmp_path / "a")
         return
     got, report = read_zarr_to_gpu(tmp_path / "a", return_report=True)

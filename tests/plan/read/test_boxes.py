@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
 from linumpy.plan.read.scatter import FILL_WORDS, ROW_WORDS, ScatterTable, geometry, table_nbytes
-from linumpy.plan.read.wanted import merge
+from linumpy.plan.read.wanted import cut_alone, merge
 
 
 @st.composite
@@ -113,6 +114,37 @@ def test_each_chunk_is_wanted_once(problem, longest):
     for row, number in zip(rows.tolist(), which.tolist(), strict=True):
         assert row in wanted.boxes_of(some[[number]])[0]
     assert len(rows) == sum(len(wanted.boxes_of(np.array([span]))[0]) for span in some)
+
+
+@given(problems(), st.data())
+def test_a_region_is_cut_as_one_that_lies_alike(problem, data):
+    """Remembered for regions that lie alike in stored objects, of this array and of others."""
+    layout, start, stop, strides = problem
+    whole = np.array(layout.object_shape)
+    steps = np.array([data.draw(st.integers(0, max(0, n // s - 1))) for n, s in zip(layout.shape, whole, strict=True)])
+    for low, high, stride in zip(start, stop, strides, strict=True):
+        for moved in (0 * whole, steps * whole, 0 * whole):
+            box, end = low + moved, high + moved
+            boxes = cut_boxes(layout, box[None], end[None], stride[None])
+            wanted = merge(layout, boxes, np.zeros(len(boxes), np.int64), by_chunk=True)
+            shape = geometry(layout, boxes, stride[None])
+            got = cut_alone(layout, box, end, stride)
+            if len(boxes) > 64:
+                assert got is None
+                continue
+            for one in fields(wanted):
+                assert np.array_equal(getattr(got.wanted, one.name), getattr(wanted, one.name)), one.name
+            for one in fields(shape):
+                assert np.array_equal(getattr(got.geometry, one.name), getattr(shape, one.name)), one.name
+            for one in fields(boxes):
+                first = box // whole * (whole // np.array(layout.chunk_shape)) if one.name == "chunk" else 0
+                assert np.array_equal(getattr(got.boxes, one.name) + first, getattr(boxes, one.name)), one.name
+
+
+def test_a_region_of_many_chunks_is_not_remembered():
+    array = zarr.create(store=zarr.storage.MemoryStore(), shape=(100,), chunks=(1,), dtype="u2", zarr_format=3)
+    ends = (np.array([n]) for n in (0, 65, 2))
+    assert cut_alone(read_layout(array), *ends) is None
 
 
 @given(problems(), st.booleans())
