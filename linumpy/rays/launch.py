@@ -20,7 +20,8 @@ from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
-THREADS = 128
+#: Of a block: one warp. In the order of the rays a block waits for those before it, and larger ones wait longer.
+THREADS = 32
 #: Runs of a ray that are kept in shared memory; the rest is found again.
 _MOST_RUNS = 32
 #: Words of ``counts`` before those of blocks, as in trace.cu.

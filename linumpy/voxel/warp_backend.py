@@ -151,8 +151,9 @@ class WarpBackend(Operations):
     def _subtract(self, mask: Any, table: np.ndarray, grid: Grid) -> Any:
         xp, wp = self._xp, self._wp
         bricks = tuple(-(-n // BRICK) for n in grid.shape)
-        removed = xp.zeros(bricks, np.int32)
-        step = 32 * max(1, _TABLE_BYTES // (4 * math.prod(bricks)))
+        count = math.prod(bricks)
+        removed = xp.zeros(count, np.int32)
+        step = 32 * max(1, _TABLE_BYTES // (4 * count))
         half = 0.5 * BRICK * math.hypot(*grid.pitch)
         origin, pitch = wp.vec3d(*grid.origin), wp.vec3d(*grid.pitch)
         for first in range(0, len(table), step):
@@ -160,14 +161,16 @@ class WarpBackend(Operations):
             far = np.abs(part[:, :8]).max(axis=0)  # rounding errors are in proportion to coordinates
             slack = half * (1 + 1e-6) + 1e-9 * (grid.reach + BRICK * max(grid.pitch) + far[[0, 1, 2, 3, 4, 5, 7]].sum())
             capsules = xp.asarray(part)
-            near = xp.empty((-(-len(part) // 32), *bricks), np.uint32)
-            words = xp.zeros((2, *bricks), np.int32)
+            near = xp.empty((-(-len(part) // 32), count), np.uint32)
+            words = xp.zeros((2, count), np.int32)
             rows, close = self._array(capsules, wp.float64), self._array(near, wp.uint32)
             some = self._array(words, wp.int32)
-            self._launch("cull_capsules", near.shape, rows, origin, pitch, grid.z_offset, slack, close, some)
             self._launch(
-                "subtract_capsules", (*bricks, BRICK * BRICK * BRICK // RUN), self._bytes(mask), rows, close, some,
-                origin, pitch, grid.z_offset, self._array(removed, wp.int32),
+                "cull_capsules", near.shape, rows, origin, pitch, grid.z_offset, slack, *bricks[1:], close, some
+            )
+            self._launch(
+                "subtract_capsules", (count, BRICK**3 // RUN), self._bytes(mask), rows, close, some, origin, pitch,
+                grid.z_offset, *bricks[1:], self._array(removed, wp.int32),
             )  # fmt: skip
         return removed.sum(dtype=np.int64)
 

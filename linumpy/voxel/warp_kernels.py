@@ -176,13 +176,16 @@ def _define_kernels() -> SimpleNamespace:
         pitch: wp.vec3d,
         z_offset: wp.int32,
         slack: wp.float64,
-        near: wp.array4d(dtype=wp.uint32),
-        words: wp.array4d(dtype=wp.int32),
+        bricks_y: wp.int32,
+        bricks_x: wp.int32,
+        near: wp.array2d(dtype=wp.uint32),
+        words: wp.array2d(dtype=wp.int32),
     ):
         # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more.
         # Threads of a warp look at the same capsules. `words` has the number of words from the first one that is not 0
         # to the end, and that up to the last one.
-        w, bz, by, bx = wp.tid()
+        w, b = wp.tid()
+        bz, by, bx = b // (bricks_y * bricks_x), (b // bricks_x) % bricks_y, b % bricks_x
         size = wp.float64(brick)
         middle = wp.vec3d(
             origin[0] + (wp.float64(bx) + wp.float64(0.5)) * size * pitch[0],
@@ -196,10 +199,10 @@ def _define_kernels() -> SimpleNamespace:
                 reach = capsules[i, 7] + slack
                 if squared_distance(capsules, i, middle) <= reach * reach:
                     word = word | (wp.uint32(1) << wp.uint32(k))
-        near[w, bz, by, bx] = word
+        near[w, b] = word
         if word != wp.uint32(0):
-            wp.atomic_max(words, 0, bz, by, bx, near.shape[0] - w)
-            wp.atomic_max(words, 1, bz, by, bx, w + 1)
+            wp.atomic_max(words, 0, b, near.shape[0] - w)
+            wp.atomic_max(words, 1, b, w + 1)
 
     @wp.func
     def run_inside(
@@ -225,18 +228,22 @@ def _define_kernels() -> SimpleNamespace:
     def subtract_capsules(
         mask: wp.array3d(dtype=wp.uint8),
         capsules: wp.array2d(dtype=wp.float64),
-        near: wp.array4d(dtype=wp.uint32),
-        words: wp.array4d(dtype=wp.int32),
+        near: wp.array2d(dtype=wp.uint32),
+        words: wp.array2d(dtype=wp.int32),
         origin: wp.vec3d,
         pitch: wp.vec3d,
         z_offset: wp.int32,
-        removed: wp.array3d(dtype=wp.int32),
+        bricks_y: wp.int32,
+        bricks_x: wp.int32,
+        removed: wp.array(dtype=wp.int32),
     ):
-        # the threads of a warp are in one brick, and look at the same capsules
-        bz, by, bx, lane = wp.tid()
-        last = words[1, bz, by, bx]
+        # the threads of a warp are in one brick, and look at the same capsules; of most bricks they have nothing to do,
+        # so that what comes before they know must be short: a division of the number of the thread is long
+        b, lane = wp.tid()
+        last = words[1, b]
         if last == 0:
             return
+        bz, by, bx = b // (bricks_y * bricks_x), (b // bricks_x) % bricks_y, b % bricks_x
         runs = brick // run
         x = bx * brick + (lane % runs) * run
         y = by * brick + (lane // runs) % brick
@@ -249,8 +256,8 @@ def _define_kernels() -> SimpleNamespace:
                 if mask[z, y, x + k] != wp.uint8(0):
                     wanted = wanted | (wp.uint32(1) << wp.uint32(k))
         count = wp.int32(0)
-        for w in range(near.shape[0] - words[0, bz, by, bx], last):
-            word = near[w, bz, by, bx]
+        for w in range(near.shape[0] - words[0, b], last):
+            word = near[w, b]
             i = w * 32
             while word != wp.uint32(0) and wanted != wp.uint32(0):
                 if (word & wp.uint32(1)) != wp.uint32(0):
@@ -263,7 +270,7 @@ def _define_kernels() -> SimpleNamespace:
                 word = word >> wp.uint32(1)
                 i = i + 1
         if count > 0:
-            wp.atomic_add(removed, bz, by, bx, count)
+            wp.atomic_add(removed, b, count)
 
     @wp.func
     def area(ua: wp.int64, va: wp.int64, ub: wp.int64, vb: wp.int64, u: wp.int64, v: wp.int64):

@@ -197,9 +197,6 @@ class Cutter:
         if way is not None and way.slot is None:
             yield from host_works(part, spans, self._limits)
             return
-        if way is not None and (count := int(len(spans) * way.host_part)):
-            yield from host_works(part, spans[len(spans) - count :], self._limits)
-            spans = spans[: len(spans) - count]
         stored = part.stored_nbytes[spans]
         weight = None
         if way is not None and way.slot is not None:

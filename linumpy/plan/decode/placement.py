@@ -1,12 +1,13 @@
 """Which way chunks are decoded: on the device, in batches, or on the host, by threads.
 
 A GPU decodes many streams at a time, each of them slowly; a processor core decodes one, several times as fast. So the
-number of streams decides. In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
+number of streams decides. Not both at once: threads that decode hold Python's lock so often that the reader's thread,
+which feeds the device, takes twice its time. In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -30,8 +31,6 @@ _DEVICE_MOST = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_00
 _HOST_MOST = 6_000
 #: Blosc cuts a chunk into blocks of about this size, each with one stream or more.
 _BLOSC_BLOCK = 128 * 1024
-#: Chunks, and bytes of one, from which on the host decodes some of them beside the device.
-_HOST_BESIDE, _HOST_CHUNK = 256, 256 * 1024
 #: More decoding threads gain nothing beside those that read.
 _MOST_THREADS = 16
 
@@ -52,8 +51,6 @@ class DecodeWay:
         Of the host, where it decodes.
     why : str
         Why the host decodes; empty where it does not.
-    host_part : float
-        Part of the chunks that the host decodes beside the device.
     """
 
     chain: DecodeChain
@@ -61,14 +58,12 @@ class DecodeWay:
     depth: int
     threads: int
     why: str
-    host_part: float = 0.0
 
     def __str__(self) -> str:
         if self.slot is None:
             return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
         slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical(self.slot), 'chunk')} at a time"
-        beside = f", and {self.host_part:.0%} of them on the host" if self.host_part else ""
-        return f"{self.chain}, on the device, {slabs}{beside}"
+        return f"{self.chain}, on the device, {slabs}"
 
 
 @lru_cache(256)
@@ -132,7 +127,7 @@ def choose_way(
     on_device = min(streams * _stream_rate(chain, chunk_nbytes), _DEVICE_MOST[chain.streams_by])
     on_host = min(threads * _HOST_CORE[chain.streams_by], _HOST_MOST)
     if on_device >= on_host:
-        return replace(device, host_part=_host_part(chunk_nbytes, chunks, on_device, on_host))
+        return device
     return _by_host(host, f"{streams} streams at a time are too few for the device")
 
 
@@ -146,17 +141,6 @@ def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
     mebibytes = chunk_nbytes / _streams(chain, chunk_nbytes) / 2**20
     kind = chain.streams_by
     return mebibytes / (_DEVICE_START[kind] + mebibytes / _DEVICE_STREAM[kind])
-
-
-def _host_part(chunk_nbytes: int, chunks: int, on_device: float, on_host: float) -> float:
-    """Part of the chunks that the host decodes in the time in which the device decodes the others.
-
-    Half of what its cores could do, since they copy what is read too. None of few chunks, whose last ones would be
-    waited for, and none of short ones, which cost more Python than decoding.
-    """
-    if chunk_nbytes < _HOST_CHUNK or chunks < _HOST_BESIDE:
-        return 0.0
-    return round(on_host / 2 / (on_host / 2 + on_device), 2)
 
 
 def _by_host(host: DecodeWay, why: str) -> DecodeWay:
