@@ -25,7 +25,7 @@ import numpy as np
 
 from linumpy.io.reads import posix_aio
 from linumpy.io.reads.call_thread import Call, CallThread
-from linumpy.io.reads.open_files import KeptFiles, OpenFiles
+from linumpy.io.reads.open_files import FilesOnce, KeptFiles, OpenFiles
 from linumpy.io.reads.plain_reads import FileReads, ReadOne, ReadResults, read_file, read_files, stat_file
 
 __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
@@ -94,7 +94,7 @@ class Pending:
 
     def __init__(self, reads: FileReads, kept: KeptFiles) -> None:
         self._reads, self._kept = reads, kept
-        self._files = OpenFiles()
+        self._files: OpenFiles | FilesOnce = FilesOnce() if reads.versions is None else OpenFiles()
         self._call: Call | None = None
         self._rows = np.empty(0, np.int64)
         self._nbytes: np.ndarray | None = None
@@ -104,6 +104,9 @@ class Pending:
 
     def open(self) -> None:
         """Open the files; for the engine."""
+        if isinstance(self._files, FilesOnce):
+            self._files.open(self._reads.paths)
+            return
         for path, expected in zip(self._reads.paths, self._reads.expected, strict=True):
             self._kept.open_into(self._files, path, expected)
 
@@ -113,14 +116,14 @@ class Pending:
         rows = zip(
             reads.file.tolist(), reads.address.tolist(), reads.nbytes.tolist(), reads.offset.tolist(), strict=True
         )
-        files = self._files
-        nbytes = [files[file].refusal or read(files[file].descriptors[0], *row) for file, *row in rows]
+        refusals, descriptors = self._files.refusals.tolist(), self._files.descriptors.tolist()
+        nbytes = [refusals[file] or read(descriptors[file], *row) for file, *row in rows]
         self._nbytes = np.array(nbytes, np.int64)
 
     def begin(self, read: Callable[..., np.ndarray], thread: CallThread, descriptors: int, most: int) -> None:
         """Start to read the files, each from `most` descriptors at most; for the engine."""
         reads = self._reads
-        refused = np.array([file.refusal for file in self._files], np.int64)[reads.file]
+        refused = self._files.refusals[reads.file]
         count = np.where(refused < 0, 0, -(-reads.nbytes // TASK_NBYTES))
         self._rows = rows = np.repeat(np.arange(len(count)), count)
         within = (np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)) * TASK_NBYTES
@@ -135,13 +138,12 @@ class Pending:
 
     def _spread(self, file: np.ndarray, most: int) -> np.ndarray:
         """Give each task a descriptor: reads from one descriptor wait for each other."""
-        first = np.array([one.descriptors[0] if one.descriptors else -1 for one in self._files], np.int64)
-        numbers = first[file]
+        numbers = self._files.descriptors[file]
         tasks = np.bincount(file, minlength=len(self._files))
         end = np.cumsum(tasks)
         for number in np.flatnonzero(tasks > 1).tolist() if most > 1 else []:
             count, stop = int(tasks[number]), int(end[number])
-            numbers[stop - count : stop] = np.resize(self._files[number].duplicates(min(count, most)), count)
+            numbers[stop - count : stop] = np.resize(self._files.duplicates(number, min(count, most)), count)
         return numbers
 
     def done(self) -> bool:
@@ -185,15 +187,13 @@ class Pending:
             if self._is_copy():
                 return read_files(self._reads)
             nbytes = self._counts()
-            for file in self._files:
-                file.look_again()
-            columns = np.array([(file.opened, *file.before, *file.after) for file in self._files], np.int64)
-            if self._reads.versions is not None:
+            self._files.look_again()
+            opened, before, after = self._files.versions()
+            if isinstance(self._files, OpenFiles):
                 self._kept.keep_from(self._files, self._reads.paths, self._reads.expected)
         finally:
             self._files.close()
-        columns = columns.reshape(-1, 9)
-        results = ReadResults(nbytes, columns[:, 0], columns[:, 1:5], columns[:, 5:])
+        results = ReadResults(nbytes, opened, before, after)
         self._try_again(results)
         return results
 
@@ -202,7 +202,7 @@ class Pending:
         if self._nbytes is not None:
             return self._nbytes
         reads = self._reads
-        nbytes = np.array([file.refusal for file in self._files], np.int64)[reads.file]
+        nbytes = self._files.refusals[reads.file]
         if self._call is None:
             return nbytes
         tasks = self._call.result()

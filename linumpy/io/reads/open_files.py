@@ -9,12 +9,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import itertools
 import os
+import stat
 import threading
 
-from linumpy.io.reads.plain_reads import OPEN_FLAGS, Version, refusal, version
+import numpy as np
+
+from linumpy.io.reads.plain_reads import INODE_BITS, OPEN_FLAGS, Version, refusal, version
 
 _NONE: Version = (0, 0, 0, 0)
+#: Says whether a number is that of an open file.
+_is_open = (0).__le__
 
 
 class OpenFile:
@@ -64,10 +70,121 @@ class OpenFiles(list[OpenFile]):
     One object of the batch has ``__del__``, not each file: an interrupt that comes there is lost.
     """
 
+    @property
+    def descriptors(self) -> np.ndarray:
+        """One descriptor of each file, -1 where it could not be opened; int64."""
+        return np.array([file.descriptors[0] if file.descriptors else -1 for file in self], np.int64)
+
+    @property
+    def refusals(self) -> np.ndarray:
+        """0, or minus an ``errno``: why a file is not read."""
+        return np.array([file.refusal for file in self], np.int64)
+
+    def duplicates(self, number: int, count: int) -> list[int]:
+        """Return that many descriptors of a file, or as many as there may be."""
+        return self[number].duplicates(count)
+
+    def look_again(self) -> None:
+        """Note the versions behind all reads."""
+        for file in self:
+            file.look_again()
+
+    def versions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what :class:`~linumpy.io.reads.plain_reads.ReadResults` tells of files."""
+        columns = np.array([(file.opened, *file.before, *file.after) for file in self], np.int64).reshape(-1, 9)
+        return columns[:, 0], columns[:, 1:5], columns[:, 5:]
+
     def close(self) -> None:
         """Close all files."""
         for file in self:
             file.close()
+
+    def __del__(self) -> None:
+        """Close what is open yet."""
+        self.close()
+
+
+class FilesOnce:
+    """The files of a batch that are read once: opened together, looked at together, closed together.
+
+    Each is one call of the interpreter for all files: with a few calls for each of them, thousands of small chunks take
+    twice their time. As for :class:`OpenFiles`, no interrupt leaves a descriptor open, and what nobody waits for is
+    closed at last.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []  # of each file, -1 where it could not be opened
+        self._more: list[int] = []
+        self._opened = self.refusals = np.zeros(0, np.int64)
+        self._before = self._after = np.zeros((0, 4), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def open(self, paths: list[str]) -> None:
+        """Open files; what is no regular file is refused."""
+        failed: dict[int, int] = {}
+        rest = iter(paths)
+        while len(self._numbers) < len(paths):
+            try:
+                self._numbers.extend(map(os.open, rest, itertools.repeat(OPEN_FLAGS)))
+            except OSError as error:
+                failed[len(self._numbers)] = -(error.errno or errno.EIO)
+                self._numbers.append(-1)
+        self._opened = np.zeros(len(paths), np.int64)
+        self._opened[list(failed)] = list(failed.values())
+        try:
+            self._before = self._look()
+        except OSError:
+            self._note_lost()
+            self._before = self._look()
+        self._after = self._before
+        kind = self._before[:, 3] & 0o170000
+        refused = np.where(kind == stat.S_IFDIR, -errno.EISDIR, -errno.EINVAL)
+        self.refusals = np.where(self._opened < 0, self._opened, np.where(kind == stat.S_IFREG, 0, refused))
+
+    def _note_lost(self) -> None:
+        """Note which files cannot be looked at, as where a network has lost them."""
+        for file in np.flatnonzero(self._opened == 0).tolist():
+            try:
+                os.fstat(self._numbers[file])
+            except OSError as error:
+                self._opened[file] = -(error.errno or errno.EIO)
+
+    def _look(self) -> np.ndarray:
+        found, there = np.zeros((len(self._numbers), 4), np.int64), self._opened == 0
+        numbers = self._numbers if there.all() else [*itertools.compress(self._numbers, there.tolist())]
+        rows = [(one.st_ino & INODE_BITS, one.st_size, one.st_mtime_ns, one.st_mode) for one in map(os.fstat, numbers)]
+        if rows:
+            found[there] = rows
+        return found
+
+    @property
+    def descriptors(self) -> np.ndarray:
+        """One descriptor of each file, -1 where it could not be opened; int64."""
+        return np.array(self._numbers, np.int64)
+
+    def duplicates(self, number: int, count: int) -> list[int]:
+        """Return that many descriptors of a file, or as many as there may be."""
+        first = len(self._more)
+        with contextlib.suppress(OSError):
+            self._more.extend(map(os.dup, itertools.repeat(self._numbers[number], count - 1)))
+        return [self._numbers[number], *self._more[first:]]
+
+    def look_again(self) -> None:
+        """Note the versions behind all reads."""
+        self._after = self._look()
+
+    def versions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what :class:`~linumpy.io.reads.plain_reads.ReadResults` tells of files."""
+        return self._opened, self._before, self._after
+
+    def close(self) -> None:
+        """Close all files."""
+        for numbers in (self._more, self._numbers):
+            while numbers:
+                with contextlib.suppress(OSError, IndexError):
+                    collections.deque(map(os.close, filter(_is_open, iter(numbers.pop, None))), 0)
 
     def __del__(self) -> None:
         """Close what is open yet."""

@@ -13,7 +13,7 @@ from file_batches import Interrupt, batch, check, fail, interrupt_at, nothing_at
 
 from linumpy.gpu import release
 from linumpy.io.reads.file_reads import ReadEngine
-from linumpy.io.reads.open_files import KeptFiles, OpenFiles
+from linumpy.io.reads.open_files import FilesOnce, KeptFiles, OpenFiles
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -190,3 +190,39 @@ def test_an_interrupt_at_any_step_leaves_nothing_open(tmp_path):
             break
     assert complete
     assert step > 100
+
+
+def test_files_of_a_batch_are_opened_together(tmp_path, monkeypatch):
+    """Whatever becomes of some of them, the others are open, and all are closed."""
+    paths = [tmp_path / name for name in ("a", "gone", "b", "folder", "c", "lost")]
+    for n, path in enumerate(paths):
+        if path.name == "folder":
+            path.mkdir()
+        elif path.name != "gone":
+            path.write_bytes(bytes(n))
+    real, lost = os.fstat, os.stat(paths[5]).st_ino
+
+    def fstat(number):
+        if (found := real(number)).st_ino == lost:
+            raise OSError(errno.ESTALE, "stale")
+        return found
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "fstat", fstat)
+    files = FilesOnce()
+    files.open([str(path) for path in paths])
+    assert len(files) == 6
+    assert files.refusals.tolist() == [0, -errno.ENOENT, 0, -errno.EISDIR, 0, -errno.ESTALE]
+    assert (files.descriptors < 0).tolist() == [False, True, False, False, False, False]
+    more = files.duplicates(2, 3)
+    assert len(set(more)) == 3
+    assert all(os.path.samestat(real(number), os.stat(paths[2])) for number in more)
+    paths[4].write_bytes(bytes(40))
+    files.look_again()
+    opened, first, last = files.versions()
+    assert opened.tolist() == [0, -errno.ENOENT, 0, 0, 0, -errno.ESTALE]
+    assert first[:, 1].tolist()[::2] == [0, 2, 4]
+    assert last[:, 1].tolist()[::2] == [0, 2, 40]
+    assert (first[[1, 5]] == 0).all()
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
