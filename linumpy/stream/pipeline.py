@@ -100,7 +100,7 @@ class Pipeline:
 
         config = self.config
         device = "cpu" if self.device_id is None else self.device_id
-        return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes)
+        return Reader(device, config.host_buffer_bytes, cache_bytes=config.allowed_cache_bytes, timed=True)
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append a sample, or any iterable of samples, which is pulled lazily and may be infinite."""
@@ -354,9 +354,12 @@ class Pipeline:
     def _counters(self) -> Stats:
         """What is counted since construction; the reader's part since its own."""
         producer, reader = self._producer, self._reader.stats()
+        times = reader.times
         return Stats(
             plan=Metric(producer.planned, producer.plan_seconds, producer.planned_nbytes),
             io=Metric(reader.slabs, reader.io_seconds, reader.bytes_read),
+            h2d=Metric(times.copies, times.copy_seconds, times.copied_nbytes),
+            decompress=Metric(times.decoded, times.decode_seconds, times.decoded_nbytes),
             assemble=Metric(reader.slabs, reader.place_seconds),
             pop_wait_io=self._wait_io,
             pop_wait_compute=self._wait_compute,

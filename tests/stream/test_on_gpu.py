@@ -140,6 +140,19 @@ def test_an_error_of_one_sample(arrays, tmp_path, cupy):
         assert np.array_equal(second.numpy(), crops_of(arrays, good[1:]))
 
 
+def test_times_of_the_device(arrays, cupy):
+    with stream.Pipeline(config(dtype="bf16")) as p:
+        p.push(itertools.cycle(list(samples_of(arrays, 64))))
+        for batch in p.batches(30):
+            batch.release()
+        cupy.cuda.Device().synchronize()
+        found = p.stats
+        assert found.h2d.count > 0
+        assert found.h2d.nbytes > 0
+        assert 0 < found.h2d.seconds < found.seconds
+        assert "h2d" in str(found)
+
+
 @pytest.mark.gpu_alone  # the free memory is that of the device
 def test_memory_is_flat_and_the_first_batch_is_soon_there(arrays, cupy):
     with stream.Pipeline(config(dtype="bf16")) as p:  # compiles, and opens what a process opens once

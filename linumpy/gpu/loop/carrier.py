@@ -16,6 +16,7 @@ import numpy as np
 
 from linumpy.gpu.loop.cache import ChunkCache
 from linumpy.gpu.loop.checks import lost_chunks, lost_reads
+from linumpy.gpu.loop.clock import Clock
 from linumpy.gpu.loop.host_decode import DecodePool
 from linumpy.gpu.loop.limits import Limits
 from linumpy.gpu.loop.wave import VERSION_COLUMNS, Part
@@ -41,6 +42,8 @@ class Carrier:
         Takes a part and its jobs that have nothing left to do.
     counts : dict
         Adds up what is done.
+    timed : bool
+        Whether the times of all slabs are wanted, beside those of jobs that ask for them.
     """
 
     def __init__(
@@ -50,9 +53,12 @@ class Carrier:
         cache_nbytes: int,
         settle: Callable[[Part, list[int]], None],
         counts: dict[str, float],
+        *,
+        timed: bool = False,
     ) -> None:
         self.staging, self.limits, self._settle, self._counts = staging, limits, settle, counts
         self.cache = ChunkCache(cache_nbytes, staging.allocate) if cache_nbytes and staging.on_device else None
+        self.clock = Clock(staging.elapsed) if timed and staging.on_device else None
         self.engines = Engines(staging)
         self._pool = DecodePool(limits.threads)
         self.reading: deque[Work] = deque()
@@ -206,20 +212,24 @@ class Carrier:
         return True
 
     def _place(self, work: Work) -> None:
+        timed, decoded_nbytes = work.timed or self.clock is not None, 0
         if work.kind == "device":
             assert work.slab is not None
             assert work.way is not None
             chunk_nbytes = work.rows[0][0].layout.chunk_nbytes
+            decoded_nbytes = chunk_nbytes * len(work.slab.pieces)
             work.placed = self.staging.place_encoded(
-                work.taken, work.slab, work.way, chunk_nbytes, work.plan, timed=work.timed
+                work.taken, work.slab, work.way, chunk_nbytes, work.plan, timed=timed
             )
         else:
             nbytes = self._host_nbytes(work)
             if work.kind == "cached":
-                work.placed = self.staging.place(work.taken, 0, work.plan, timed=work.timed, in_place=True)
+                work.placed = self.staging.place(work.taken, 0, work.plan, timed=timed, in_place=True)
             else:
                 place = self.staging.place_read if self._is_direct(work) else self.staging.place
-                work.placed = place(work.taken, nbytes, work.plan, timed=work.timed)
+                work.placed = place(work.taken, nbytes, work.plan, timed=timed)
+        if self.clock is not None and work.placed is not None:
+            self.clock.add(work.placed, decoded_nbytes)
         self._counts["slabs"] += 1
         self._note_placed(work)
         if work.kind == "device":
@@ -233,7 +243,7 @@ class Carrier:
         for part, _ in work.rows:
             if work.placed.event is not None:
                 part.together.events[work.placed.stream] = work.placed.event
-            if work.placed.timing is not None:
+            if work.placed.timing is not None and work.timed:
                 part.together.timings.append((work.kind, work.placed.timing))
 
     def _place_large(self, work: Work) -> None:

@@ -68,6 +68,8 @@ class Loop:
         Makes the report of a job that is over: layout, conversion, events around kernels, what read, ticket.
     cache_nbytes : int
         Device memory for decoded chunks that are kept.
+    timed : bool
+        Whether the times of all slabs on the device are wanted.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class Loop:
         context: Callable[[], contextlib.AbstractContextManager[Any]],
         describe: Callable[..., ReadReport],
         cache_nbytes: int = 0,
+        *,
+        timed: bool = False,
     ) -> None:
         self._make_staging, self.limits, self._context, self._describe = make_staging, limits, context, describe
         self.indexes = IndexCache()
-        self._cache_nbytes = cache_nbytes
+        self._cache_nbytes, self._timed = cache_nbytes, timed
         self.carrier: Carrier | None = None  # made by the thread
         # A with block of a lock gives it back whenever an interrupt comes to a caller; one of a condition may not.
         self._lock = threading.RLock()
@@ -147,7 +151,9 @@ class Loop:
 
     def _open(self) -> None:
         staging = self._make_staging(_host_memory())
-        self.carrier = Carrier(staging, self.limits, self._cache_nbytes, self._settle, self.counts)
+        self.carrier = Carrier(
+            staging, self.limits, self._cache_nbytes, self._settle, self.counts, timed=self._timed
+        )  # fmt: skip
 
     def _shut(self) -> None:
         self._fail_everything(CancelledError("the reader was closed"))

@@ -19,6 +19,7 @@ import numpy as np
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
+from linumpy.gpu.loop.clock import Times
 from linumpy.gpu.loop.jobs import Jobs, Regions
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
@@ -59,6 +60,8 @@ class ReaderStats:
         Of chunks that are kept on the device.
     device_bytes : int
         Device memory that is held for slabs and kept chunks.
+    times : Times
+        Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
     """
 
     jobs: int
@@ -78,6 +81,7 @@ class ReaderStats:
     cache_hits: int
     cache_misses: int
     device_bytes: int
+    times: Times
 
 
 class Reader:
@@ -98,6 +102,8 @@ class Reader:
         Bytes of a slab at most, by default what measured fastest.
     direct : bool
         Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
+    timed : bool
+        Whether :meth:`stats` tells how long the device copies, decodes and scatters: two events more a slab.
 
     Raises
     ------
@@ -123,6 +129,7 @@ class Reader:
         decode_on: str | None = None,
         slab_nbytes: int | None = None,
         direct: bool = False,
+        timed: bool = False,
     ) -> None:
         scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
@@ -140,7 +147,7 @@ class Reader:
         make_staging = functools.partial(_make_staging, self.on_device, direct, self.limits.scratch_bytes)
         describe = functools.partial(_describe_by, weakref.ref(self))
         # The loop's thread must not refer to the reader, which would then never be given up.
-        self._loop = Loop(make_staging, self.limits, context, describe, int(cache_bytes))
+        self._loop = Loop(make_staging, self.limits, context, describe, int(cache_bytes), timed=timed)
         self._loop.start()
         weakref.finalize(self, _close_loop, self._loop, self._process)
 
@@ -375,6 +382,7 @@ class Reader:
             cache_hits=0 if cache is None else cache.hits,
             cache_misses=0 if cache is None else cache.misses,
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
+            times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
         )
 
     @property

@@ -137,6 +137,10 @@ class DeviceStaging:
             event.synchronize()
         return status == _SUCCESS
 
+    def elapsed(self, first: Any, last: Any) -> float:
+        """Seconds between two events that are complete and were made to be timed."""
+        return float(self._cupy.cuda.get_elapsed_time(first, last)) / 1e3
+
     def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
         return TablePlan(tables, plan_scatter(tables), writes_cache)
@@ -157,15 +161,18 @@ class DeviceStaging:
         device = self._take_device(words + plan.nbytes)
         base = self._address(device)
         plan.write(self.host_view(taken)[words:])
+        before = self._timed(self._copies, timed)
         self._copy(base, self.host_address(taken), words + plan.nbytes)
-        taken.event = self._event(self._copies)
+        taken.event = self._timed(self._copies, timed) or self._event(self._copies)
         self._scatters.wait_event(taken.event)
         with self._scatters:
             begin = self._timed(self._scatters, timed)
             self._scatter(plan, 0 if in_place else base, base + words)
             placed = self._placed(1, self._scatters, timed)
         device.event = placed.event
-        placed.timing = (begin, begin, placed.event) if timed else None
+        if timed:
+            placed.timing = (begin, begin, placed.event)
+            placed.copied = (before, taken.event, words + plan.nbytes)
         return placed
 
     def encoded_nbytes(self, way: DecodeWay, slab: Slab) -> int:
@@ -185,7 +192,8 @@ class DeviceStaging:
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
         status_at, device_words = status_offset(space, chunks), aligned(way.slot.nbytes)
-        device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan)
+        before = self._timed(self._copies, timed)
+        device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan, timed=timed)
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
         stream.wait_event(uploaded)
@@ -206,11 +214,13 @@ class DeviceStaging:
             placed = self._placed(2 + number, stream, timed)
         device.event = placed.event
         placed.status = status
-        placed.timing = (begin, middle, placed.event) if timed else None
+        if timed:
+            placed.timing = (begin, middle, placed.event)
+            placed.copied = (before, uploaded, status_at + 4 * chunks + plan.nbytes)
         return placed
 
     def _upload(
-        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan
+        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
     ) -> tuple[Range, int, Any]:
         """Copy up what a slab's kernels need; returns the device memory, its address, and the event of the copy."""
         assert way.slot is not None
@@ -227,7 +237,7 @@ class DeviceStaging:
         self._copy(base, host, status_at + 4 * chunks)
         if plan.nbytes:
             self._copy(base + device_words, host + words_at, plan.nbytes)
-        taken.event = self._event(self._copies)
+        taken.event = self._timed(self._copies, timed) or self._event(self._copies)
         return device, base, taken.event
 
     @staticmethod

@@ -80,7 +80,7 @@ class DirectStaging(DeviceStaging):
         return aligned(way.slot.nbytes)
 
     def _upload(
-        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan
+        self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
     ) -> tuple[Range, int, Any]:
         """Copy up the records and tables of a slab, whose stored bytes are there."""
         assert way.slot is not None
@@ -97,7 +97,7 @@ class DirectStaging(DeviceStaging):
         if plan.nbytes:
             self._copy(base + device_words, host + head, plan.nbytes)
         taken.held = pinned
-        return taken, base, self._event(self._copies)
+        return taken, base, self._timed(self._copies, timed) or self._event(self._copies)
 
     def _finish_device(self) -> None:
         super()._finish_device()

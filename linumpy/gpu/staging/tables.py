@@ -27,12 +27,15 @@ class Placed:
         Of each chunk that the device decodes, once `event` is complete: 0 where all is well. None for raw slabs.
     timing : tuple of events or None
         Before decoding, before and behind the scatter.
+    copied : (event, event, int) or None
+        Around the copy to the device, and its bytes; where `timing` is wanted and there was a copy.
     """
 
     stream: int
     event: Any
     status: np.ndarray | None = None
     timing: tuple[Any, Any, Any] | None = None
+    copied: tuple[Any, Any, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
