@@ -316,9 +316,7 @@ def plan_blocks(
     cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
     budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
     scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
-    # CuPy's pool keeps parts of freed memory that fit nothing which is asked for next.
-    room = (budget - scratch) * 7 // 8
-    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, room, source.chunks)), scratch
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
 
 
 def _host_memory() -> int:

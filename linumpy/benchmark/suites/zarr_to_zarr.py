@@ -209,7 +209,9 @@ def _limited(request: ZarrRequest) -> Iterator[None]:
         return
     pool = require_cuda().get_default_memory_pool()
     before = pool.get_limit()
-    pool.set_limit(size=pool.used_bytes() + request.limit)
+    # What the pool cannot give back, since parts of it are in use, is not the call's.
+    pool.free_all_blocks()
+    pool.set_limit(size=pool.total_bytes() + request.limit)
     try:
         yield
     finally:
