@@ -285,7 +285,7 @@ def _boxes_of(requests: list[Request], regions: Regions) -> Boxes:
 def _of_boxes(of_spans: np.ndarray, first_box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Give each box what its span has."""
     values = np.empty(len(boxes), np.int64)
-    values[boxes] = np.repeat(of_spans, np.diff(first_box))
+    values[boxes] = of_spans if len(of_spans) == len(boxes) else np.repeat(of_spans, np.diff(first_box))
     return values
 
 

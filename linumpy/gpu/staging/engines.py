@@ -80,7 +80,7 @@ class Engines:
         if direct:
             return self._direct
         # Of encoded chunks decoding takes longer than reading: what kvikio takes to set up counts for more.
-        is_long = raw and float(reads.nbytes.mean()) > LONG_READ_NBYTES
+        is_long = raw and int(reads.nbytes.sum()) > LONG_READ_NBYTES * len(reads.nbytes)
         return self._long if is_long and self._long is not None else self.batches
 
     def rest(self) -> None:

@@ -116,4 +116,5 @@ def plan_scatter(tables: list[tuple[Conversion, ScatterTable]]) -> list[ScatterL
 
 def fill_bytes(fill: np.generic) -> np.ndarray:
     """Repeat a fill value, in the dtype of the output, over the 16 bytes of the widest unit."""
-    return np.resize(np.frombuffer(np.asarray(fill).tobytes(), np.uint8), 16)
+    value = np.asarray(fill).tobytes()
+    return np.frombuffer(value * (16 // len(value)), np.uint8)

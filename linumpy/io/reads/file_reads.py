@@ -215,6 +215,8 @@ class Pending:
 
     def _try_again(self, results: ReadResults) -> None:
         """Read what could not be opened for a passing reason, one by one, now that the other files are closed."""
+        if results.opened.min(initial=0) == 0:
+            return
         reads, files = self._reads, np.flatnonzero(np.isin(-results.opened, _PASSING))
         if len(files):
             self._kept.close()

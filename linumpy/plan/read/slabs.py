@@ -141,6 +141,9 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
         raise ValueError(f"a piece of {int(spans.nbytes.max())} bytes does not fit into a slab of {limits.nbytes}")
     starts = _starts_read(spans, limits.gap)
     place = _places(spans, starts, limits)
+    if _is_one_slab(spans, place, limits):
+        yield _slab(spans, starts, place, 0, len(spans))
+        return
     ordinal = np.zeros(len(spans), np.int64)
     ordinal[run_starts(spans.object)[1:]] = 1
     ordinal = np.cumsum(ordinal)
@@ -155,6 +158,15 @@ def pack(spans: Spans, limits: SlabLimits) -> Iterator[Slab]:
         last = min(last, int(np.searchsorted(ordinal, ordinal[first] + limits.objects)), first + limits.pieces)
         yield _slab(spans, starts, place - origin, first, last)
         first = last
+
+
+def _is_one_slab(spans: Spans, place: np.ndarray, limits: SlabLimits) -> bool:
+    """Say whether spans that have been laid end to end fit one slab, where that is told at once."""
+    if len(spans) > min(limits.pieces, limits.objects):
+        return False
+    end = int((place + spans.nbytes).max())
+    weight = 0 if spans.weight is None else int(spans.weight.sum())
+    return end <= limits.nbytes and end + weight <= limits.capacity
 
 
 def _starts_read(spans: Spans, gap: int) -> np.ndarray:
