@@ -215,13 +215,28 @@ def _define_kernels() -> SimpleNamespace:
         y: wp.int32,
         z: wp.int32,
     ):
-        """Of the voxels along x whose bits are wanted, those in a capsule."""
+        """Of the voxels along x whose bits are wanted, those in a capsule; as :func:`squared_distance` decides."""
+        px, dx = capsules[i, 0], capsules[i, 3]
+        dy, dz = capsules[i, 4], capsules[i, 5]
+        squared_length, squared_radius = capsules[i, 6], capsules[i, 8]
+        at = centre(origin, pitch, x, y, z)
+        vy, vz = at[1] - capsules[i, 1], at[2] - capsules[i, 2]
+        along_y, along_z = vy * dy, vz * dz
         found = wp.uint32(0)
-        for k in range(run):
-            bit = wp.uint32(1) << wp.uint32(k)
-            if (wanted & bit) != wp.uint32(0):
-                if squared_distance(capsules, i, centre(origin, pitch, x + k, y, z)) <= capsules[i, 8]:
-                    found = found | bit
+        rest, k = wanted, wp.int32(0)
+        # not a loop over `run`, which Warp unrolls: eight distances at a time take 128 registers
+        while rest != wp.uint32(0):
+            if (rest & wp.uint32(1)) != wp.uint32(0):
+                vx = (origin[0] + (wp.float64(x + k) + wp.float64(0.5)) * pitch[0]) - px
+                t = wp.float64(0.0)
+                if squared_length > wp.float64(0.0):
+                    t = ((vx * dx + along_y) + along_z) / squared_length
+                    t = wp.min(wp.max(t, wp.float64(0.0)), wp.float64(1.0))
+                ex, ey, ez = vx - t * dx, vy - t * dy, vz - t * dz
+                if (ex * ex + ey * ey) + ez * ez <= squared_radius:
+                    found = found | (wp.uint32(1) << wp.uint32(k))
+            rest = rest >> wp.uint32(1)
+            k = k + 1
         return found
 
     @wp.kernel
@@ -251,10 +266,9 @@ def _define_kernels() -> SimpleNamespace:
         if z >= mask.shape[0] or y >= mask.shape[1]:
             return
         wanted = wp.uint32(0)
-        for k in range(run):
-            if x + k < mask.shape[2]:
-                if mask[z, y, x + k] != wp.uint8(0):
-                    wanted = wanted | (wp.uint32(1) << wp.uint32(k))
+        for k in range(wp.min(run, mask.shape[2] - x)):
+            if mask[z, y, x + k] != wp.uint8(0):
+                wanted = wanted | (wp.uint32(1) << wp.uint32(k))
         count = wp.int32(0)
         for w in range(near.shape[0] - words[0, b], last):
             word = near[w, b]
@@ -263,10 +277,13 @@ def _define_kernels() -> SimpleNamespace:
                 if (word & wp.uint32(1)) != wp.uint32(0):
                     found = run_inside(capsules, i, wanted, origin, pitch, x, y, z + z_offset)
                     wanted = wanted & ~found
-                    for k in range(run):
-                        if (found & (wp.uint32(1) << wp.uint32(k))) != wp.uint32(0):
+                    k = wp.int32(0)
+                    while found != wp.uint32(0):
+                        if (found & wp.uint32(1)) != wp.uint32(0):
                             mask[z, y, x + k] = wp.uint8(0)
                             count = count + 1
+                        found = found >> wp.uint32(1)
+                        k = k + 1
                 word = word >> wp.uint32(1)
                 i = i + 1
         if count > 0:
