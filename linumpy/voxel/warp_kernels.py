@@ -6,7 +6,6 @@ as NumPy does by the same operations in the same order.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM102
 # (Warp's kernels are another language: its numbers do not convert, and `and` computes both of its sides.)
 
 # No postponed annotations in this module: Warp reads the types of a kernel's parameters from them.
