@@ -192,8 +192,7 @@ class DeviceStaging:
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
         status_at, device_words = status_offset(space, chunks), aligned(way.slot.nbytes)
-        before = self._timed(self._copies, timed)
-        device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan, timed=timed)
+        device, base, before, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan, timed=timed)
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
         stream.wait_event(uploaded)
@@ -221,8 +220,11 @@ class DeviceStaging:
 
     def _upload(
         self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
-    ) -> tuple[Range, int, Any]:
-        """Copy up what a slab's kernels need; returns the device memory, its address, and the event of the copy."""
+    ) -> tuple[Range, int, Any, Any]:
+        """Copy up what a slab's kernels need; returns the device memory, its address, and the events around the copy.
+
+        What the copy waits for comes before both events, the first of which there is with `timed` alone.
+        """
         assert way.slot is not None
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
@@ -234,11 +236,12 @@ class DeviceStaging:
         view[space.words : space.words + len(records)] = records
         view[status_at : status_at + 4 * chunks] = 0  # the kernels note what is wrong, and nothing else
         plan.write(view[words_at:])
+        before = self._timed(self._copies, timed)
         self._copy(base, host, status_at + 4 * chunks)
         if plan.nbytes:
             self._copy(base + device_words, host + words_at, plan.nbytes)
         taken.event = self._timed(self._copies, timed) or self._event(self._copies)
-        return device, base, taken.event
+        return device, base, before, taken.event
 
     @staticmethod
     def _records(slab: Slab, way: DecodeWay, chunk_nbytes: int) -> np.ndarray:
