@@ -81,7 +81,7 @@ class DirectStaging(DeviceStaging):
 
     def _upload(
         self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
-    ) -> tuple[Range, int, Any, Any]:
+    ) -> tuple[Range, int, tuple[Any, Any, int]]:
         """Copy up the records and tables of a slab, whose stored bytes are there."""
         assert way.slot is not None
         chunks = len(slab.pieces)
@@ -98,7 +98,8 @@ class DirectStaging(DeviceStaging):
         if plan.nbytes:
             self._copy(base + device_words, host + head, plan.nbytes)
         taken.held = pinned
-        return taken, base, before, self._timed(self._copies, timed) or self._event(self._copies)
+        uploaded = self._timed(self._copies, timed) or self._event(self._copies)
+        return taken, base, (before, uploaded, head + plan.nbytes)
 
     def _finish_device(self) -> None:
         super()._finish_device()

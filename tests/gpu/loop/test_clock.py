@@ -96,6 +96,21 @@ def test_copies_are_timed_without_what_they_wait_for(tmp_path, monkeypatch, code
     assert waits > 0
 
 
+def test_what_storage_writes_to_the_device_is_not_copied(tmp_path):
+    """With GPUDirect Storage only records and tables are."""
+    compressor = zarr.codecs.ZstdCodec(level=1)
+    array = zarr.create_array(tmp_path / "a", shape=(40, 4000), chunks=(8, 4000), dtype="u2", compressors=compressor)
+    array[...] = random_values("u2", (40, 4000), 1)
+    fake = reference.fake_device(0, reference.PreadFile)
+    with fake as device, Reader(0, timed=True, decode_on="device", direct=True) as reader:
+        device.cupy.cuda.get_elapsed_time = lambda first, last: 1.0
+        assert same(reader.submit(array).result().get(), array[...])
+        device.rest()
+        stats = reader.stats()
+    assert stats.times.copies == stats.times.decoded > 0
+    assert 0 < stats.times.copied_nbytes < stats.bytes_read
+
+
 @pytest.mark.gpu
 def test_times_of_a_reader_on_a_device(cupy, tmp_path):
     array = zarr.create_array(
