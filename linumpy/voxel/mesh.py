@@ -82,6 +82,8 @@ def make_mesh(xp: Any, vertices: Any, triangles: Any, grid: Grid) -> Mesh:
         raise ValueError(f"vertices of shape {points.shape}, {points.dtype}: (n, 3) real numbers in µm are needed")
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or not len(faces):
         raise ValueError(f"triangles of shape {faces.shape}, {faces.dtype}: (m, 3) indices of vertices are needed")
+    if not len(points):  # without any there is no least one either
+        raise ValueError(f"triangles: vertex {int(faces[0, 0])} is named, but there are 0")
     places = (points.astype(np.float64, copy=False) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
     # One copy to the host says all: on a device each of them waits for what is queued. Column by column, since CuPy
     # takes a hundred times as long for an axis that is not the last one.

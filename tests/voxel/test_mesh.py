@@ -131,6 +131,7 @@ def test_boxes_of_the_volume_are_the_volume(backend):
         (BOX, np.array(FACES, float), "triangles of shape .* float64"),
         (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
         (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
+        (np.empty((0, 3)), [(0, 0, 0)], "vertex 0 is named, but there are 0"),
         (BOX, [(0, 1, -1)], "vertex -1 is named"),
         (BOX, np.array([(0, 1, 2**63 + 5)], np.uint64), "vertex 9223372036854775813 is named"),
         (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* not finite"),

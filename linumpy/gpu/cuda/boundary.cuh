@@ -111,10 +111,12 @@ __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {
         if (MODE == CONSTANT || c != c) return false;
         if (MODE == NEAREST) {
-            // A spline goes on beyond the last voxel until all it is made of are that voxel; halfway between two of
-            // them no weight is 0, which would make NaN of an infinite one.
-            const double beyond = ORDER > 1 ? 4 : ORDER == 1 ? 1.5 : 0;
-            c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);
+            // A spline goes on beyond the last voxel until all it is made of are that voxel. A line between two voxels
+            // is made of it at once: halfway, where both weights are 1/2, no sum is rounded, and none is 0, which would
+            // make NaN of an infinite voxel.
+            const double beyond = ORDER > 1 ? 4 : ORDER == 1 ? 0.5 : 0;
+            if (ORDER == 1) c = c < 0 ? -beyond : n - 1 + beyond;
+            else c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);
             return true;
         }
         if (!(fabs(c) < FARTHEST)) return false;

@@ -192,11 +192,10 @@ class DeviceStaging:
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
         status_at, device_words = status_offset(space, chunks), aligned(way.slot.nbytes)
-        before = self._timed(self._copies, timed)
-        device, base, uploaded = self._upload(taken, slab, way, chunk_nbytes, plan, timed=timed)
+        device, base, copied = self._upload(taken, slab, way, chunk_nbytes, plan, timed=timed)
         number = self._turn = (self._turn + 1) % DECODE_STREAMS
         stream = self._decodes[number]
-        stream.wait_event(uploaded)
+        stream.wait_event(copied[1])
         if plan.writes_cache:  # chunks that were there before may still be read
             stream.wait_event(self._event(self._scatters))
         status = self._cupyx.empty_pinned((chunks,), dtype=np.int32)
@@ -216,13 +215,16 @@ class DeviceStaging:
         placed.status = status
         if timed:
             placed.timing = (begin, middle, placed.event)
-            placed.copied = (before, uploaded, status_at + 4 * chunks + plan.nbytes)
+            placed.copied = copied
         return placed
 
     def _upload(
         self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
-    ) -> tuple[Range, int, Any]:
-        """Copy up what a slab's kernels need; returns the device memory, its address, and the event of the copy."""
+    ) -> tuple[Range, int, tuple[Any, Any, int]]:
+        """Copy up what a slab's kernels need; returns the device memory, its address, and what `Placed.copied` tells.
+
+        What the copy waits for comes before both of its events, the first of which there is with `timed` alone.
+        """
         assert way.slot is not None
         chunks = len(slab.pieces)
         space = way.slot.lay_out(chunks, slab.end)
@@ -234,11 +236,12 @@ class DeviceStaging:
         view[space.words : space.words + len(records)] = records
         view[status_at : status_at + 4 * chunks] = 0  # the kernels note what is wrong, and nothing else
         plan.write(view[words_at:])
+        before = self._timed(self._copies, timed)
         self._copy(base, host, status_at + 4 * chunks)
         if plan.nbytes:
             self._copy(base + device_words, host + words_at, plan.nbytes)
         taken.event = self._timed(self._copies, timed) or self._event(self._copies)
-        return device, base, taken.event
+        return device, base, (before, taken.event, status_at + 4 * chunks + plan.nbytes)
 
     @staticmethod
     def _records(slab: Slab, way: DecodeWay, chunk_nbytes: int) -> np.ndarray:

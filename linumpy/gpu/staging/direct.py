@@ -81,7 +81,7 @@ class DirectStaging(DeviceStaging):
 
     def _upload(
         self, taken: Range, slab: Slab, way: DecodeWay, chunk_nbytes: int, plan: TablePlan, *, timed: bool
-    ) -> tuple[Range, int, Any]:
+    ) -> tuple[Range, int, tuple[Any, Any, int]]:
         """Copy up the records and tables of a slab, whose stored bytes are there."""
         assert way.slot is not None
         chunks = len(slab.pieces)
@@ -93,11 +93,13 @@ class DirectStaging(DeviceStaging):
         pinned[: len(records)], pinned[status_at - space.words : head] = records, 0
         plan.write(pinned[head:])
         base, host = self.read_address(taken), int(pinned.ctypes.data)
+        before = self._timed(self._copies, timed)
         self._copy(base + space.words, host, head)
         if plan.nbytes:
             self._copy(base + device_words, host + head, plan.nbytes)
         taken.held = pinned
-        return taken, base, self._timed(self._copies, timed) or self._event(self._copies)
+        uploaded = self._timed(self._copies, timed) or self._event(self._copies)
+        return taken, base, (before, uploaded, head + plan.nbytes)
 
     def _finish_device(self) -> None:
         super()._finish_device()

@@ -2,6 +2,7 @@
 
 import types
 
+import fake_cupy
 import numpy as np
 import pytest
 import reference
@@ -61,6 +62,53 @@ def test_times_of_a_reader(tmp_path, codec):
         reader.submit(array).result()
         device.rest()
         assert reader.stats().times == Times()
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_copies_are_timed_without_what_they_wait_for(tmp_path, monkeypatch, codec):
+    """A copy may wait for device memory that is being decoded in: that is no time of copying."""
+    compressors = None if codec is None else zarr.codecs.ZstdCodec(level=1)
+    array = zarr.create_array(tmp_path / "a", shape=(64, 4096), chunks=(1, 4096), dtype="u2", compressors=compressors)
+    array[...] = random_values("u2", (64, 4096), 1)
+    queued, copied = [], []
+    add, note = fake_cupy.Stream.add, Clock.add
+
+    def logged(stream, operation):
+        queued.append((stream, operation))
+        add(stream, operation)
+
+    def noted(clock, placed, nbytes):
+        copied.append(placed.copied)
+        note(clock, placed, nbytes)
+
+    monkeypatch.setattr(fake_cupy.Stream, "add", logged)
+    monkeypatch.setattr(Clock, "add", noted)
+    monkeypatch.setattr(Clock, "_take_in", lambda clock: None)
+    with reference.fake_device(), Reader(0, timed=True, decode_on="device", slab_nbytes=2**16) as reader:
+        for _ in range(4):
+            reader.submit(array).result()
+    waits = 0
+    for first, last, _ in copied:
+        mine = [operation for stream, operation in queued if stream is first.mark.stream]
+        begin, end = mine.index(first.mark), mine.index(last.mark)
+        assert not [operation for operation in mine[begin:end] if isinstance(operation, tuple)]
+        waits += isinstance(mine[begin - 1], tuple)
+    assert waits > 0
+
+
+def test_what_storage_writes_to_the_device_is_not_copied(tmp_path):
+    """With GPUDirect Storage only records and tables are."""
+    compressor = zarr.codecs.ZstdCodec(level=1)
+    array = zarr.create_array(tmp_path / "a", shape=(40, 4000), chunks=(8, 4000), dtype="u2", compressors=compressor)
+    array[...] = random_values("u2", (40, 4000), 1)
+    fake = reference.fake_device(0, reference.PreadFile)
+    with fake as device, Reader(0, timed=True, decode_on="device", direct=True) as reader:
+        device.cupy.cuda.get_elapsed_time = lambda first, last: 1.0
+        assert same(reader.submit(array).result().get(), array[...])
+        device.rest()
+        stats = reader.stats()
+    assert stats.times.copies == stats.times.decoded > 0
+    assert 0 < stats.times.copied_nbytes < stats.bytes_read
 
 
 @pytest.mark.gpu

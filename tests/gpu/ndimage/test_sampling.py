@@ -169,6 +169,29 @@ def test_places_that_are_no_numbers(mode, order):
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u2"])
+@pytest.mark.parametrize("n", [1, 6])
+def test_what_is_nearest_to_the_border_is_its_voxel(dtype, n):
+    """Beyond the border it is that voxel, and no sum of its parts that is rounded; also where it is infinite."""
+    image = image_of(dtype, (n, 5, 4), 3)
+    if image.dtype.kind == "f":
+        image[0, 0, 0], image[-1, -1, -1] = np.inf, np.nan
+    rng = np.random.default_rng(0)
+    beyond = np.concatenate([rng.uniform(0, 1.6, 300), [1e-9, 0.5, 1.5, 2.5, 40.0, 1e6]])
+    places = np.full((3, 2, len(beyond)), 2.0)
+    places[0] = np.stack([-beyond, n - 1 + beyond])
+    got = np.empty((2, len(beyond)), dtype)
+    sampling.sample_points(image, places, Sampler(1, "nearest", 0.0), got)
+    assert (got == image[[0, -1], 2, 2][:, None]).all()
+    last = np.reshape(image.shape, (3, 1)) - 1.0
+    corners = np.concatenate([last * 0 - beyond, last + beyond], axis=1)
+    got = np.empty(corners.shape[1], dtype)
+    sampling.sample_points(image, corners, Sampler(1, "nearest", 0.0), got)
+    expected = image[[0, -1], [0, -1], [0, -1]].repeat(len(beyond))
+    assert np.array_equal(got, expected, equal_nan=image.dtype.kind == "f")
+
+
+@needs_compiler
 def test_a_linear_field_is_exact():
     z, y, x = np.meshgrid(*(np.arange(n, dtype="f4") for n in (8, 9, 10)), indexing="ij")
     image = 2 * z + 3 * y - x
