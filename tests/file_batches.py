@@ -11,6 +11,18 @@ from linumpy.io.reads.file_reads import FileReads
 KINDS = ["POSIX", "threads that pread"]
 
 
+class RefusesBatches:
+    """A C library that queues nothing, as where it lacks resources for a moment."""
+
+    @staticmethod
+    def lio_listio(*arguments):
+        return -1
+
+    @staticmethod
+    def aio_error(*arguments):
+        return 0
+
+
 def nothing_at_once(monkeypatch):
     """Let no batch be small enough for plain system calls of the caller."""
     monkeypatch.setattr(file_reads, "SMALL_READS", 0)

@@ -151,9 +151,7 @@ class Loop:
 
     def _open(self) -> None:
         staging = self._make_staging(_host_memory())
-        self.carrier = Carrier(
-            staging, self.limits, self._cache_nbytes, self._settle, self.counts, timed=self._timed
-        )  # fmt: skip
+        self.carrier = Carrier(staging, self.limits, self._cache_nbytes, self._settle, self.counts, timed=self._timed)
 
     def _shut(self) -> None:
         self._fail_everything(CancelledError("the reader was closed"))

@@ -187,21 +187,21 @@ def cut_alone(layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, strides:
         Bounds of the region, and bytes between neighbours in its output.
     """
     count = 1
-    first, shift = [], []
+    first = []
     for low, high, chunk, size in zip(
         start.tolist(), stop.tolist(), layout.chunk_shape, layout.object_shape, strict=True
     ):
         count *= -(-high // chunk) - low // chunk
         first.append(low // size)
-        shift.append(low // size * size)
     if count > _FEW_CHUNKS:
         return None
+    shift = np.array(first, np.int64) * layout.object_shape
     begin, end = ((one - shift).tolist() for one in (start, stop))
     cut = _cut_like(_Like(layout, tuple(begin), tuple(end), tuple(strides.tolist())))
     if not any(first):
         return cut
     wanted = replace(
-        cut.wanted, chunk=cut.wanted.chunk + np.array(shift) // layout.chunk_sizes, objects=cut.wanted.objects + first
+        cut.wanted, chunk=cut.wanted.chunk + shift // layout.chunk_sizes, objects=cut.wanted.objects + first
     )
     return replace(cut, wanted=wanted)
 

@@ -15,7 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from file_batches import KINDS, Interrupt, batch, check, fail, interrupt_at, nothing_at_once, open_files, version, write
+from file_batches import (
+    KINDS,
+    Interrupt,
+    RefusesBatches,
+    batch,
+    check,
+    fail,
+    interrupt_at,
+    nothing_at_once,
+    open_files,
+    version,
+    write,
+)
 
 from linumpy.io.reads import file_reads, posix_aio
 from linumpy.io.reads.file_reads import FileReads, Pending, ReadEngine
@@ -334,18 +346,9 @@ def test_opening_is_tried_again(engine, tmp_path, monkeypatch, code):
 
 
 def test_a_batch_that_the_c_library_refuses_is_read(tmp_path, monkeypatch):
-    class Library:
-        @staticmethod
-        def lio_listio(*arguments):
-            return -1
-
-        @staticmethod
-        def aio_error(*arguments):
-            return 0
-
     nothing_at_once(monkeypatch)
     with contextlib.closing(ReadEngine()) as engine:
-        monkeypatch.setattr(posix_aio, "_library", Library)
+        monkeypatch.setattr(posix_aio, "_library", RefusesBatches)
         read(engine, write(tmp_path, [800] * 6), [(file, 10, 700) for file in range(6)])
 
 

@@ -10,6 +10,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from file_batches import RefusesBatches
 
 from linumpy.io.reads import posix_aio
 
@@ -60,17 +61,7 @@ def test_the_end_of_the_file_and_bad_descriptors_are_told(file):
 def test_a_short_read_is_tried_again(file, monkeypatch):
     """The C library may lack resources for a moment (EAGAIN) and queue nothing."""
     descriptor, content = file
-
-    class Library:
-        @staticmethod
-        def lio_listio(*arguments):
-            return -1
-
-        @staticmethod
-        def aio_error(*arguments):
-            return 0
-
-    monkeypatch.setattr(posix_aio, "_library", Library)
+    monkeypatch.setattr(posix_aio, "_library", RefusesBatches)
     got = np.zeros(100, np.uint8)
     counts = posix_aio.read_batch(np.array([descriptor]), np.array([got.ctypes.data]), np.array([100]), np.array([7]))
     assert counts.tolist() == [100]
