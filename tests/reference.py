@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from decoders import start
 from linumpy import device as devices
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.loop import loop
-from linumpy.gpu.read import request
+from linumpy.gpu.read import reader, request
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.gpu.staging import device as staging
@@ -60,6 +61,8 @@ def fake_device(seed=0, opener=None):
     """Put a device in CuPy's place, and what opens files for GPUDirect Storage in kvikio's."""
     device = fake_cupy.Device(seed)
     with pytest.MonkeyPatch.context() as patch:
+        # Small regions by themselves (tests/gpu/loop/test_alone.py) or as others are; those without a seed as others.
+        patch.setattr(reader, "FEW_CHUNKS", random.Random(seed).choice([0, reader.FEW_CHUNKS]) if seed else 0)
         patch.setitem(sys.modules, "cupy", device.cupy)
         patch.setitem(sys.modules, "cupyx", device.cupyx)
         if opener is not None:

@@ -113,8 +113,8 @@ def read_request(
             if own is None:
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
             reader = scope.enter_context(own.use(device.id, direct=direct))
-            estimate = estimate_scratch(plan, reader.limits)
-            output.check_memory(request, max(0, estimate - reader.device_bytes))
+            if (more := estimate_scratch(plan, reader.limits) - reader.device_bytes) > 0:
+                output.check_memory(request, more)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
             try:

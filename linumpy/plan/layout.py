@@ -65,6 +65,17 @@ class ShardLayout:
         return 16 * self.count + (4 if self.index_checksum else 0)
 
 
+class ChunkGeometry(tuple[Any, ...]):
+    """What :attr:`ArrayLayout.geometry` tells. Its hash, which looks at every field, is worked out once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @dataclass(frozen=True)
 class ArrayLayout:
     """An array as it is stored.
@@ -155,19 +166,19 @@ class ArrayLayout:
         return f"{self.root}/{self.keys.prefix}", self.keys.separator
 
     @cached_property
-    def geometry(self) -> tuple[Any, ...]:
+    def geometry(self) -> ChunkGeometry:
         """All that decides how regions are cut, decoded and scattered: the same for arrays that are read together."""
         fill = None if self.fill_value is None else np.asarray(self.fill_value).tobytes()
-        return (
+        return ChunkGeometry((
             self.chunk_shape, self.dtype.str, self.swapped, self.stored_axes, fill, self.shard, self.chain, self.grid
-        )  # fmt: skip
+        ))  # fmt: skip
 
     @property
     def nbytes(self) -> int:
         """Decoded bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def object_shape(self) -> tuple[int, ...]:
         """Shape of what one stored object holds: a shard, or a chunk."""
         if self.shard is None:

@@ -217,7 +217,7 @@ def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
     monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
     monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
-    monkeypatch.setattr(output, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(output, "free_memory", lambda *_: 2**30)
     with reference.fake_device():
         with closing(pipeline.open_stage(job, slots=2)) as stage:
             boxes = {block.number: stage.read(block).get() for block in job.plan}

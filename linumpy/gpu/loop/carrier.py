@@ -60,7 +60,7 @@ class Carrier:
         self.cache = ChunkCache(cache_nbytes, staging.allocate) if cache_nbytes and staging.on_device else None
         self.clock = Clock(staging.elapsed) if timed and staging.on_device else None
         self.engines = Engines(staging)
-        self._pool = DecodePool(limits.threads)
+        self.pool = DecodePool(limits.threads)
         self.reading: deque[Work] = deque()
         self.decoding: deque[Work] = deque()
         self.again: deque[Work] = deque()  # to be begun when there is time for them
@@ -68,7 +68,7 @@ class Carrier:
     def close(self) -> None:
         """Give everything back; nothing is under way any more."""
         with contextlib.ExitStack() as stack:  # each of them, also where another one raises
-            for one in (self.staging, self.engines, self._pool):
+            for one in (self.staging, self.engines, self.pool):
                 stack.callback(one.close)
         if self.cache is not None:  # no kernel uses it any more
             self.cache.close()
@@ -104,7 +104,7 @@ class Carrier:
             return
         self._plan_tables(work)
         assert work.plan is not None
-        work.taken = self._take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
+        work.taken = self.take(self._host_nbytes(work) + work.plan.nbytes, direct=self._is_direct(work))
         base = (self.staging.read_address if self._is_direct(work) else self.staging.host_address)(work.taken)
         if work.kind in ("fill", "cached"):
             self._place(work)
@@ -112,7 +112,7 @@ class Carrier:
         if work.kind == "host":
             ((part, spans, place),) = work.sources()
             assert place is not None
-            work.pending = self._pool.start(part, spans, base + place)
+            work.pending = self.pool.start(part, spans, base + place)
         else:
             base += MARGIN if work.kind == "device" else 0
             reads = _file_reads(work, base)
@@ -153,7 +153,7 @@ class Carrier:
     def _is_direct(self, work: Work) -> bool:
         return bool(self.staging.direct) and work.kind in ("raw", "device")
 
-    def _take(self, nbytes: int, *, direct: bool = False) -> Any:
+    def take(self, nbytes: int, *, direct: bool = False) -> Any:
         """Take staging memory, as soon as older slabs have been copied out of it."""
         staging = self.staging
         take, find_oldest = (
@@ -250,7 +250,7 @@ class Carrier:
         """Decode a chunk that no slab holds, and scatter it window after window."""
         (part, spans), *_ = work.rows
         buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
-        (error,) = self._pool.start(part, spans, np.array([buffer.ctypes.data])).wait()
+        (error,) = self.pool.start(part, spans, np.array([buffer.ctypes.data])).wait()
         if error is not None:
             part.fail(spans, error)
             self._finish(work, stored=False)
@@ -258,7 +258,7 @@ class Carrier:
         for window in part.box_windows(int(spans[0]), self.limits.slab_nbytes - 16):
             plan = self.staging.plan_tables([part.window_table(int(spans[0]), window)])
             nbytes = aligned(window[1] - window[0])
-            taken = self._take(nbytes + plan.nbytes)
+            taken = self.take(nbytes + plan.nbytes)
             self.staging.host_view(taken)[: window[1] - window[0]] = buffer[window[0] : window[1]]
             work.placed = self.staging.place(taken, nbytes, plan, timed=work.timed)
             self._note_placed(work)

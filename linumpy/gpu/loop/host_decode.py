@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 
@@ -59,16 +61,24 @@ class DecodePool:
 
     def start(self, part: Part, spans: np.ndarray, addresses: np.ndarray) -> PendingDecodes:
         """Start to decode chunks to addresses, by no more tasks than there are threads: each costs Python."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
+        pool = self._threads()
         step = -(-len(spans) // self.threads)
         rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
         some = [rows[first : first + step] for first in range(0, len(rows), step)]
         try:
-            return PendingDecodes([self._pool.submit(_decode_some, part, mine) for mine in some])
+            return PendingDecodes([pool.submit(_decode_some, part, mine) for mine in some])
         except BaseException:  # a thread cannot be started: wait for the others, which write to the addresses
             self.close()
             raise
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Let one of the threads make a call."""
+        return self._threads().submit(call, *arguments)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
+        return self._pool
 
     def close(self) -> None:
         """Let the threads end."""

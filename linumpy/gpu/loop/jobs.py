@@ -1,7 +1,7 @@
 """What is submitted to a reader, in the portions that its loop takes.
 
 In: :class:`Regions` of arrays of one geometry, and their tickets. Out: :class:`Request` records: one, or several where
-the regions are large, made when it is their turn.
+the regions are large, made when it is their turn. A small region that is submitted by itself is a :class:`SmallJob`.
 """
 
 from __future__ import annotations
@@ -207,3 +207,66 @@ class Jobs:
 
     def _request(self, regions: Regions, count: float, tickets: list[Ticket]) -> Request:
         return make_request(self._limits, self._layouts, self._conversion, regions, count, self._ready, tickets)
+
+
+@dataclass(eq=False)
+class SmallJob:
+    """One region of few chunks, which the loop may carry out by itself; else it is a request as others are.
+
+    Attributes
+    ----------
+    limits : Limits
+        Of slabs.
+    layout : ArrayLayout
+        Of the array.
+    conversion : Conversion
+        Stored type and type of the output.
+    start, stop : tuple of int
+        Bounds of the region.
+    strides : tuple of int
+        Bytes between neighbours in the output, along the axes of the array; 0 along those that it does not have.
+    address : int
+        Where the output begins.
+    ready : object
+        Event that the output's memory may be written after; None in host memory.
+    ticket : Ticket
+        Of the region.
+    boxes : int
+        Chunks that it touches.
+    """
+
+    limits: Limits
+    layout: ArrayLayout
+    conversion: Conversion
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    ready: Any
+    ticket: Ticket
+    boxes: int
+    _jobs: Jobs | None = None
+
+    def next_request(self) -> Request | None:
+        """Return the only request; None at the end."""
+        if self._jobs is None:
+            self._jobs = self.as_jobs()
+        return self._jobs.next_request()
+
+    def abandon(self, error: BaseException) -> None:
+        """Give no request."""
+        (self.as_jobs() if self._jobs is None else self._jobs).abandon(error)
+
+    def as_jobs(self) -> Jobs:
+        """Make it the only one of many regions."""
+        columns = ((0,), (self.start,), (self.stop,), (self.strides,), (self.address,))
+        regions = Regions(*(np.array(column, np.int64) for column in columns))
+        return Jobs(self.limits, [self.layout], self.conversion, regions, self.ready, [self.ticket])
+
+
+def chunks_touched(layout: ArrayLayout, start: tuple[int, ...], stop: tuple[int, ...]) -> int:
+    """Count the chunks that a region touches."""
+    count = 1
+    for first, last, size in zip(start, stop, layout.chunk_shape, strict=True):
+        count *= -(-last // size) - first // size if last > first else 0
+    return count

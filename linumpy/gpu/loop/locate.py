@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
 from linumpy.io.reads.file_reads import FileReads, ReadEngine
-from linumpy.plan.layout import ShardLayout
+from linumpy.plan.layout import ArrayLayout, ShardLayout
 from linumpy.plan.read.shards import ShardIndexError, read_index
 from linumpy.plan.read.spans import shard_spans
 
@@ -64,25 +64,25 @@ class IndexCache:
         self._entries: OrderedDict[str, tuple[object, np.ndarray]] = OrderedDict()
         self.hits = self.misses = 0
 
-    def get(self, path: str, version: np.ndarray, kind: object) -> np.ndarray | None:
-        """Return the index of a shard, if it is known."""
+    def get(self, path: str, version: tuple[int, ...], kind: object, *, is_last: bool = True) -> np.ndarray | None:
+        """Return the index of a shard, if it is known; `is_last` unless it is then looked for again."""
         with self._lock:
             entry = self._entries.get(path)
-            if entry is None or entry[0] != (version.tobytes(), kind):
-                self.misses += 1
+            if entry is None or entry[0] != (version, kind):
+                self.misses += is_last
                 return None
             self._entries.move_to_end(path)
             self.hits += 1
             return entry[1]
 
-    def put(self, path: str, version: np.ndarray, kind: object, index: np.ndarray) -> None:
+    def put(self, path: str, version: tuple[int, ...], kind: object, index: np.ndarray) -> None:
         """Keep an index, in place of those that were not used for longest."""
         with self._lock:
             old = self._entries.pop(path, None)
             self._held -= 0 if old is None else old[1].nbytes
             if index.nbytes > self._nbytes:
                 return
-            self._entries[path] = ((version.tobytes(), kind), index)
+            self._entries[path] = ((version, kind), index)
             self._held += index.nbytes
             while self._held > self._nbytes:
                 self._held -= self._entries.popitem(last=False)[1][1].nbytes
@@ -197,9 +197,9 @@ def _indexes(
     shard = part.layout.shard
     assert shard is not None
     paths = part.paths(objects)
-    known, unknown, kind = {}, [], _kind_of_index(part)
+    known, unknown, kind = {}, [], kind_of_index(part.layout)
     for row in np.flatnonzero(state == 0).tolist():
-        index = indexes.get(paths[row], stored[row, :3], kind)
+        index = indexes.get(paths[row], tuple(stored[row, :3].tolist()), kind)
         if index is None:
             unknown.append(row)
         else:
@@ -210,9 +210,9 @@ def _indexes(
     return known
 
 
-def _kind_of_index(part: Part) -> tuple[ShardLayout | None, int | None]:
+def kind_of_index(layout: ArrayLayout) -> tuple[ShardLayout | None, int | None]:
     """Say how shard indexes are stored, and how long each chunk is; None for encoded ones, of any length."""
-    return part.layout.shard, part.layout.chunk_nbytes if part.layout.chain is None else None
+    return layout.shard, layout.chunk_nbytes if layout.chain is None else None
 
 
 def _read_indexes(
@@ -238,7 +238,7 @@ def _read_indexes(
     results = engine.start(FileReads(some, np.arange(count), offset, nbytes, address, versions=versions)).wait()
     part.together.files_opened += count
     part.together.index_nbytes += int(np.maximum(results.nbytes, 0).sum())
-    known, kind = {}, _kind_of_index(part)
+    known, kind = {}, kind_of_index(part.layout)
     for n, row in enumerate(rows):
         number = int(objects[row])
         got = int(results.nbytes[n])
@@ -251,7 +251,7 @@ def _read_indexes(
                     raise part.replaced(number, int(found[_SIZE]))
             raw = ctypes.string_at(int(address[n]), got)
             known[number] = read_index(raw, shard, int(size[n]), kind[1])
-            indexes.put(paths[row], stored[row, :3], kind, known[number])
+            indexes.put(paths[row], tuple(stored[row, :3].tolist()), kind, known[number])
         except ShardIndexError as error:
             state[row] = 2
             _fail_object(part, number, ChunkError(f"{part.object_name(number)}: {error}"))

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
+from linumpy.gpu.loop.alone import SmallJobs
 from linumpy.gpu.loop.carrier import Carrier
-from linumpy.gpu.loop.jobs import Request
+from linumpy.gpu.loop.jobs import Request, SmallJob
 from linumpy.gpu.loop.limits import DEPTH, STAGED_SLAB, Limits
 from linumpy.gpu.loop.locate import IndexCache, locate
 from linumpy.gpu.loop.report import ReadReport
@@ -86,6 +87,7 @@ class Loop:
         self.indexes = IndexCache()
         self._cache_nbytes, self._timed = cache_nbytes, timed
         self.carrier: Carrier | None = None  # made by the thread
+        self._small: SmallJobs | None = None
         # A with block of a lock gives it back whenever an interrupt comes to a caller; one of a condition may not.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -152,6 +154,7 @@ class Loop:
     def _open(self) -> None:
         staging = self._make_staging(_host_memory())
         self.carrier = Carrier(staging, self.limits, self._cache_nbytes, self._settle, self.counts, timed=self._timed)
+        self._small = SmallJobs(self.carrier, self.indexes, self._describe, self.counts)
 
     def _shut(self) -> None:
         self._fail_everything(CancelledError("the reader was closed"))
@@ -181,6 +184,8 @@ class Loop:
     def _step(self) -> bool:
         """Do one thing; False where there is nothing to do just now."""
         carrier = self._under_way
+        if self._works is None and not (carrier.reading or carrier.again) and self._did_small_job():
+            return True
         carrier.look_at_decoders()
         on_host = sum(work.kind == "host" for work in carrier.reading)
         if carrier.again and (carrier.again[0].kind != "host" or on_host < _DECODE_AHEAD):
@@ -197,6 +202,29 @@ class Loop:
             carrier.complete(next(filter(_has_ended, carrier.reading), carrier.reading[0]))
             return True
         return False
+
+    def _did_small_job(self) -> bool:
+        """Carry out a small job that nothing else is queued beside."""
+        with self._lock:
+            if self._closing or len(self._queue) != 1 or not isinstance(job := self._queue[0], SmallJob):
+                return False
+            self._queue.popleft()  # of several at a time chunks are shared, and read together
+        assert self._small is not None
+        done = False
+        try:
+            if not self._held:
+                self._hold()
+            done = self._small.carry_out(job)
+        except Exception as error:
+            _log.debug("a small job is carried out as others are: %r", error)
+        finally:
+            with self._lock:
+                if done:
+                    self._queued_boxes = max(0, self._queued_boxes - job.boxes)
+                    self._changed.notify_all()
+                else:
+                    self._queue.appendleft(job.as_jobs())
+        return done
 
     def _rest(self) -> bool:
         """Wait until there is something to do; False where the loop is to end."""

@@ -17,7 +17,7 @@ from linumpy.gpu.staging.scatter import Conversion, fill_bytes
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes, cut_boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
-from linumpy.plan.read.wanted import Cut, cut_alone, merge
+from linumpy.plan.read.wanted import merge
 
 #: Inode, size and time of the last write; how a file is told from the one that replaces it.
 VERSION_COLUMNS = 3
@@ -40,9 +40,9 @@ class Part:
         self.layouts, self._array = _arrays_of(requests)
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
         regions = Regions.joined([request.regions for request in requests])
-        cut = _cut(requests, regions, self._array)
-        self._boxes = boxes = cut.boxes
-        self._geometry, self.wanted = cut.geometry, cut.wanted
+        self._boxes = boxes = _boxes_of(requests, regions)
+        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
+        self._geometry = geometry(self.layout, boxes, regions.strides)
         if whole_chunks and self.by_chunk and self.layout.chain is None:
             none, size = np.zeros(len(self.wanted), np.int64), self.layout.chunk_nbytes
             self.wanted = replace(self.wanted, offset=none, nbytes=none + size)
@@ -258,18 +258,6 @@ def _arrays_of(requests: list[Request]) -> tuple[list[ArrayLayout], np.ndarray]:
                 layouts.append(layout)
         arrays.append(np.array([numbers[id(layout)] for layout in request.layouts])[request.regions.array])
     return layouts, np.concatenate(arrays)
-
-
-def _cut(requests: list[Request], regions: Regions, array: np.ndarray) -> Cut:
-    """Cut what requests want, or take what has been cut before."""
-    layout, by_chunk = requests[0].layouts[0], requests[0].boxes is None
-    if by_chunk and len(regions) == 1 and array[0] == 0:
-        cut = cut_alone(layout, regions.start[0], regions.stop[0], regions.strides[0])
-        if cut is not None:
-            return cut
-    boxes = _boxes_of(requests, regions)
-    wanted = merge(layout, boxes, array[boxes.region], by_chunk=by_chunk)
-    return Cut(boxes, wanted, geometry(layout, boxes, regions.strides))
 
 
 def _boxes_of(requests: list[Request], regions: Regions) -> Boxes:

@@ -19,15 +19,16 @@ import numpy as np
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
+from linumpy.gpu.loop.alone import FEW_CHUNKS
 from linumpy.gpu.loop.clock import Times
-from linumpy.gpu.loop.jobs import Jobs, Regions
+from linumpy.gpu.loop.jobs import Jobs, Regions, SmallJob, chunks_touched
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, shapes_of, strides_of, targets_of
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
@@ -237,10 +238,52 @@ class Reader:
     ) -> Ticket:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
+        count = chunks_touched(layout, box.start, box.stop)
+        if 0 < count <= FEW_CHUNKS:
+            return self._submit_small(layout, box, count, out, dtype, timed=timed)
         start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
         kept = np.array([box.kept], bool).reshape(1, -1)
         outs = None if out is None else [out]
         return self._submit([layout], np.zeros(1, np.int64), start, stop, kept, outs, dtype, timed=timed)[0]
+
+    def _submit_small(
+        self, layout: ArrayLayout, box: Region, count: int, out: Any, dtype: Any, *, timed: bool
+    ) -> Ticket:
+        """Do what :meth:`_submit` does for one region of few chunks, in a fifth of the time."""
+        self._check_process()
+        if dtype is None and out is not None:
+            dtype = getattr(out, "dtype", None)
+        target, home, ready = cast_dtype(layout.dtype, dtype), None, None
+        if self._cupy is None:
+            array = self._output(out, box.shape, target)
+        else:
+            with self._cupy.cuda.Device(self.device):
+                home = self._cupy.cuda.get_current_stream()
+                array = self._output(out, box.shape, target)
+                ready = home.record(self._cupy.cuda.Event(disable_timing=True))
+        ticket = Ticket(array, layout.name, self._order, home if out is None else None)
+        ticket.timed = timed
+        strides = array.strides
+        if len(strides) < len(box.kept):
+            rest = iter(strides)
+            strides = tuple([next(rest) if kept else 0 for kept in box.kept])
+        conversion = Conversion(layout.dtype, target, layout.swapped)
+        job = SmallJob(
+            self.limits, layout, conversion, box.start, box.stop, strides, address_of(array), ready, ticket, count
+        )
+        self._loop.submit(job, count)
+        return ticket
+
+    def _output(self, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Make the array that a region is read into, or check the caller's."""
+        if out is None:
+            return (np if self._cupy is None else self._cupy).empty(shape, dtype)
+        check_output(out, shape, dtype, self.device)
+        return out
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("this reader was made by the parent of this process: make one here")
 
     def layout_of(self, source: Source, level: int = 0) -> ArrayLayout:
         """Say how an array is stored; known ones are not opened again while their metadata is as it was.
@@ -268,8 +311,7 @@ class Reader:
         *,
         timed: bool = False,
     ) -> list[Ticket]:
-        if os.getpid() != self._process:
-            raise RuntimeError("this reader was made by the parent of this process: make one here")
+        self._check_process()
         numbers = array.tolist()
         targets = targets_of(layouts, numbers, outs, dtype)
         shapes = shapes_of(stop - start, kept)
@@ -277,13 +319,8 @@ class Reader:
         with _context_of(self._cupy, self.device):
             if self._cupy is not None:
                 home = self._cupy.cuda.get_current_stream()
-            if outs is None:
-                xp = np if self._cupy is None else self._cupy
-                arrays = [xp.empty(shape, target) for shape, target in zip(shapes, targets, strict=True)]
-            else:
-                arrays = [*outs]
-                for one, shape, target in zip(arrays, shapes, targets, strict=True):
-                    check_output(one, shape, target, self.device)
+            wanted = [None] * len(shapes) if outs is None else outs
+            arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
             if self._cupy is not None and home is not None:
                 ready = home.record(self._cupy.cuda.Event(disable_timing=True))
         own = home if outs is None else None

@@ -143,7 +143,7 @@ class DeviceStaging:
 
     def plan_tables(self, tables: Tables, *, writes_cache: bool = False) -> TablePlan:
         """Plan launches."""
-        return TablePlan(tables, plan_scatter(tables), writes_cache)
+        return TablePlan([], plan_scatter(tables), writes_cache)
 
     def allocate(self, nbytes: int) -> tuple[Any, int]:
         """Take device memory for good; returns an array and its address."""

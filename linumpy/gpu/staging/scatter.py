@@ -73,6 +73,12 @@ class ScatterLaunch:
         """Bytes of the words, up to where those of the next launch may begin."""
         return -(-self.words.nbytes // _ALIGN) * _ALIGN
 
+    def moved(self, nbytes: int) -> ScatterLaunch:
+        """Shift the outputs by so many bytes, a multiple of the widest unit."""
+        words = self.words.copy()
+        words[self.first_row + 1 :: (len(words) - self.first_row) // self.rows] += nbytes
+        return ScatterLaunch(self.spec, words, self.first_row, self.rows, self.largest)
+
     def start(self, source: int, words: int) -> None:
         """Start the kernel on CuPy's current stream; the arguments are device addresses of the slab and the words."""
         blocks_per_box = -(-self.largest // (_BLOCK * _PER_THREAD))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class TablePlan:
     Attributes
     ----------
     tables : list of (Conversion, ScatterTable)
-        As they are.
+        As they are, for host memory; none on a device.
     launches : list of ScatterLaunch
         As the device carries them out; none in host memory.
     writes_cache : bool
@@ -60,6 +60,11 @@ class TablePlan:
     def nbytes(self) -> int:
         """Bytes of all words."""
         return sum(launch.nbytes for launch in self.launches)
+
+    def moved(self, nbytes: int) -> TablePlan:
+        """Shift all outputs by so many bytes, a multiple of the widest unit."""
+        tables = [(conversion, replace(table, target=table.target + nbytes)) for conversion, table in self.tables]
+        return TablePlan(tables, [launch.moved(nbytes) for launch in self.launches], self.writes_cache)
 
     def write(self, view: np.ndarray) -> None:
         """Lay out the words of all tables one behind the other."""

@@ -56,11 +56,11 @@ class _Vector(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t)]
 
 
-class _NotCachedError(Exception):
+class NotCachedError(Exception):
     """A read would have to wait for a disk."""
 
 
-def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int:
+def read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int:
     """Do what :func:`linumpy.io.reads.posix_aio.read_now` does, unless it would have to wait for a disk."""
     done, flags = 0, os.RWF_NOWAIT
     while done < nbytes:
@@ -73,7 +73,7 @@ def _read_cached(descriptor: int, address: int, nbytes: int, offset: int) -> int
             continue
         code = ctypes.get_errno()
         if code == errno.EAGAIN:
-            raise _NotCachedError
+            raise NotCachedError
         if code == errno.EOPNOTSUPP and flags:  # the file system cannot tell: overlay, tmpfs, some networks
             flags = 0
         elif code != errno.EINTR:
@@ -373,8 +373,8 @@ class ReadEngine:
             return False
         begin = time.monotonic()
         try:
-            pending.read_now(_read_cached)
-        except _NotCachedError:
+            pending.read_now(read_cached)
+        except NotCachedError:
             self._cold = _COLD_BATCHES
             return False
         if time.monotonic() - begin > _SLOW:

@@ -1,24 +1,17 @@
 """What many regions want of the chunks of their arrays: each chunk once, whoever wants it.
 
-In: :class:`~linumpy.plan.read.boxes.Boxes`. Out: :class:`Wanted`: stored spans, each with the boxes that it serves. A
-single small region is cut here too (:func:`cut_alone`): regions that lie alike in their chunks are cut once.
+In: :class:`~linumpy.plan.read.boxes.Boxes`. Out: :class:`Wanted`: stored spans, each with the boxes that it serves.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.boxes import Boxes, cut_boxes
-from linumpy.plan.read.scatter import Geometry, geometry
+from linumpy.plan.read.boxes import Boxes
 from linumpy.plan.read.spans import number_rows, object_grid
-
-#: Regions that are remembered, and chunks of each at most.
-_REMEMBERED, _FEW_CHUNKS = 256, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,83 +129,3 @@ def _hull(boxes: Boxes, order: np.ndarray, first: np.ndarray) -> tuple[np.ndarra
         return offset, nbytes
     begin = np.minimum.reduceat(offset, first[:-1])
     return begin, np.maximum.reduceat(offset + nbytes, first[:-1]) - begin
-
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """Regions that have been cut; nobody writes to its arrays.
-
-    Attributes
-    ----------
-    boxes : Boxes
-        Of all regions. Chunks of :func:`cut_alone` are counted from the first stored object of the region.
-    wanted : Wanted
-        What they want of chunks.
-    geometry : Geometry
-        Of the tables that scatter them.
-    """
-
-    boxes: Boxes
-    wanted: Wanted
-    geometry: Geometry
-
-
-@dataclass(frozen=True)
-class _Like:
-    """A region as it lies in its first stored object; equal for regions that are cut alike."""
-
-    layout: ArrayLayout
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.layout.geometry, self.start, self.stop, self.strides)
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Like) and self._key() == other._key()
-
-
-def cut_alone(layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, strides: np.ndarray) -> Cut | None:
-    """Cut one region, each chunk that it touches being one box; None where it has many chunks.
-
-    Parameters
-    ----------
-    layout : ArrayLayout
-        Of the array.
-    start, stop, strides : numpy.ndarray of int64, (rank,)
-        Bounds of the region, and bytes between neighbours in its output.
-    """
-    count = 1
-    first = []
-    for low, high, chunk, size in zip(
-        start.tolist(), stop.tolist(), layout.chunk_shape, layout.object_shape, strict=True
-    ):
-        count *= -(-high // chunk) - low // chunk
-        first.append(low // size)
-    if count > _FEW_CHUNKS:
-        return None
-    shift = np.array(first, np.int64) * layout.object_shape
-    begin, end = ((one - shift).tolist() for one in (start, stop))
-    cut = _cut_like(_Like(layout, tuple(begin), tuple(end), tuple(strides.tolist())))
-    if not any(first):
-        return cut
-    wanted = replace(
-        cut.wanted, chunk=cut.wanted.chunk + shift // layout.chunk_sizes, objects=cut.wanted.objects + first
-    )
-    return replace(cut, wanted=wanted)
-
-
-@functools.lru_cache(_REMEMBERED)
-def _cut_like(region: _Like) -> Cut:
-    start, stop, strides = (np.array([one], np.int64) for one in (region.start, region.stop, region.strides))
-    boxes = cut_boxes(region.layout, start, stop, strides)
-    wanted = merge(region.layout, boxes, np.zeros(len(boxes), np.int64), by_chunk=True)
-    cut = Cut(boxes, wanted, geometry(region.layout, boxes, strides))
-    for record in (cut.boxes, cut.wanted, cut.geometry):
-        for one in fields(record):
-            getattr(record, one.name).flags.writeable = False
-    return cut

@@ -131,7 +131,7 @@ def small_device(monkeypatch):
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
     monkeypatch.setattr(output, "require_cuda", lambda: None)
     monkeypatch.setattr(output, "device_of", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(output, "free_memory", lambda: 80 * 2**30)
+    monkeypatch.setattr(output, "free_memory", lambda *_: 80 * 2**30)
 
 
 @pytest.mark.parametrize("kind", HUGE)

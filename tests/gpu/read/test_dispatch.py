@@ -147,7 +147,7 @@ def test_the_report_names_the_reader_that_read(folder, monkeypatch, options):
     monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
     monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
-    monkeypatch.setattr(output, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(output, "free_memory", lambda *_: 2**30)
     with reference.fake_device(), contextlib.ExitStack() as scope:
         scope.callback(release)
         found, report = read_zarr_to_gpu(folder / "g/a", return_report=True, **options)

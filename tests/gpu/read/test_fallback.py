@@ -93,7 +93,7 @@ def numpy_cuda(monkeypatch):
     cuda = NumpyCuda()
     for module in (output, zarr_gpu):
         monkeypatch.setattr(module, "require_cuda", lambda: cuda)
-    monkeypatch.setattr(output, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(output, "free_memory", lambda *_: 2**40)
     monkeypatch.setattr(output, "is_device_array", lambda x: isinstance(x, DeviceArray))
     monkeypatch.setattr(gpu, "NDBuffer", cpu.NDBuffer)
     monkeypatch.setattr(gpu, "buffer_prototype", cpu.buffer_prototype)
@@ -337,7 +337,7 @@ def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
 
 
 def test_what_does_not_fit_the_device_is_said_before_the_first_read(tmp_path, numpy_cuda, monkeypatch):
-    monkeypatch.setattr(output, "free_memory", lambda: 1000)
+    monkeypatch.setattr(output, "free_memory", lambda *_: 1000)
     monkeypatch.setattr(zarr_gpu, "read_chunks_on_host", lambda *_: pytest.fail("read"))
     array = random_array(tmp_path / "a", zarr_format=2)
     with pytest.raises(DeviceMemoryError, match="1596 bytes"):

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,12 +10,15 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from linumpy.gpu.loop.jobs import chunks_touched
 from linumpy.io.layout import read_layout
+from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
+from linumpy.plan.read.alone import first_object, plan_alone, within_object
 from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
 from linumpy.plan.read.scatter import FILL_WORDS, ROW_WORDS, ScatterTable, geometry, table_nbytes
-from linumpy.plan.read.wanted import cut_alone, merge
+from linumpy.plan.read.wanted import merge
 
 
 @st.composite
@@ -116,35 +119,39 @@ def test_each_chunk_is_wanted_once(problem, longest):
     assert len(rows) == sum(len(wanted.boxes_of(np.array([span]))[0]) for span in some)
 
 
-@given(problems(), st.data())
-def test_a_region_is_cut_as_one_that_lies_alike(problem, data):
-    """Remembered for regions that lie alike in stored objects, of this array and of others."""
+@given(problems(), st.booleans())
+def test_a_small_region_by_itself_is_planned_as_one_of_many(problem, encoded):
+    """Its chunks, the bytes of each, and where they go: counted from the stored object of its first voxel."""
     layout, start, stop, strides = problem
-    whole = np.array(layout.object_shape)
-    steps = np.array([data.draw(st.integers(0, max(0, n // s - 1))) for n, s in zip(layout.shape, whole, strict=True)])
-    for low, high, stride in zip(start, stop, strides, strict=True):
-        for moved in (0 * whole, steps * whole, 0 * whole):
-            box, end = low + moved, high + moved
-            boxes = cut_boxes(layout, box[None], end[None], stride[None])
-            wanted = merge(layout, boxes, np.zeros(len(boxes), np.int64), by_chunk=True)
-            shape = geometry(layout, boxes, stride[None])
-            got = cut_alone(layout, box, end, stride)
-            if len(boxes) > 64:
-                assert got is None
-                continue
-            for one in fields(wanted):
-                assert np.array_equal(getattr(got.wanted, one.name), getattr(wanted, one.name)), one.name
-            for one in fields(shape):
-                assert np.array_equal(getattr(got.geometry, one.name), getattr(shape, one.name)), one.name
-            for one in fields(boxes):
-                first = box // whole * (whole // np.array(layout.chunk_shape)) if one.name == "chunk" else 0
-                assert np.array_equal(getattr(got.boxes, one.name) + first, getattr(boxes, one.name)), one.name
-
-
-def test_a_region_of_many_chunks_is_not_remembered():
-    array = zarr.create(store=zarr.storage.MemoryStore(), shape=(100,), chunks=(1,), dtype="u2", zarr_format=3)
-    ends = (np.array([n]) for n in (0, 65, 2))
-    assert cut_alone(read_layout(array), *ends) is None
+    layout = replace(layout, chain=DecodeChain("zstd") if encoded else None)
+    for low, high, stride in zip(*(one.tolist() for one in (start, stop, strides)), strict=True):
+        boxes = cut_boxes(layout, *(np.array([one]) for one in (low, high, stride)))
+        wanted = merge(layout, boxes, np.zeros(len(boxes), np.int64), by_chunk=True)
+        assert chunks_touched(layout, low, high) == len(boxes)
+        if not len(boxes):
+            continue
+        first = first_object(layout, low)
+        plan = plan_alone(layout, *(within_object(layout, first, one) for one in (low, high)), tuple(stride), 64)
+        assert len(plan) == len(boxes)
+        assert [tuple(np.add(first, one)) for one, _ in plan.objects] == [tuple(one) for one in wanted.objects.tolist()]
+        per_object = layout.shard.chunks_per_shard if layout.shard else (1,) * layout.rank
+        spans = [(number, span) for number, (_, mine) in enumerate(plan.objects) for span in mine]
+        assert [number for number, _ in spans] == wanted.object_index.tolist()
+        used = np.zeros(plan.nbytes, bool)
+        for n, (_, span) in enumerate(spans):
+            inside = tuple(wanted.chunk[n] % per_object)
+            assert span.inner == np.ravel_multi_index(inside, per_object)
+            assert (span.offset, span.nbytes) == (wanted.offset[n], wanted.nbytes[n])
+            assert span.place % 64 == 0
+            held = slice(span.place, span.place + (layout.chunk_nbytes if encoded else span.nbytes))
+            assert held.stop <= plan.nbytes
+            assert not used[held].any()
+            used[held] = True
+            (row,) = wanted.boxes_of(np.array([n]))[0]
+            assert plan.source[row] == span.place + boxes.offset[row] - (0 if encoded else span.offset)
+        shape = geometry(layout, boxes, np.array([stride]))
+        for one in fields(shape):
+            assert np.array_equal(getattr(plan.geometry, one.name), getattr(shape, one.name)), one.name
 
 
 @given(problems(), st.booleans())
