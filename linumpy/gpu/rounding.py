@@ -1,4 +1,6 @@
-"""Cast floats to integers and booleans as SciPy's ``ndimage`` does, with every overflow ending at the last integer.
+"""Cast floats to integers and booleans as SciPy's ``ndimage`` does, and to bfloat16, which NumPy does not have.
+
+With integers every overflow ends at the last one.
 
 In: a NumPy or CuPy array of floats. Out: an array of the dtype, where it is. float64 rounds 2**64 - 1 up to 2**64, and
 what C's cast makes of that is left open: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
@@ -51,3 +53,20 @@ def rounded(values: Any, dtype: np.dtype) -> Any:
     away = xp.trunc(values + xp.copysign(values.dtype.type(0.5), values))
     whole = xp.where(xp.abs(values) >= _WHOLE, values, away)
     return saturated(xp.clip(xp.where(xp.isnan(values), 0, whole), limits.min, limits.max), dtype)
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """Round to bfloat16, halves to even; returns the bits as uint16."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(values, np.float32)
+    bits = single.view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(single)
+    if nan.any():
+        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    return result

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.stream.config import Config, Dtype
+from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
 from linumpy.stream.plan import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
@@ -240,7 +240,7 @@ def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config
         staged += staged // 4
     whole = 0
     for part, read in zip(parts, reads, strict=False):
-        if config.augment is not None or config.pad in ("edge", "reflect") or part.dtype is Dtype.BF16:
+        if config.augment is not None or config.pad in ("edge", "reflect"):
             whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
     return max(staged, whole * config.batch_size)
 

@@ -1,8 +1,8 @@
 """What is read for a batch and what is made of it: samples and arrays → frozen records. Pure.
 
 A crop is *direct* where the reader fills a view of the batch, and *staged* where its voxels are read into a buffer of
-their own and resampled from there into the batch: where it is augmented, where its border repeats voxels of the array,
-and for bfloat16. Of a staged crop the box is read that holds every voxel that it is made of.
+their own and resampled from there into the batch: where it is augmented, and where its border repeats voxels of the
+array. Of a staged crop the box is read that holds every voxel that it is made of.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def _plan_crop(
     warp: Warp | None,
 ) -> CropRead:
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
-    if warp is None and shape.dtype is not Dtype.BF16 and True not in reaches_out:
+    if warp is None and True not in reaches_out:
         return CropRead(row, info, box, _whole(shape.shape), None, is_whole=True)
     if any(reaches_out) and config.pad is None:
         axis = reaches_out.index(True)
@@ -334,8 +334,7 @@ def _plan_crop(
             f"aabb axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
             "pass Config(pad=…) to allow that"
         )
-    direct = warp is None and (not any(reaches_out) or config.pad == "constant") and shape.dtype is not Dtype.BF16
-    if direct:
+    if warp is None and config.pad == "constant":
         return _direct(row, box, info)
     if info.dtype.kind == "c":
         raise InvalidArgument(f"{info.name} holds complex numbers, which are neither augmented nor continued")

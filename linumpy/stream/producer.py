@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from linumpy.stream.config import Config, Sample
+from linumpy.stream.config import Config, Dtype, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
@@ -383,6 +383,7 @@ class Producer:
                     if not read.is_whole:
                         out = out[tuple(slice(a, b) for a, b in read.inside)]
             if read.region is not None and out is not None:
-                jobs.append(ReadJob(read.info, read.region, out))
+                is_bits = read.resampling is None and item.parts[part].dtype is Dtype.BF16
+                jobs.append(ReadJob(read.info, read.region, out, is_bits))
                 rows.append(read.row)
         return jobs, rows

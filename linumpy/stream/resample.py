@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.augment import MAX_NODES
 from linumpy.stream.config import Dtype
 from linumpy.stream.plan import Box, CropRead, PartShape
@@ -105,8 +106,10 @@ def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: 
     for read in direct:
         if read.is_whole:
             continue
+        number = np.array(fill)
+        value = (bfloat16_bits(number) if part.dtype is Dtype.BF16 else narrow(number, batch.dtype))[()]
         for slab in borders(part.shape, read.inside):
-            batch[(read.row, *slab)] = narrow(np.array(fill), batch.dtype)[()]
+            batch[(read.row, *slab)] = value
 
 
 def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:

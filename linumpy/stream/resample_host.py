@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.augment import Intensity, fold
 from linumpy.stream.config import Dtype
 from linumpy.stream.plan import PartShape, Resampling
@@ -164,23 +165,6 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     whole = np.where(np.abs(values) >= 2.0**52, values, whole)
     result = np.clip(np.nan_to_num(whole, nan=0.0), float(limits.min), float(limits.max)).astype(dtype)
     return np.where(whole >= float(limits.max), limits.max, result).astype(dtype)
-
-
-def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """Round to bfloat16, halves to even; returns the bits as uint16."""
-    with np.errstate(over="ignore"):
-        single = np.ascontiguousarray(values, np.float32)
-    bits = single.view(np.uint32)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    result = rounded.astype(np.uint16)
-    nan = np.isnan(single)
-    if nan.any():
-        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
-    return result
 
 
 def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:

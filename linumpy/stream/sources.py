@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError
+from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
 from linumpy.io.source import open_node, open_source
@@ -157,11 +158,14 @@ class ReadJob:
         What is read of it.
     out : cupy.ndarray or numpy.ndarray
         Strides may be any that are positive; elements are cast to its dtype.
+    bfloat16 : bool
+        Whether they are cast to bfloat16, whose bits `out` holds.
     """
 
     info: ArrayInfo
     region: Box
     out: Any
+    bfloat16: bool = False
 
 
 class Fallback:
@@ -246,7 +250,8 @@ def _read(job: ReadJob) -> Any:
     """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
     values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
     with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
-        values = np.ascontiguousarray(values).astype(job.out.dtype, copy=False)
+        values = np.ascontiguousarray(values)
+        values = bfloat16_bits(values) if job.bfloat16 else values.astype(job.out.dtype, copy=False)
     if isinstance(job.out, np.ndarray):
         job.out[...] = values
         return None
@@ -266,13 +271,13 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any
         Reads what the reader does not take.
     """
     tickets: list[Any] = [None] * len(jobs)
-    of_rank: dict[int, list[int]] = {}
+    alike: dict[tuple[int, bool], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.info.unsupported is not None:
             tickets[number] = fallback.submit(job)
         else:
-            of_rank.setdefault(len(job.region), []).append(number)
-    for chosen in of_rank.values():
+            alike.setdefault((len(job.region), job.bfloat16), []).append(number)
+    for chosen in alike.values():
         made: Sequence[Any]
         try:
             made = _submit_together(reader, [jobs[number] for number in chosen])
@@ -285,7 +290,9 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any
 
 def _submit_together(reader: Any, jobs: Sequence[ReadJob]) -> list[Any]:
     regions = np.array([job.region for job in jobs], np.int64)
-    tickets: list[Any] = reader.submit_many([job.info.source for job in jobs], regions, outs=[job.out for job in jobs])
+    sources, outs = [job.info.source for job in jobs], [job.out for job in jobs]
+    dtype = "bfloat16" if jobs[0].bfloat16 else None
+    tickets: list[Any] = reader.submit_many(sources, regions, outs=outs, dtype=dtype)
     return tickets
 
 

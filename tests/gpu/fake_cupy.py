@@ -179,7 +179,7 @@ def copy_boxes(at, source, headers, rows, rank, conversion, unit):
         values = at(source + first * stored.itemsize)[: reach * stored.itemsize].view(stored)
         values = as_strided(values, extent, tuple(strides[:rank] * stored.itemsize))
         with np.errstate(all="ignore"):
-            box[...] = values if conversion.is_copy else values.astype(into)
+            box[...] = values if conversion.is_copy else conversion.cast(values)
 
 
 class _Here(types.SimpleNamespace):
@@ -358,8 +358,9 @@ class Device:
         if "COPY_UNIT" in defines:
             unit = int(defines["COPY_UNIT"])
         else:
-            kinds = (_DTYPES[defines[name]] for name in ("SOURCE", "TARGET"))
-            conversion = Conversion(*kinds, defines["SWAP"] == "true")
+            bfloat16 = defines["TARGET"] == "bfloat16_bits"
+            into = np.dtype("u2") if bfloat16 else _DTYPES[defines["TARGET"]]
+            conversion = Conversion(_DTYPES[defines["SOURCE"]], into, defines["SWAP"] == "true", bfloat16)
         rank = int(defines["RANK"])
 
         def scatter(source, headers, rows, count):

@@ -36,7 +36,12 @@ def specs():
     # The types that a cast meets, each with the others once; all pairs take minutes and differ in nothing but names.
     pairs = [p for p in itertools.product(_CUDA_TYPES, ["b1", "u2", "f2", "f4", "f8", "c8"]) if allowed(*p)]
     casts = [spec(*pair, swapped=pair[0] != "b1") for pair in pairs if pair[0] != pair[1]]
-    return list(dict.fromkeys([*copies, *swaps, *casts]))
+    bfloat16 = [
+        kernel_spec(Conversion(np.dtype(one), np.dtype("u2"), one != "b1", bfloat16=True), 3, 2)
+        for one in _CUDA_TYPES
+        if np.dtype(one).kind != "c"
+    ]
+    return list(dict.fromkeys([*copies, *swaps, *casts, *bfloat16]))
 
 
 @pytest.mark.parametrize(("one", "architecture"), compilations(specs()))

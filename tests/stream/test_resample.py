@@ -16,12 +16,13 @@ from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
+from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream import resample as resample_module
 from linumpy.stream.augment import Intensity, Warp, draw_warp, reach
 from linumpy.stream.config import Dtype, Part
 from linumpy.stream.plan import ArrayInfo, PartShape, plan_sample
 from linumpy.stream.resample import PACKAGE, ROW, Staged, kernel_spec
-from linumpy.stream.resample_host import bfloat16_bits, coordinates, fill_row, normals, philox
+from linumpy.stream.resample_host import coordinates, fill_row, normals, philox
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SCIPY = {"constant": "constant", "edge": "nearest", "reflect": "mirror"}

@@ -253,7 +253,7 @@ def test_an_error_while_a_batch_is_made_has_a_cause_and_ends_nothing(volume, pip
         return original(*arguments)
 
     monkeypatch.setattr(module, "resample", failing)
-    p = pipeline(dtype="bf16")
+    p = pipeline(augment=stream.Augment(flip="x"), pad="edge")
     p.push(crop(volume[0], k) for k in range(4))
     with pytest.raises(stream.StreamError, match="launch failed") as raised:
         p.pop()

@@ -26,7 +26,6 @@ from linumpy.gpu.loop.limits import SLAB_ALIGN
 from linumpy.gpu.loop.locate import IndexCache, kind_of_index
 from linumpy.gpu.loop.ticket import JobCounts, Ticket, Together
 from linumpy.gpu.loop.works import way_of
-from linumpy.gpu.staging.scatter import fill_bytes
 from linumpy.gpu.staging.tables import Placed, TablePlan
 from linumpy.io.decode import decode_chunk
 from linumpy.io.reads.file_reads import SMALL_FILES, SMALL_NBYTES, read_cached
@@ -123,7 +122,7 @@ class SmallJobs:
     def _known_of(self, job: SmallJob, first: tuple[int, ...]) -> _Known | None:
         layout = job.layout
         start, stop = (within_object(layout, first, bounds) for bounds in (job.start, job.stop))
-        key = (layout.geometry, start, stop, job.strides, job.conversion.target.str, job.address % _UNIT)
+        key = (layout.geometry, start, stop, job.strides, job.conversion.target_name, job.address % _UNIT)
         try:
             found = self._known[key]
         except KeyError:
@@ -259,7 +258,7 @@ def _table(job: SmallJob, plan: AlonePlan) -> ScatterTable:
         target_itemsize=conversion.target.itemsize,
         source_strides=shape.source_strides[None],
         target_strides=shape.target_strides,
-        fill=fill_bytes(job.layout.fill_value.astype(conversion.target))[None].copy(),
+        fill=conversion.fill_bytes(job.layout.fill_value)[None].copy(),
         source=plan.source,
         target=plan.boxes.target_offset + job.address % _UNIT,
         header=np.zeros(len(plan), np.int64),

@@ -13,7 +13,7 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.jobs import Regions, Request
 from linumpy.gpu.loop.ticket import JobCounts, Ticket, Together
-from linumpy.gpu.staging.scatter import Conversion, fill_bytes
+from linumpy.gpu.staging.scatter import Conversion
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.boxes import Boxes, cut_boxes
 from linumpy.plan.read.scatter import ScatterTable, geometry
@@ -50,7 +50,7 @@ class Part:
         self._source = boxes.offset
         if self.layout.chain is None:  # of a raw chunk no more is read than its boxes need
             self._source = boxes.offset - _of_boxes(self.wanted.offset, self.wanted.first_box, self.wanted.boxes)
-        self._fill = fill_bytes(self.layout.fill_value.astype(self.conversion.target))
+        self._fill = self.conversion.fill_bytes(self.layout.fill_value)
         self._one_header = bool((self._geometry.target_strides == self._geometry.target_strides[:1]).all())
         jobs, spans = len(self.tickets), len(self.wanted)
         self._remaining = np.bincount(boxes.region, minlength=jobs)

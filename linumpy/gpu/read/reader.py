@@ -28,7 +28,7 @@ from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, shapes_of, strides_of, targets_of
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
@@ -160,7 +160,7 @@ class Reader:
         Parameters
         ----------
         source, region, level, dtype
-            As for :func:`linumpy.gpu.read_zarr_to_gpu`.
+            As for :func:`linumpy.gpu.read_zarr_to_gpu`. With ``"bfloat16"`` outputs are of uint16 and hold the bits.
         out : cupy.ndarray or numpy.ndarray, optional
             Where to put it; strides may be any that are positive.
 
@@ -253,6 +253,7 @@ class Reader:
         self._check_process()
         if dtype is None and out is not None:
             dtype = getattr(out, "dtype", None)
+        dtype, bfloat16 = without_bfloat16(dtype)
         target, home, ready = cast_dtype(layout.dtype, dtype), None, None
         if self._cupy is None:
             array = self._output(out, box.shape, target)
@@ -267,7 +268,7 @@ class Reader:
         if len(strides) < len(box.kept):
             rest = iter(strides)
             strides = tuple([next(rest) if kept else 0 for kept in box.kept])
-        conversion = Conversion(layout.dtype, target, layout.swapped)
+        conversion = Conversion(layout.dtype, target, layout.swapped, bfloat16)
         job = SmallJob(
             self.limits, layout, conversion, box.start, box.stop, strides, address_of(array), ready, ticket, count
         )
@@ -313,6 +314,7 @@ class Reader:
     ) -> list[Ticket]:
         self._check_process()
         numbers = array.tolist()
+        dtype, bfloat16 = without_bfloat16(dtype)
         targets = targets_of(layouts, numbers, outs, dtype)
         shapes = shapes_of(stop - start, kept)
         home = ready = None
@@ -336,7 +338,7 @@ class Reader:
                 used, which = np.unique(array[rows], return_inverse=True)
                 mine = [layouts[number] for number in used.tolist()]
                 regions = replace(regions.take(np.array(rows)), array=which)
-            conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped)
+            conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped, bfloat16)
             made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
         for jobs in made:  # none of them is queued where one cannot be made
             self._loop.submit(jobs, jobs.boxes)
@@ -363,7 +365,7 @@ class Reader:
             engine=engine,
             fallback="",
             shape=tuple(array.shape),
-            dtype=str(conversion.target),
+            dtype=conversion.target_name,
             bytes_read=ticket.counts.bytes_read,
             bytes_decoded=int(array.size) * conversion.target.itemsize,
             chunks_read=ticket.counts.chunks - ticket.counts.filled,

@@ -92,6 +92,12 @@ def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
     return target
 
 
+def without_bfloat16(dtype: Any) -> tuple[Any, bool]:
+    """Replace ``"bfloat16"`` by the dtype that holds its bits; returns whether it was asked for, too."""
+    is_asked_for = isinstance(dtype, str) and dtype == "bfloat16"
+    return np.dtype(np.uint16) if is_asked_for else dtype, is_asked_for
+
+
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
     """Raise where an output is no CuPy (or NumPy) array, or of another shape or dtype than the region."""
     if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):

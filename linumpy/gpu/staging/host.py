@@ -94,7 +94,10 @@ def _copy_boxes(source: np.ndarray, conversion: Conversion, table: ScatterTable)
             continue
         values = np.ndarray(tuple(extent), stored, source, begin, source_strides[header])
         with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
-            np.copyto(into, values, casting="unsafe")
+            if conversion.bfloat16:
+                into[...] = conversion.cast(values)
+            else:
+                np.copyto(into, values, casting="unsafe")
 
 
 def _at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> np.ndarray:

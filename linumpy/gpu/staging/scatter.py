@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
+from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.plan.layout import MAX_RANK
 from linumpy.plan.read.scatter import ScatterTable, joined
 
@@ -32,16 +33,35 @@ class Conversion:
         Stored type and type of the output, both in this machine's byte order.
     swapped : bool
         Whether the stored bytes come in the other order.
+    bfloat16 : bool
+        Whether outputs are bfloat16, which NumPy does not have: `target` is uint16, and holds their bits.
     """
 
     source: np.dtype
     target: np.dtype
     swapped: bool
+    bfloat16: bool = False
 
     @property
     def is_copy(self) -> bool:
         """Whether the bytes arrive as they are stored."""
-        return self.source == self.target and not self.swapped
+        return self.source == self.target and not self.swapped and not self.bfloat16
+
+    @property
+    def target_name(self) -> str:
+        """Name of the outputs' type."""
+        return "bfloat16" if self.bfloat16 else str(self.target)
+
+    def cast(self, values: np.ndarray) -> np.ndarray:
+        """Cast elements on the host, those in the stored byte order too."""
+        if self.bfloat16:
+            return bfloat16_bits(values)
+        return values.astype(self.target, copy=False)
+
+    def fill_bytes(self, fill: np.generic) -> np.ndarray:
+        """Repeat a fill value, as an element of an output, over the 16 bytes of the widest unit."""
+        value = self.cast(np.asarray(fill)).tobytes()
+        return np.frombuffer(value * (16 // len(value)), np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +116,7 @@ def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
     defines = (
         ("RANK", str(rank)),
         ("SOURCE", _CUDA_TYPES[conversion.source.str[1:]]),
-        ("TARGET", _CUDA_TYPES[conversion.target.str[1:]]),
+        ("TARGET", "bfloat16_bits" if conversion.bfloat16 else _CUDA_TYPES[conversion.target.str[1:]]),
         ("SWAP", "true" if conversion.swapped else "false"),
     )
     return KernelSpec("scatter", "scatter", defines, package)
@@ -118,9 +138,3 @@ def plan_scatter(tables: list[tuple[Conversion, ScatterTable]]) -> list[ScatterL
             ScatterLaunch(kernel_spec(alike[0][0], table.rank, unit), words, first_row, len(table), largest)
         )
     return launches
-
-
-def fill_bytes(fill: np.generic) -> np.ndarray:
-    """Repeat a fill value, in the dtype of the output, over the 16 bytes of the widest unit."""
-    value = np.asarray(fill).tobytes()
-    return np.frombuffer(value * (16 // len(value)), np.uint8)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import budget
+import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -700,6 +701,55 @@ def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, on
     assert same(one.submit(array).result(), array[...])
 
 
+def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
+    """Of a region by itself, of many, with borders of fill values, into memory of the caller and into new arrays."""
+    values = random_values(dtype, (20, 33), 5)
+    if np.dtype(dtype).kind == "f":
+        with np.errstate(over="ignore"):
+            special = [np.nan, -np.nan, np.inf, -np.inf, 0, -0.0, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, 1e-40, 65280]
+            values[1, : len(special)] = np.array(special).astype(dtype)
+    array = zarr.create_array(tmp_path / "a", shape=(30, 33), chunks=(7, 9), dtype=dtype, fill_value=3)
+    array[:20] = values
+    whole = array[...]
+    with np.errstate(all="ignore"):
+        single = whole.astype("f4")
+        expected = single.astype(ml_dtypes.bfloat16)
+
+    def check(got, region):
+        got = place.get(got)
+        assert got.dtype == np.uint16
+        nan = np.isnan(single[region])
+        assert np.array_equal(got[~nan], expected[region].view("u2")[~nan])
+        assert np.isnan(got.view(ml_dtypes.bfloat16)[nan].astype("f4")).all()
+
+    regions = [(slice(3, 12), slice(4, 20)), (slice(0, 20), slice(0, 33)), (slice(18, 30), slice(5, 33))]
+    with Reader(place.device) as one:
+        for _ in range(2):
+            for region in regions:
+                out = place.empty(whole[region].shape, np.uint16)
+                check(one.submit(array, region, dtype="bfloat16").result(), region)
+                check(one.submit(array, region, out=out, dtype="bfloat16").result(), region)
+            tickets = one.submit_many(array, regions, dtype="bfloat16")
+            for ticket, region in zip(tickets, regions, strict=True):
+                check(ticket.result(), region)
+                assert ticket.report.dtype == "bfloat16"
+        with pytest.raises(TypeError, match="uint16"):
+            one.submit(array, regions[0], out=place.empty(whole[regions[0]].shape, np.float32), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u2", "i4", ">u4", "i8", "u8", "f2", ">f4", "f8"])
+@pytest.mark.parametrize("where", [on_host, on_fake])
+def test_bfloat16(tmp_path, where, dtype):
+    with where(1) as place:
+        bfloat16_against_ml_dtypes(place, tmp_path, dtype)
+
+
+def test_no_bfloat16_of_complex_numbers(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(4,), dtype="c8")
+    with Reader(device="cpu") as one, pytest.raises(TypeError, match="imaginary"):
+        one.submit(array, dtype="bfloat16")
+
+
 # --- On a GPU.
 
 
@@ -715,6 +765,13 @@ def on_gpu(seed):
 @given(**SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**20]))
 def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, boxes, decode_on, cache):
     sets_against_zarr(on_gpu, groups, seed, broken, threads, boxes, decode_on=decode_on, cache_bytes=cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", ">u4", "i8", "f2", ">f4", "f8"])
+def test_bfloat16_on_a_gpu(tmp_path, dtype):
+    with on_gpu(1) as place:
+        bfloat16_against_ml_dtypes(place, tmp_path, dtype)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ typedef long long int64;
 
 struct half_bits { unsigned short bits; };
 struct bool_bits { unsigned char bits; };
+struct bfloat16_bits { unsigned short bits; };
 template <class R> struct alignas(2 * sizeof(R)) complex_of { R re, im; };
 
 __device__ inline float widen(half_bits h) {
@@ -100,6 +101,22 @@ template <class R, class Q> struct Cast<complex_of<R>, complex_of<Q>> {
     static __device__ complex_of<R> of(complex_of<Q> v) {
         return complex_of<R>{Cast<R, Q>::of(v.re), Cast<R, Q>::of(v.im)};
     }
+};
+// Halves go to even, and NaN stays NaN.
+__device__ inline bfloat16_bits as_bfloat16(float f) {
+    const unsigned bits = static_cast<unsigned>(__float_as_int(f));
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    const unsigned rounded = is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return bfloat16_bits{static_cast<unsigned short>(rounded)};
+}
+template <class S> struct Cast<bfloat16_bits, S> {
+    static __device__ bfloat16_bits of(S v) { return as_bfloat16(Cast<float, S>::of(v)); }
+};
+template <> struct Cast<bfloat16_bits, half_bits> {
+    static __device__ bfloat16_bits of(half_bits v) { return as_bfloat16(widen(v)); }
+};
+template <> struct Cast<bfloat16_bits, bool_bits> {
+    static __device__ bfloat16_bits of(bool_bits v) { return as_bfloat16(v.bits != 0 ? 1.0f : 0.0f); }
 };
 
 __device__ inline unsigned char swapped(unsigned char v) { return v; }
