@@ -29,8 +29,8 @@ class ArrayInfo:
 
     Attributes
     ----------
-    source : object
-        What the reader takes.
+    source : ArrayLayout or zarr.Array
+        What the reader takes; an array where it does not take it.
     name : str
         In messages.
     shape, chunk_shape, object_shape : tuple of int

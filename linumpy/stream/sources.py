@@ -19,11 +19,14 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
+from linumpy.io.place import absolute
 from linumpy.io.source import open_node, open_source
 from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.plan import ArrayInfo, Box
@@ -89,12 +92,12 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.source.open_source`.
     """
-    node = open_node(uri)
-    if isinstance(node, zarr.Array):
+    layout = None if "://" in uri else LAYOUTS.get(uri, level)  # opened again only where its metadata have changed
+    if layout is not None and layout.unsupported is None and layout.root == str(absolute(uri)):
+        info = _plain_info(layout, None, uri, config)
+    elif isinstance(node := open_node(uri), zarr.Array):
         array = open_source(node, level)
-        space = min(array.ndim, 3)
-        spacing = None if config.spacing is None else _fitting(config.spacing, space, uri)
-        info = _info(array, uri, space, spacing, (1.0,) * array.ndim)
+        info = _plain_info(read_layout(array), array, uri, config)
     else:
         info = _image_info(node, uri, level, config)
     most = config.max_bytes_per_element
@@ -111,31 +114,43 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
     return info
 
 
+def _plain_info(layout: ArrayLayout, array: zarr.Array | None, uri: str, config: Config) -> ArrayInfo:
+    space = min(layout.rank, 3)
+    spacing = None if config.spacing is None else _fitting(config.spacing, space, uri)
+    return _info(layout, array, uri, space, spacing, (1.0,) * layout.rank)
+
+
 def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
     try:
         image = open_image(group, spacing=config.spacing)
     except MetadataError:  # axes or units are missing: crops need neither, augmentation raises an error of its own
         array, finest = open_source(group, level), open_source(group, 0)
         factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
-        return _info(array, uri, min(array.ndim, 3), None, factors)
+        return _info(read_layout(array), array, uri, min(array.ndim, 3), None, factors)
     array = open_source(group, level)
     axes = image.spatial_axes
     if axes != tuple(range(array.ndim - len(axes), array.ndim)):
         raise InvalidArgument(f"{uri}: axes of space must be the last ones (they are {axes} of {array.ndim})")
     ratios = [there / here for there, here in zip(image.spacing[level], image.spacing[0], strict=True)]
     factors = (1.0,) * (array.ndim - len(axes)) + tuple(round(r) if abs(r - round(r)) < 1e-6 else r for r in ratios)
-    return _info(array, uri, len(axes), image.spacing[level], factors)
+    return _info(read_layout(array), array, uri, len(axes), image.spacing[level], factors)
 
 
 def _info(
-    array: zarr.Array, uri: str, space: int, spacing: Sequence[float] | None, factors: tuple[float, ...]
+    layout: ArrayLayout,
+    array: zarr.Array | None,
+    uri: str,
+    space: int,
+    spacing: Sequence[float] | None,
+    factors: tuple[float, ...],
 ) -> ArrayInfo:
-    if array.ndim == 0:
+    """Tell of an array; `array` is needed where the reader does not take it."""
+    if layout.rank == 0:
         raise InvalidArgument(f"{uri} has no axes to crop")
-    layout = read_layout(array)
     known: Any = None if spacing is None else tuple(spacing)
+    source = layout if layout.unsupported is None else array
     return ArrayInfo(
-        array, uri, tuple(array.shape), layout.chunk_shape, layout.object_shape, array.dtype.newbyteorder("="),
+        source, uri, layout.shape, layout.chunk_shape, layout.object_shape, layout.dtype,
         space, known, factors, layout.unsupported,
     )  # fmt: skip
 

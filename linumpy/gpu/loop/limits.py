@@ -11,8 +11,10 @@ from linumpy.plan.read.slabs import MAX_PIECES, SlabLimits
 
 #: Slabs whose memory is in use at the same time.
 DEPTH = 3
-#: Staged slabs of this size pass through the processor's cache; larger ones measured slower.
-STAGED_SLAB = 32 * 2**20
+#: Slabs of raw chunks: fewer of them take less Python, and larger ones gain no more.
+STAGED_SLAB = 64 * 2**20
+#: Host memory that slabs of encoded chunks pass through: it stays in the processor's cache.
+STAGED_ENCODED = 96 * 2**20
 #: Open files of a slab; more gain nothing.
 MAX_FILES = 1024
 #: Bytes of the words of a box, of three axes, with a part of a header.

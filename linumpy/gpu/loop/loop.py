@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
 _READ_AHEAD, _DECODE_AHEAD = 2, 6
-#: Host memory that slabs pass through: three of them, which stay in the processor's cache. A ring of 256 MiB, most of
-#: which does not, halved the speed of raw chunks.
+#: Host memory that slabs pass through: three of them.
 _STAGED = DEPTH * STAGED_SLAB + 2**22
 #: Works of the host that wait while the device's are begun.
 _WAITING = 32

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.loop.cache import ChunkCache
-from linumpy.gpu.loop.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, Limits
+from linumpy.gpu.loop.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, STAGED_ENCODED, Limits
 from linumpy.gpu.loop.locate import Found
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.staging.device import Placed, TablePlan
@@ -159,8 +159,10 @@ class Cutter:
 
     @property
     def host_nbytes(self) -> int:
-        """Host memory that all slabs would take at once, encoded chunks counted as half of their size."""
-        return sum(self._host_nbytes(part) for part in self._parts)
+        """Host memory for slabs: of raw chunks all at once, of encoded ones what is enough to keep the device busy."""
+        raw = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is None)
+        encoded = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is not None)
+        return raw + min(encoded, STAGED_ENCODED)
 
     def _host_nbytes(self, part: Part) -> int:
         raw = part.layout.chain is None

@@ -49,9 +49,12 @@ class Layouts:
         files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
-        if files and layout.root is not None and f"{layout.root}/zarr.json" not in files:  # an image's resolution
-            own = _metadata_files(layout.root)
-            before, files = [*before, *_version(source, own)], files + own
+        if files and layout.root is not None:
+            if f"{layout.root}/zarr.json" not in files:  # an image's resolution
+                own = _metadata_files(layout.root)
+                before, files = [*before, *_version(source, own)], files + own
+            elif layout.zarr_format == 3:  # while there is this file, no other one is looked at
+                before, files = before[:1], files[:1]
         if key is not None:
             with self._lock:
                 self._known[key] = (before, files, layout)

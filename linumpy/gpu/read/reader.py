@@ -180,7 +180,7 @@ class Reader:
 
     def submit_many(
         self,
-        source: Source | Sequence[Source],
+        source: Source | ArrayLayout | Sequence[Source | ArrayLayout],
         regions: Any,
         *,
         level: int = 0,
@@ -191,8 +191,9 @@ class Reader:
 
         Parameters
         ----------
-        source : as for :meth:`submit`, or list of these
-            The array; or, in a list, that of each region.
+        source : as for :meth:`submit`, or an ArrayLayout, or list of these
+            The array, or what :meth:`layout_of` told of it, which is then not looked at again; in a list, that of each
+            region.
         level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
@@ -222,7 +223,9 @@ class Reader:
             kept = np.array([box.kept for box in boxes], bool)
         return self._submit(layouts, array, start, stop, kept, outs, dtype)
 
-    def _layouts_of(self, source: Source | Sequence[Source], count: int, level: int) -> tuple[list[Any], np.ndarray]:
+    def _layouts_of(
+        self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int
+    ) -> tuple[list[Any], np.ndarray]:
         """List the layouts of sources, each once, and which of them each region is of."""
         if not isinstance(source, (list, tuple)):
             return [self.layout_of(source, level)], np.zeros(count, np.int64)
@@ -286,7 +289,7 @@ class Reader:
         if os.getpid() != self._process:
             raise RuntimeError("this reader was made by the parent of this process: make one here")
 
-    def layout_of(self, source: Source, level: int = 0) -> ArrayLayout:
+    def layout_of(self, source: Source | ArrayLayout, level: int = 0) -> ArrayLayout:
         """Say how an array is stored; known ones are not opened again while their metadata is as it was.
 
         Raises
@@ -294,7 +297,7 @@ class Reader:
         UnsupportedLayoutError
             This reader cannot read it.
         """
-        layout, known = LAYOUTS.find(source, level)
+        layout, known = (source, True) if isinstance(source, ArrayLayout) else LAYOUTS.find(source, level)
         self._hits, self._misses = self._hits + known, self._misses + (not known)
         if layout.unsupported is not None:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
