@@ -39,6 +39,8 @@ class Part:
         self.layout, self.conversion, self.by_chunk = first.layouts[0], first.conversion, first.boxes is None
         self.layouts, self._array = _arrays_of(requests)
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
+        #: Whether all regions are of one job.
+        self.is_one_job = all(ticket is self.tickets[0] for ticket in self.tickets)
         regions = Regions.joined([request.regions for request in requests])
         self._boxes = boxes = _boxes_of(requests, regions)
         self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
@@ -158,11 +160,10 @@ class Part:
         """Return the jobs that want nothing."""
         return self._newly_over()
 
-    def counts_of(self, job: int) -> JobCounts:
-        """Say what was done for a job alone."""
-        return JobCounts(
-            int(self.chunks[job]), int(self.filled[job]), int(self.by_host[job]), int(self.bytes_read[job])
-        )
+    def counts_of(self, jobs: int | list[int]) -> JobCounts:
+        """Say what was done for a job alone, or for several."""
+        columns = (self.chunks, self.filled, self.by_host, self.bytes_read)
+        return JobCounts(*(int(column[jobs].sum()) for column in columns))
 
     def all_jobs(self) -> list[int]:
         """Give up what is left; return the jobs that were not over yet."""
@@ -175,8 +176,8 @@ class Part:
         return jobs.tolist()
 
     def _note_cancelled(self) -> None:
-        if len(self.tickets) == 1:
-            self._dead[0] |= self.tickets[0].given_up
+        if self.is_one_job:
+            self._dead |= self.tickets[0].given_up
             return
         for job in np.flatnonzero(~self._dead & ~self._over).tolist():
             if self.tickets[job].given_up:

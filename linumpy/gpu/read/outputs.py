@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.errors import RegionError
+from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.request import cast_dtype, check_out
 from linumpy.plan.layout import ArrayLayout
 
@@ -69,6 +70,26 @@ def check_output(out: Any, shape: tuple[int, ...], dtype: np.dtype, device: int 
         raise ValueError("out is read-only: pass an array that can be written to")
     if out.size and not out.flags.c_contiguous and _overlaps(shape, out.strides, out.itemsize):
         raise ValueError(f"out has strides {out.strides}: its elements must lie apart, in increasing order")
+
+
+def rows_of(
+    out: Any, rows: np.ndarray, extent: np.ndarray, kept: np.ndarray, device: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return strides and addresses of the rows of an array that regions are read into; raise where that cannot be."""
+    check_output(out, out.shape, out.dtype, device)
+    shape = out.shape[1:]
+    if kept.shape != extent.shape[1:] or len(shape) != kept.sum() or rows.shape != extent.shape[:1]:
+        raise ValueError(
+            f"out has shape {out.shape}, for {len(extent)} regions of {extent.shape[1]} axes of which {kept.tolist()} "
+            f"are kept, and there are {len(rows)} rows: rows have one axis for each that is kept, regions one row each"
+        )
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(out) or len(np.unique(rows)) < len(rows)):
+        raise ValueError(f"rows go from {rows.min()} to {rows.max()}: out has {len(out)}, each for one region")
+    if (extent[:, kept] > np.array(shape, np.int64)).any() or (extent[:, ~kept] > 1).any():
+        raise ValueError(f"regions of up to {extent.max(axis=0).tolist()} voxels do not fit rows of {shape}")
+    strides = np.zeros(extent.shape, np.int64)
+    strides[:, kept] = out.strides[1:]
+    return strides, address_of(out) + rows * out.strides[0]
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

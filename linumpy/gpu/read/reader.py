@@ -27,7 +27,7 @@ from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.outputs import alike, bounds_of, check_output, shapes_of, strides_of, targets_of
+from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
@@ -222,6 +222,48 @@ class Reader:
             start, stop = (np.array([getattr(box, side) for box in boxes], np.int64) for side in ("start", "stop"))
             kept = np.array([box.kept for box in boxes], bool)
         return self._submit(layouts, array, start, stop, kept, outs, dtype)
+
+    def submit_rows(
+        self, source: Source | ArrayLayout, regions: np.ndarray, out: Any, rows: np.ndarray, kept: Sequence[bool]
+    ) -> Ticket:
+        """Ask for many regions of one array, each for a row of another one; they are one job, which fails as a whole.
+
+        Parameters
+        ----------
+        source : as for :meth:`submit`, or an ArrayLayout
+            The array.
+        regions : numpy.ndarray of int, (n, rank, 2)
+            First voxel and the one behind the last, along each axis.
+        out : cupy.ndarray or numpy.ndarray
+            Rows of at least the shape of a region, which comes to lie in the first voxels of each.
+        rows : numpy.ndarray of int, (n,)
+            The row of each region; no two have the same.
+        kept : sequence of bool, (rank,)
+            Which axes of the array rows have; along the others regions have one voxel.
+
+        Raises
+        ------
+        UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
+            As :meth:`submit`; rows that `out` does not have, or that are too small.
+        """
+        self._check_process()
+        layout, mask = self.layout_of(source), np.array(kept, bool)
+        start, stop = bounds_of(np.asarray(regions), [layout], np.zeros(len(regions), np.int64))
+        strides, addresses = rows_of(out, np.asarray(rows, np.int64), stop - start, mask, self.device)
+        target, ready = cast_dtype(layout.dtype, out.dtype), None
+        with _context_of(self._cupy, self.device):
+            if self._cupy is not None:
+                ready = self._cupy.cuda.get_current_stream().record(self._cupy.cuda.Event(disable_timing=True))
+        ticket = Ticket(out, layout.name, self._order, None)
+        if not len(start):
+            ticket.settle([], None)
+            return ticket
+        ticket.portions = len(start)
+        every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
+        conversion = Conversion(layout.dtype, target, layout.swapped)
+        jobs = Jobs(self.limits, [layout], conversion, every, ready, [ticket] * len(start))
+        self._loop.submit(jobs, jobs.boxes)
+        return ticket
 
     def _layouts_of(
         self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int

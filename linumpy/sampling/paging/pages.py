@@ -11,10 +11,8 @@ in one pass over the volume and returned by later calls; the stream of samples i
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +23,7 @@ from linumpy.io.volume import Volume
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging.plan import Page, Paging, Pieces
+from linumpy.sampling.paging.plan import Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
 
 _PAGES = np.dtype(
@@ -38,10 +36,13 @@ _PAGES = np.dtype(
 assert _PAGES.itemsize == 72
 _THREADS, _GROUPS = 256, 4
 _NOTHING = np.uint64(0)
+_NO_PAGES = np.empty(0, np.int64)
+#: Pages that are read as one job.
+_TOGETHER = 256
 
 
 class PageCache:
-    """Slots on a device, and which page is in each.
+    """Slots on a device, and which page is in each. Pages are named by their numbers in C order.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ class PageCache:
     dtype : dtype
         Of the voxels in memory.
     reader : Reader
-        ``submit_many(source, regions, outs=...)`` gives tickets, whose ``result()`` waits until a region is there.
+        ``submit_rows(array, regions, slots, rows, kept)`` gives a ticket, whose ``result()`` waits until all are there.
     xp : module
         CuPy; NumPy with a reader of host memory.
     """
@@ -64,92 +65,122 @@ class PageCache:
     ) -> None:
         self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
         self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
-        self._free = list(range(slots))
-        self._held: OrderedDict[Page, int] = OrderedDict()  # the one used longest ago first
-        self._tickets: dict[Page, list[Any]] = {}
-        self._table = np.zeros(paging.pages, np.int32)
-        self.table = xp.asarray(self._table.copy())
-        self._is_current = True
+        self._slot = np.full(math.prod(paging.pages), -1, np.int32)  # of each page; -1 for those that are not held
+        self._page = np.full(slots, -1, np.int64)  # in each slot
+        self._used = np.full(slots, -1, np.int64)  # when, by a clock of requests; -1 for slots that are empty
+        self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills a slot; -1 for none
+        self._reads: dict[int, list[Any]] = {}  # tickets
+        self._now = self._last_read = 0
+        self.table = xp.zeros(paging.pages, np.int32)
+        self._is_current = False
         self.read = 0  # pages so far
 
-    def request(self, pages: Sequence[Page], keep: frozenset[Page] | set[Page] = frozenset()) -> None:
+    def holds(self, pages: np.ndarray) -> bool:
+        """Say whether pages are there, or being read."""
+        return bool((self._slot[pages] >= 0).all())
+
+    @property
+    def held(self) -> np.ndarray:
+        """Pages that are there, or being read."""
+        return np.flatnonzero(self._slot >= 0)
+
+    def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
         """Begin to read the pages that are missing, into slots of any pages but those to keep."""
-        missing = [page for page in pages if page not in self._held]
-        for page in pages:
-            if page in self._held:
-                self._held.move_to_end(page)
-        if not missing:
+        self._now += 1
+        slots = self._slot[np.concatenate([pages, keep])]
+        self._used[slots[slots >= 0]] = self._now
+        missing = pages[self._slot[pages] < 0]
+        if not len(missing):
             return
-        wanted = keep | set(pages)
-        for page in missing:
-            self._held[page] = self._slot(wanted)
-            self._table[page] = self._held[page]
+        taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
+        assert (self._used[taken] < self._now).all(), "more pages are wanted than there are slots"
+        self._empty(taken)
+        self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
         self._is_current = False
-        try:
-            self._submit(missing)
-        except BaseException:
-            self._forget(missing)  # or else they would count as read
-            raise
+        for first in range(0, len(missing), _TOGETHER):
+            some = slice(first, first + _TOGETHER)
+            try:
+                self._submit(missing[some], taken[some])
+            except BaseException:
+                self._forget(missing[first:])  # or else they would count as read
+                raise
         self.read += len(missing)
 
-    def _submit(self, missing: Sequence[Page]) -> None:
+    def _submit(self, pages: np.ndarray, slots: np.ndarray) -> None:
+        """Begin to read pages together; whatever happens, what was begun is known."""
+        self._last_read += 1
+        self._read_of[slots] = self._last_read
+        tickets = self._reads[self._last_read] = []
+        start, stop = self.paging.bounds(pages)
         for channel, volume in enumerate(self._volumes):
-            regions, outs = [], []
-            for page in missing:
-                box = self.paging.box(page)
-                regions.append(_bounds(volume, box))
-                slot = self.slots[(self._held[page], channel, *(slice(0, one.stop - one.start) for one in box))]
-                outs.append(slot[tuple(slice(None) if one is None else None for one in volume.index)])
-            tickets = self._reader.submit_many(volume.array, np.array(regions, np.int64), outs=outs)
-            for page, ticket in zip(missing, tickets, strict=True):
-                self._tickets.setdefault(page, []).append(ticket)
+            regions = np.empty((len(pages), len(volume.index), 2), np.int64)
+            kept = [one is None for one in volume.index]
+            regions[:, kept, 0], regions[:, kept, 1] = start, stop
+            for axis, at in enumerate(volume.index):
+                if at is not None:
+                    regions[:, axis] = at, at + 1
+            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, kept))
 
-    def wait(self, pages: Sequence[Page]) -> None:
+    def wait(self, pages: np.ndarray) -> None:
         """Wait until pages are there; kernels queued on the current stream from now on may read them.
 
         Raises
         ------
         ChunkError, OSError
-            What reading a page gave; it is read again when it is asked for again.
+            What reading a page gave; it and those that were read with it are read again when they are asked for.
         """
+        reads = self._read_of[self._slot[pages]]
         try:
-            for page in pages:
-                for ticket in self._tickets.get(page, ()):
+            for number in np.unique(reads[reads >= 0]).tolist():
+                for ticket in self._reads[number]:
                     ticket.result()
-                self._tickets.pop(page, None)
+                self._end(number)
         except BaseException:
             self._forget(pages)
             raise
         if not self._is_current:
             # A copy of its own: the kernels that read the last one may not have run yet.
-            self.table = self._xp.asarray(self._table.copy())
+            self.table = self._xp.asarray(np.maximum(self._slot, 0).reshape(self.paging.pages))
             self._is_current = True
 
-    def _slot(self, wanted: set[Page] | frozenset[Page]) -> int:
-        if self._free:
-            return self._free.pop()
-        page = next(one for one in self._held if one not in wanted)
-        self._settle(page)
-        return self._held.pop(page)
+    def _end(self, number: int) -> None:
+        """Note that a read is over."""
+        del self._reads[number]
+        self._read_of[self._read_of == number] = -1
 
-    def _forget(self, pages: Sequence[Page]) -> None:
-        for page in pages:
-            self._settle(page)
-            if page in self._held:
-                self._free.append(self._held.pop(page))
+    def _await(self, slots: np.ndarray) -> list[int]:
+        """Wait until no read writes to slots any more; returns the numbers of reads that failed, which stay known."""
+        reads, failed = self._read_of[slots], []
+        for number in np.unique(reads[reads >= 0]).tolist():
+            errors = 0
+            for ticket in self._reads[number]:
+                try:
+                    ticket.result()
+                except Exception:
+                    errors += 1
+            if errors:
+                failed.append(number)
+            else:
+                self._end(number)
+        return failed
 
-    def _settle(self, page: Page) -> None:
-        """Wait until no read writes to the slot of a page any more, so that it may hold another; ignore errors."""
-        for ticket in self._tickets.get(page, ()):
-            with contextlib.suppress(Exception):
-                ticket.result()
-        self._tickets.pop(page, None)
+    def _empty(self, slots: np.ndarray) -> None:
+        """Let slots hold no page; other pages of a read that failed give its error when they are waited for."""
+        failed = self._await(slots)
+        pages = self._page[slots]
+        self._slot[pages[pages >= 0]] = -1
+        self._page[slots] = self._used[slots] = self._read_of[slots] = -1
+        for number in failed:
+            if not (self._read_of == number).any():
+                del self._reads[number]
+        self._is_current = False
 
-
-def _bounds(volume: Volume, box: tuple[slice, ...]) -> list[tuple[int, int]]:
-    """First voxel and the one behind the last, along each axis of the array."""
-    region = volume.region(box)
-    return [(one.start, one.stop) if isinstance(one, slice) else (one, one + 1) for one in region]
+    def _forget(self, pages: np.ndarray) -> None:
+        """Let pages not be held, nor those whose reads failed with theirs."""
+        slots = self._slot[pages]
+        slots = slots[slots >= 0]
+        failed = self._await(slots)
+        self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
 
 
 class PagedVolume:
@@ -248,7 +279,7 @@ class PagedVolume:
         slots = int(self._cache.slots.shape[0])
         for low, high, pages in self._counted.groups(first, last, slots // 2):
             self._cache.request(pages)
-            self._cache.request(self._counted.upcoming(last, slots // 8), keep=set(pages))
+            self._cache.request(self._counted.upcoming(last, slots // 8), keep=pages)
             self._cache.wait(pages)
             self._launch(coords, out, record, low, high, draw=False)
 
@@ -265,14 +296,14 @@ class PagedVolume:
         parts = []
         for begin, end in self._paging.parts():
             pages = self._paging.with_neighbours(begin, end, needed)
-            if pages:
+            if len(pages):
                 parts.append((begin, end, pages))
-        parts.sort(key=lambda one: any(page not in self._cache._held for page in one[2]))
+        parts.sort(key=lambda one: not self._cache.holds(one[2]))
         for number, (begin, end, pages) in enumerate(parts):
             self._cache.request(pages)
             self._cache.wait(pages)
             if number + 1 < len(parts):
-                self._cache.request(parts[number + 1][2], keep=set(pages))
+                self._cache.request(parts[number + 1][2], keep=pages)
             low = tuple(b * p for b, p in zip(begin, self._paging.page, strict=True))
             high = tuple(e * p for e, p in zip(end, self._paging.page, strict=True))
             self._launch(coords, out, record, low, high, draw=coords is None)

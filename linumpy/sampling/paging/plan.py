@@ -18,6 +18,8 @@ from linumpy.sampling.boxes import Window
 #: Voxels of a page, about: several chunks where those are smaller.
 _PAGE_VOXELS = 2**18
 Page = tuple[int, int, int]
+#: That one box needs beyond those of the boxes before it, at most; for estimates.
+_PAGES_OF_A_BOX = 8
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,15 @@ class Paging:
         z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
         return z, y, x
 
-    def box(self, page: Page) -> tuple[slice, ...]:
-        """Return the voxels of a page."""
-        ends = ((k * p, min((k + 1) * p, n)) for k, p, n in zip(page, self.page, self.dims, strict=True))
-        return tuple(slice(*one) for one in ends)
+    def numbers(self, at: np.ndarray) -> np.ndarray:
+        """Number pages in C order, from their coordinates (n, 3)."""
+        _, y, x = self.pages
+        return at @ np.array([y * x, x, 1])
+
+    def bounds(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first voxels of pages, and those behind the last, (n, 3)."""
+        start = np.stack(np.unravel_index(numbers, self.pages), axis=1) * self.page
+        return start, np.minimum(start + self.page, self.dims)
 
     def parts(self) -> Iterator[tuple[Page, Page]]:
         """First page, and the one behind the last, of each part."""
@@ -54,16 +61,15 @@ class Paging:
             end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
             yield (z, y, x), (end[0], end[1], end[2])
 
-    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> list[Page]:
-        """Return the pages of a part that are needed, and the next ones along each axis, sorted."""
+    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> np.ndarray:
+        """Return the numbers of the pages of a part that are needed, and of the next ones along each axis, sorted."""
         own = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
         shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
         marks = np.zeros(tuple(n + 1 for n in shape), bool)
         mine = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[own]
         for step in itertools.product((0, 1), repeat=3):
             marks[tuple(slice(s, s + n) for s, n in zip(step, mine.shape, strict=True))] |= mine
-        found = np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin)
-        return [(z, y, x) for z, y, x in found.tolist()]
+        return self.numbers(np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin))
 
 
 def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
@@ -124,7 +130,7 @@ class Pieces:
         first = int(np.searchsorted(self._starts, begin, side="right")) - 1
         return first, int(np.searchsorted(self._starts, end, side="left"))
 
-    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, list[Page]]]:
+    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, np.ndarray]]:
         """Parts of the volume that hold the boxes: voxels from, to, and the pages needed, at most so many."""
         low, high = self._first[first:last].min(0), self._last[first:last].max(0)
         size = high - low + 2
@@ -137,23 +143,28 @@ class Pieces:
             begin = np.array(corner)
             yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
 
-    def upcoming(self, box: int, most: int) -> list[Page]:
+    def upcoming(self, box: int, most: int) -> np.ndarray:
         """Return about `most` pages that boxes from one on need, where it is time to ask for them; else none."""
         self._reached = max(self._reached, box)
+        found = np.empty(0, np.int64)
         if self._reached - box > self._step // 2:
-            return []
-        pages: dict[Page, None] = {}
-        begin = self._reached
-        while len(pages) < most and self._reached < self.window.boxes.count:
-            pages.update(dict.fromkeys(self._group(self._first[self._reached], self._last[self._reached])[2]))
-            self._reached += 1
+            return found
+        begin, count, step = self._reached, self.window.boxes.count, max(1, most // _PAGES_OF_A_BOX)
+        while len(found) < most and self._reached < count:
+            end = min(self._reached + step, count)
+            found = np.union1d(found, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
+            self._reached = end
         self._step = self._reached - begin
-        return list(pages)
+        return found
 
-    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, list[Page]]:
-        first, last = low.tolist(), high.tolist()
-        page, count = self._paging.page, self._paging.pages
-        z, y, x = (range(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
-        begin = first[0] * page[0], first[1] * page[1], first[2] * page[2]
-        end = (last[0] + 1) * page[0], (last[1] + 1) * page[1], (last[2] + 1) * page[2]
-        return begin, end, list(itertools.product(z, y, x))
+    def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Number the pages of boxes (n, 3), with the next ones along each axis; some several times."""
+        end = np.minimum(last + 1, np.array(self._paging.pages) - 1)
+        steps = np.stack(np.meshgrid(*map(np.arange, (end - first).max(0) + 1), indexing="ij"), -1).reshape(-1, 3)
+        at = first[:, None] + steps
+        return self._paging.numbers(at[(at <= end[:, None]).all(-1)])
+
+    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
+        page = np.array(self._paging.page)
+        begin, end = (low * page).tolist(), ((high + 1) * page).tolist()
+        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), self._pages(low[None], high[None])

@@ -737,6 +737,62 @@ def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
             one.submit(array, regions[0], out=place.empty(whole[regions[0]].shape, np.float32), dtype="bfloat16")
 
 
+def rows_of_one_array(place, tmp_path, options):
+    """Regions of several sizes into rows of a view, with an axis that rows do not have; as one job."""
+    values = random_values("u2", (3, 40, 30), 4)
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1, 8, 7), dtype="u2", fill_value=5, **options)
+    array[:, :32] = values[:, :32]  # the rest is not stored
+    expected, rng = array[...], np.random.default_rng(0)
+    kept = [False, True, True]
+    with Reader(place.device) as one:
+        for dtype in ("u2", "f4"):
+            held = place.empty((12, 2, 9, 11), dtype)
+            held[...] = np.array(99, dtype)
+            at = rng.integers(0, (3, 32, 20), (7, 3))
+            size = rng.integers(0, (1, 10, 12), (7, 3)) + np.array([1, 0, 0])
+            regions = np.stack([at, np.minimum(at + size, values.shape)], 2)
+            rows = rng.permutation(12)[:7]
+            ticket = one.submit_rows(array, regions, held[:, 1], rows, kept)
+            ticket.result()
+            filled = np.full((12, 2, 9, 11), 99, dtype)
+            for row, ((z, _), (y, y_end), (x, x_end)) in zip(rows, regions.tolist(), strict=True):
+                filled[row, 1, : y_end - y, : x_end - x] = expected[z, y:y_end, x:x_end]
+            assert same(place.get(held), filled)
+            assert one.submit_rows(array, regions[:0], held[:, 1], rows[:0], kept).done()
+        (tmp_path / "a/c/0/0/0").write_bytes(b"ab")
+        regions = np.array([[[0, 1], [0, 8], [0, 7]], [[0, 1], [16, 24], [0, 7]]])
+        ticket = one.submit_rows(array, regions, held[:, 1], np.array([0, 1]), kept)
+        assert isinstance(ticket.exception(), ChunkError)
+        assert one.submit_rows(array, regions[1:], held[:, 1], np.array([1]), kept).exception() is None
+
+
+@pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
+@pytest.mark.parametrize("where", [on_host, on_fake])
+@needs_compiler
+def test_rows_of_one_array(tmp_path, where, options):
+    with where(1) as place:
+        rows_of_one_array(place, tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "kept", "message"),
+    [
+        ([0, 0], (3, 4, 4), [True, True], "rows go from 0 to 0"),
+        ([0, 3], (3, 4, 4), [True, True], "rows go from 0 to 3: out has 3"),
+        ([-1, 1], (3, 4, 4), [True, True], "rows go from -1"),
+        ([0, 1], (3, 4, 3), [True, True], r"regions of up to \[4, 4\] voxels do not fit rows of \(4, 3\)"),
+        ([0, 1], (3, 4), [True, False], "do not fit rows"),
+        ([0, 1], (3, 4), [True, True], "rows have one axis for each"),
+        ([0], (3, 4, 4), [True, True], "there are 1 rows"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path, rows, shape, kept, message):
+    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2")
+    regions = np.array([[[0, 4], [0, 4]], [[4, 8], [0, 4]]])
+    with Reader(device="cpu") as one, pytest.raises(ValueError, match=message):
+        one.submit_rows(array, regions, np.zeros(shape, "u2"), np.array(rows), kept)
+
+
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u2", "i4", ">u4", "i8", "u8", "f2", ">f4", "f8"])
 @pytest.mark.parametrize("where", [on_host, on_fake])
 def test_bfloat16(tmp_path, where, dtype):
@@ -765,6 +821,13 @@ def on_gpu(seed):
 @given(**SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**20]))
 def test_sets_of_arrays_and_regions_on_a_gpu(groups, seed, broken, threads, boxes, decode_on, cache):
     sets_against_zarr(on_gpu, groups, seed, broken, threads, boxes, decode_on=decode_on, cache_bytes=cache)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"compressors": None}, {}, {"compressors": None, "shards": (1, 16, 14)}])
+def test_rows_of_one_array_on_a_gpu(tmp_path, options):
+    with on_gpu(1) as place:
+        rows_of_one_array(place, tmp_path, options)
 
 
 @pytest.mark.gpu

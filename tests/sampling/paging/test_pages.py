@@ -184,7 +184,7 @@ def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
         check(voxels, coords, values)
         assert (np.floor(coords[:, 2] * 3.0) == 1).all()
     # Planes 9 to 20 are sampled: pages of planes 0 to 7 are not read.
-    assert {page[0] for page in field._cache._held} <= {1, 2, 3}
+    assert set(np.unravel_index(field._cache.held, field._paging.pages)[0].tolist()) <= {1, 2, 3}
 
 
 def test_binned_reads_pages_about_once(tmp_path, reader):
@@ -216,17 +216,45 @@ def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
     check(voxels, coords, values)
 
 
+def test_a_page_is_not_taken_for_read_when_one_read_with_it_failed(tmp_path, reader):
+    """Though its slot was given to another page before anybody waited for that read."""
+    voxels, array = stored(tmp_path)
+    chunk = tmp_path / "volume.zarr" / "c" / "1" / "1" / "1"
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-5])
+    _, field = paged(tmp_path, reader, 16, voxels=voxels, array=array)
+    cache, paging = field._cache, field._paging
+    broken = int(paging.numbers(np.array([[1, 1, 1]]))[0])
+    together = np.array([broken, broken + 1, broken + 2])
+    cache.request(together)
+    others = np.setdiff1d(np.arange(16), together)[:13]
+    cache.request(others)
+    cache.request(np.array([60]), keep=np.union1d(others, together[1:]))  # takes the slot of the broken page
+    assert not cache.holds(together[:1])
+    assert cache.holds(together[1:])
+    with pytest.raises(ChunkError, match="1/1/1"):
+        cache.wait(together[1:])
+    assert not cache.holds(together[1:2])
+    cache.request(together[1:])
+    cache.wait(np.concatenate([together[1:], others]))
+    assert not cache._reads or set(cache._reads) == set(cache._read_of[cache._read_of >= 0].tolist())
+    chunk.write_bytes(data)
+    coords, values = points(2000), np.empty((1, 2000), np.float32)
+    field.decode(coords, values)
+    check(voxels, coords, values)
+
+
 class Refusing:
     """A reader that refuses some requests before it reads anything."""
 
     def __init__(self, reader, refused):
         self._reader, self._refused, self.calls = reader, refused, 0
 
-    def submit_many(self, *args, **options):
+    def submit_rows(self, *args):
         self.calls += 1
         if self.calls in self._refused:
             raise OSError("no descriptor is left")
-        return self._reader.submit_many(*args, **options)
+        return self._reader.submit_rows(*args)
 
 
 @pytest.mark.parametrize("refused", [{1}, {2}, {4}])
@@ -257,13 +285,13 @@ def test_an_interrupted_wait_leaves_no_read_behind(tmp_path, reader):
     voxels, field = paged(tmp_path, reader, 300)
     interrupted = Interrupted()
     coords, values = points(2000), np.full((1, 2000), np.nan, np.float32)
-    field._cache.request([(0, 0, 0)])
-    field._cache._tickets[0, 0, 0].insert(0, interrupted)
+    field._cache.request(np.array([0]))
+    field._cache._reads[1].insert(0, interrupted)
     with pytest.raises(KeyboardInterrupt):
         field.decode(coords, values)
     # The slot may hold another page from now on, so nothing may still be read into it.
     assert interrupted.waits == 2
-    assert (0, 0, 0) not in field._cache._held
+    assert 0 not in field._cache.held
     field.decode(coords, values)
     check(voxels, coords, values)
 
