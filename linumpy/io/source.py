@@ -8,6 +8,7 @@ array and no OME-Zarr image, ``ValueError`` for a level where there are no level
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import os
 from collections.abc import Iterable, Iterator
@@ -103,7 +104,23 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
         raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
     # Said where it is known, since zarr otherwise looks for the files of both formats: half a millisecond a read.
     known: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
+    if known and (array := _array_at(folder)) is not None:
+        return checked_array(array)
     return open_at(StorePath(local_store(folder)), known, name=folder)
+
+
+def _array_at(folder: str) -> zarr.Array | None:
+    """Open an array of zarr format 3, in a third of the time that zarr takes to find out that it is one.
+
+    None where there is another kind of node, or anything is wrong: zarr says what.
+    """
+    try:
+        document = json.loads((Path(folder) / "zarr.json").read_bytes())
+        if document["node_type"] != "array":
+            return None
+        return zarr.Array.from_dict(StorePath(local_store(folder)), document)
+    except Exception:
+        return None
 
 
 def _open_url(url: str) -> zarr.Array | zarr.Group:

@@ -110,6 +110,7 @@ class SmallJobs:
             self._fail(ticket, error)
             return True
         self._settle(job, plan, placed, bytes_read)
+        self._indexes.hits += 0 if job.layout.shard is None else len(plan.objects)
         counts, end = self._counts, time.perf_counter()
         for name, number in (("jobs", 1), ("slabs", 1), ("chunks", len(plan)), ("boxes", len(plan))):
             counts[name] += number
@@ -210,7 +211,7 @@ class SmallJobs:
             if size != layout.chunk_nbytes:
                 raise _UnusualError
             return [(span, span.offset, span.nbytes)]
-        index = self._indexes.get(path, found[:3], kind_of_index(layout), is_last=False)
+        index = self._indexes.get(path, found[:3], kind_of_index(layout), counted=False)
         if index is None:
             raise _UnusualError
         rows = index[[span.inner for span in spans]].tolist()

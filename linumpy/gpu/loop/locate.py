@@ -64,15 +64,15 @@ class IndexCache:
         self._entries: OrderedDict[str, tuple[object, np.ndarray]] = OrderedDict()
         self.hits = self.misses = 0
 
-    def get(self, path: str, version: tuple[int, ...], kind: object, *, is_last: bool = True) -> np.ndarray | None:
-        """Return the index of a shard, if it is known; `is_last` unless it is then looked for again."""
+    def get(self, path: str, version: tuple[int, ...], kind: object, *, counted: bool = True) -> np.ndarray | None:
+        """Return the index of a shard, if it is known."""
         with self._lock:
             entry = self._entries.get(path)
             if entry is None or entry[0] != (version, kind):
-                self.misses += is_last
+                self.misses += counted
                 return None
             self._entries.move_to_end(path)
-            self.hits += 1
+            self.hits += counted
             return entry[1]
 
     def put(self, path: str, version: tuple[int, ...], kind: object, index: np.ndarray) -> None:

@@ -206,8 +206,7 @@ class Loop:
         """Carry out a small job that nothing else is queued beside."""
         with self._lock:
             if self._closing or len(self._queue) != 1 or not isinstance(job := self._queue[0], SmallJob):
-                return False
-            self._queue.popleft()  # of several at a time chunks are shared, and read together
+                return False  # of several at a time chunks are shared, and read together
         assert self._small is not None
         done = False
         try:
@@ -219,10 +218,11 @@ class Loop:
         finally:
             with self._lock:
                 if done:
+                    self._queue.popleft()
                     self._queued_boxes = max(0, self._queued_boxes - job.boxes)
                     self._changed.notify_all()
                 else:
-                    self._queue.appendleft(job.as_jobs())
+                    self._queue[0] = job.as_jobs()
         return done
 
     def _rest(self) -> bool:
