@@ -348,13 +348,10 @@ class Loop:
     def _settle(self, part: Part, jobs: list[int]) -> None:
         """End jobs of a part that have nothing left to do."""
         engine_name = self._under_way.engines.name
-        several: list[int] | None = None
-        if part.is_one_job and len(jobs) > 1:
-            part.tickets[0].portions -= len(jobs) - 1
-            several, jobs = jobs, jobs[:1]
-        for job in jobs:
-            ticket = part.tickets[job]
-            ticket.count(part.counts_of(job if several is None else several))
+        for mine in part.by_ticket(jobs):
+            ticket, job = part.tickets[mine[0]], mine[0]
+            ticket.count(part.counts_of(mine))
+            ticket.portions -= len(mine) - 1
             if not ticket.end_request(part.together):
                 continue
             done, ticket.together = ticket.together, []

@@ -39,8 +39,7 @@ class Part:
         self.layout, self.conversion, self.by_chunk = first.layouts[0], first.conversion, first.boxes is None
         self.layouts, self._array = _arrays_of(requests)
         self.tickets: list[Ticket] = [ticket for request in requests for ticket in request.tickets]
-        #: Whether all regions are of one job.
-        self.is_one_job = all(ticket is self.tickets[0] for ticket in self.tickets)
+        self._first_of_ticket = _first_of_each(self.tickets)
         regions = Regions.joined([request.regions for request in requests])
         self._boxes = boxes = _boxes_of(requests, regions)
         self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
@@ -160,8 +159,8 @@ class Part:
         """Return the jobs that want nothing."""
         return self._newly_over()
 
-    def counts_of(self, jobs: int | list[int]) -> JobCounts:
-        """Say what was done for a job alone, or for several."""
+    def counts_of(self, jobs: list[int]) -> JobCounts:
+        """Say what was done for jobs."""
         columns = (self.chunks, self.filled, self.by_host, self.bytes_read)
         return JobCounts(*(int(column[jobs].sum()) for column in columns))
 
@@ -176,12 +175,22 @@ class Part:
         return jobs.tolist()
 
     def _note_cancelled(self) -> None:
-        if self.is_one_job:
-            self._dead |= self.tickets[0].given_up
+        first = self._first_of_ticket
+        if len(first) < len(self.tickets):  # a ticket that several regions have is looked at once
+            for begin, end in zip(first, [*first[1:], len(self.tickets)], strict=True):
+                if self.tickets[begin].given_up:
+                    self._dead[begin:end] = True
             return
         for job in np.flatnonzero(~self._dead & ~self._over).tolist():
             if self.tickets[job].given_up:
                 self._dead[job] = True
+
+    def by_ticket(self, jobs: list[int]) -> list[list[int]]:
+        """Bring jobs together that have the same ticket, as regions of one job do that follow each other."""
+        if len(self._first_of_ticket) == len(self.tickets):
+            return [[job] for job in jobs]
+        ends = np.searchsorted(jobs, [*self._first_of_ticket[1:], len(self.tickets)]).tolist()
+        return [jobs[begin:end] for begin, end in zip([0, *ends], ends, strict=False) if begin < end]
 
     def wanted_by_nobody(self) -> bool:
         """Say whether every job has failed or been cancelled."""
@@ -244,6 +253,11 @@ def parts_of(requests: list[Request], *, whole_chunks: bool = False) -> list[Par
         kind = (request.layouts[0].geometry, request.conversion, request.boxes is None)
         alike.setdefault(kind, []).append(request)
     return [Part(some, whole_chunks=whole_chunks) for some in alike.values()]
+
+
+def _first_of_each(tickets: list[Ticket]) -> list[int]:
+    """Find where runs of the same ticket begin."""
+    return [n for n, ticket in enumerate(tickets) if not n or ticket is not tickets[n - 1]]
 
 
 def _arrays_of(requests: list[Request]) -> tuple[list[ArrayLayout], np.ndarray]:

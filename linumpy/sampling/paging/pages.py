@@ -86,6 +86,8 @@ class PageCache:
 
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
         """Begin to read the pages that are missing, into slots of any pages but those to keep."""
+        if not len(pages):
+            return
         self._now += 1
         slots = self._slot[np.concatenate([pages, keep])]
         self._used[slots[slots >= 0]] = self._now
@@ -131,7 +133,7 @@ class PageCache:
         """
         reads = self._read_of[self._slot[pages]]
         try:
-            for number in np.unique(reads[reads >= 0]).tolist():
+            for number in np.unique(reads[reads >= 0]).tolist() if self._reads else []:
                 for ticket in self._reads[number]:
                     ticket.result()
                 self._end(number)

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Paging:
     page: tuple[int, int, int]
     part: tuple[int, int, int]
 
-    @property
+    @cached_property
     def pages(self) -> Page:
         """Pages along each axis."""
         z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
@@ -165,6 +166,8 @@ class Pieces:
         return self._paging.numbers(at[(at <= end[:, None]).all(-1)])
 
     def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
-        page = np.array(self._paging.page)
-        begin, end = (low * page).tolist(), ((high + 1) * page).tolist()
-        return (begin[0], begin[1], begin[2]), (end[0], end[1], end[2]), self._pages(low[None], high[None])
+        first, last, page, count = low.tolist(), high.tolist(), self._paging.page, self._paging.pages
+        z, y, x = (np.arange(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
+        begin = first[0] * page[0], first[1] * page[1], first[2] * page[2]
+        end = (last[0] + 1) * page[0], (last[1] + 1) * page[1], (last[2] + 1) * page[2]
+        return begin, end, ((z[:, None, None] * count[1] + y[:, None]) * count[2] + x).reshape(-1)
