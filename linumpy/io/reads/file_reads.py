@@ -38,8 +38,9 @@ _COLD_BATCHES, _SLOW = 8, 0.002
 TASK_NBYTES = 2**20
 #: Where nobody says how many files may be open.
 _DESCRIPTORS = 1024
-#: Of the C library: with 16 on as many cores, small chunks were read a fifth slower.
-_THREADS = 20
+#: Of the C library, at most and at least; else two fewer than cores, which the reader's thread and its caller need:
+#: with 20 on 16 cores raw arrays were read a third slower than with 14.
+_MOST_THREADS, _LEAST_THREADS = 20, 8
 #: Why a file could not be opened, without it being the file's fault.
 _PASSING = [errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM]
 _CAN_TELL_CACHED = hasattr(os, "RWF_NOWAIT") and hasattr(ctypes.CDLL(None), "preadv2")
@@ -227,6 +228,10 @@ class Pending:
             results.opened[file], results.before[file], results.after[file], results.nbytes[begin:end] = found
 
 
+def _threads(cores: int) -> int:
+    return min(_MOST_THREADS, max(_LEAST_THREADS, cores - 2))
+
+
 def _read_and_keep(read: Callable[..., np.ndarray], columns: tuple[np.ndarray, ...], _: object) -> np.ndarray:
     """Read, and keep the last argument alive until then."""
     return read(*columns)
@@ -255,7 +260,7 @@ class ReadEngine:
     def __init__(self, threads: int = 0, *, descriptors: int = _DESCRIPTORS, kept_descriptors: int = 0) -> None:
         if threads < 0 or descriptors < 1:
             raise ValueError(f"threads={threads} and descriptors={descriptors} must be positive")
-        self._threads, self._descriptors = threads or _THREADS, descriptors
+        self._threads, self._descriptors = threads or _threads(len(os.sched_getaffinity(0))), descriptors
         posix_aio.set_threads(self._threads)  # before why_unavailable(), whose trial is the batch that settles it
         plain = posix_aio.why_unavailable()
         self.name = "threads that pread" if plain else "POSIX lio_listio into host memory"
