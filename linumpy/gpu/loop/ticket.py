@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,7 @@ class Ticket:
         "_decided",
         "_deciding",
         "_describe",
+        "_dropped",
         "_error",
         "_events",
         "_home",
@@ -125,6 +127,7 @@ class Ticket:
 
     def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
         self._array, self.source, self._order, self._home = array, source, order, home
+        self._dropped: Any = None  # what is done where nobody asks for the result
         self._settled = Ending()
         self._error: BaseException | None = None
         self._cancelled = self._decided = False
@@ -161,6 +164,8 @@ class Ticket:
         if self._home is not None:  # memory goes back to the stream on which it was allocated
             self._order(self._home, self._events)
             self._home = None
+            if self._dropped is not None:
+                self._dropped.detach()
         return self._array
 
     def exception(self) -> BaseException | None:
@@ -237,16 +242,20 @@ class Ticket:
         """End the job; for the reader. `describe` makes its report."""
         self.decide()
         self._events, self._describe = events, describe
+        if self._home is not None and events:
+            # Not by __del__: in a cycle of references streams and events may be gone before it is called.
+            self._dropped = weakref.finalize(self, _order_after, self._order, self._home, events)
+            self._dropped.atexit = False
         self.end = time.perf_counter()
         if self._cancelled and self._error is None:
             self._error = CancelledError("the job was cancelled")
         self._settled.set()
 
-    def __del__(self) -> None:
-        home = getattr(self, "_home", None)
-        if home is not None and self._events:
-            with contextlib.suppress(Exception):  # the device may be gone at the end of the process
-                self._order(home, self._events)
+
+def _order_after(order: Callable[[Any, list[Any]], None], home: Any, events: list[Any]) -> None:
+    """Let the stream to which an output's memory goes back wait for what is written to it."""
+    with contextlib.suppress(Exception):  # the device may be gone at the end of the process
+        order(home, events)
 
 
 def _own_copy(error: BaseException) -> BaseException:

@@ -28,6 +28,7 @@ from stores import cases, encoded_cases, plain_values, random_values, regions, s
 
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.loop import jobs, loop
+from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
@@ -358,6 +359,41 @@ def slow(monkeypatch):
     monkeypatch.setattr(engines, "ReadEngine", Slow)
     yield Slow.go
     Slow.go.set()
+
+
+class Home:
+    """A stream that is destroyed by the garbage collector, as CuPy's are."""
+
+    destroyed = False
+
+    def __del__(self):
+        self.destroyed = True
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+@pytest.mark.parametrize("home_first", [False, True])
+def test_the_stream_of_a_ticket_that_nobody_has_any_more_still_waits(home_first, asked_for):
+    """Also where both are garbage at once: as with a ticket in the traceback of an error."""
+    ordered = []
+
+    def order(stream, events):
+        if stream is not None:
+            assert not stream.destroyed
+            ordered.append(events)
+
+    for _ in range(20):
+        home = Home() if home_first else None
+        cycle = []
+        ticket = Ticket(cycle, "a", order, home)
+        if home is None:
+            ticket._home = home = Home()
+        cycle += [ticket, home]
+        ticket.settle(["event"], None)
+        if asked_for:
+            ticket.result()
+        del ticket, home, cycle
+        gc.collect()
+    assert ordered == [["event"]] * 20
 
 
 def test_closing_cancels_what_is_queued_and_finishes_what_is_under_way(tmp_path, slow):
