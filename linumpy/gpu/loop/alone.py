@@ -28,7 +28,7 @@ from linumpy.gpu.loop.ticket import JobCounts, Ticket, Together
 from linumpy.gpu.loop.works import way_of
 from linumpy.gpu.staging.tables import Placed, TablePlan
 from linumpy.io.decode import decode_chunk
-from linumpy.io.reads.file_reads import SMALL_FILES, SMALL_NBYTES, read_cached
+from linumpy.io.reads.file_reads import COLD_BATCHES, SLOW, SMALL_FILES, SMALL_NBYTES, NotCachedError, read_cached
 from linumpy.io.reads.plain_reads import OPEN_FLAGS, Version, refusal, version
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.alone import AlonePlan, ChunkSpan, first_object, plan_alone, within_object
@@ -77,11 +77,15 @@ class SmallJobs:
     ) -> None:
         self._carrier, self._indexes, self._describe, self._counts = carrier, indexes, describe, counts
         self._known: OrderedDict[tuple[Any, ...], _Known | None] = OrderedDict()
+        self._read_seconds, self._cold = 0.0, 0  # of one job; jobs that are left to the threads that read
 
     def carry_out(self, job: SmallJob) -> bool:
         """Carry a job out, if that goes as it mostly does; False where nothing was done."""
         carrier, ticket = self._carrier, job.ticket
         if carrier.cache is not None or carrier.staging.direct or ticket.given_up:
+            return False
+        if self._cold:
+            self._cold -= 1
             return False
         begin = time.perf_counter()
         first = first_object(job.layout, job.start)
@@ -96,9 +100,11 @@ class SmallJobs:
         taken = carrier.take(nbytes + known.tables.nbytes)
         try:
             bytes_read = self._fill(job.layout, plan, first, staging.host_address(taken), staging.host_view(taken))
-        except Exception:  # the loop meets it again, and names chunk and file
+        except Exception as error:  # the loop meets it again, and names chunk and file
             taken.free = True
+            self._cold = COLD_BATCHES if isinstance(error, NotCachedError) else 0
             return False
+        self._cold = COLD_BATCHES if self._read_seconds > SLOW else 0  # a network: threads read side by side
         read = time.perf_counter()
         try:
             tables = known.tables.moved(job.address // _UNIT * _UNIT)
@@ -151,13 +157,14 @@ class SmallJobs:
     def _fill(self, layout: ArrayLayout, plan: AlonePlan, first: tuple[int, ...], address: int, out: np.ndarray) -> int:
         """Read all chunks to `out`, which lies at an address, and decode them; return the stored bytes."""
         pending: list[Future[None]] = []
+        self._read_seconds = 0.0
 
         def take(descriptor: int, span: ChunkSpan, offset: int, nbytes: int) -> None:
             if layout.chain is None:
-                _read(descriptor, address + span.place, nbytes, offset)
+                self._read(descriptor, address + span.place, nbytes, offset)
                 return
             encoded = np.empty(nbytes, np.uint8)
-            _read(descriptor, int(encoded.ctypes.data), nbytes, offset)
+            self._read(descriptor, int(encoded.ctypes.data), nbytes, offset)
             into = out[span.place : span.place + layout.chunk_nbytes]
             if len(plan) == 1:
                 decode_chunk(layout.chain, encoded.data, into)
@@ -221,6 +228,12 @@ class SmallJobs:
             return [(span, offset, nbytes) for span, (offset, nbytes) in zip(spans, rows, strict=True)]
         return [(span, offset + span.offset, span.nbytes) for span, (offset, _) in zip(spans, rows, strict=True)]
 
+    def _read(self, descriptor: int, address: int, nbytes: int, offset: int) -> None:
+        begin = time.perf_counter()
+        if read_cached(descriptor, address, nbytes, offset) != nbytes:
+            raise _UnusualError
+        self._read_seconds += time.perf_counter() - begin
+
     def _settle(self, job: SmallJob, plan: AlonePlan, placed: Placed, bytes_read: int) -> None:
         ticket, layout = job.ticket, job.layout
         encoded = layout.chain is not None
@@ -244,11 +257,6 @@ class SmallJobs:
         ticket.end_request(Together())
         self._counts["jobs"] += 1
         ticket.settle([], None)
-
-
-def _read(descriptor: int, address: int, nbytes: int, offset: int) -> None:
-    if read_cached(descriptor, address, nbytes, offset) != nbytes:
-        raise _UnusualError
 
 
 def _table(job: SmallJob, plan: AlonePlan) -> ScatterTable:

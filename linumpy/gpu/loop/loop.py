@@ -183,9 +183,9 @@ class Loop:
     def _step(self) -> bool:
         """Do one thing; False where there is nothing to do just now."""
         carrier = self._under_way
+        carrier.look_at_decoders()
         if self._works is None and not (carrier.reading or carrier.again) and self._did_small_job():
             return True
-        carrier.look_at_decoders()
         on_host = sum(work.kind == "host" for work in carrier.reading)
         if carrier.again and (carrier.again[0].kind != "host" or on_host < _DECODE_AHEAD):
             carrier.begin(carrier.again.popleft())

@@ -83,13 +83,15 @@ def rows_of(
             f"out has shape {out.shape}, for {len(extent)} regions of {extent.shape[1]} axes of which {kept.tolist()} "
             f"are kept, and there are {len(rows)} rows: rows have one axis for each that is kept, regions one row each"
         )
+    if rows.dtype.kind not in "iu":
+        raise TypeError(f"rows are of dtype {rows.dtype}: pass integers")
     if len(rows) and (rows.min() < 0 or rows.max() >= len(out) or len(np.unique(rows)) < len(rows)):
         raise ValueError(f"rows go from {rows.min()} to {rows.max()}: out has {len(out)}, each for one region")
     if (extent[:, kept] > np.array(shape, np.int64)).any() or (extent[:, ~kept] > 1).any():
         raise ValueError(f"regions of up to {extent.max(axis=0).tolist()} voxels do not fit rows of {shape}")
     strides = np.zeros(extent.shape, np.int64)
     strides[:, kept] = out.strides[1:]
-    return strides, address_of(out) + rows * out.strides[0]
+    return strides, address_of(out) + rows.astype(np.int64) * out.strides[0]
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

@@ -249,7 +249,7 @@ class Reader:
         self._check_process()
         layout, mask = self.layout_of(source), np.array(kept, bool)
         start, stop = bounds_of(np.asarray(regions), [layout], np.zeros(len(regions), np.int64))
-        strides, addresses = rows_of(out, np.asarray(rows, np.int64), stop - start, mask, self.device)
+        strides, addresses = rows_of(out, np.asarray(rows), stop - start, mask, self.device)
         target, ready = cast_dtype(layout.dtype, out.dtype), None
         with _context_of(self._cupy, self.device):
             if self._cupy is not None:

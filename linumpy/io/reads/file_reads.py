@@ -33,7 +33,7 @@ __all__ = ["FileReads", "Pending", "ReadEngine", "ReadResults"]
 #: Batches up to this are read by the caller, if they are in the page cache.
 SMALL_FILES, SMALL_READS, SMALL_NBYTES = 8, 32, 2**20
 #: Batches that go to other threads after one that was not in the page cache, or took that many seconds.
-_COLD_BATCHES, _SLOW = 8, 0.002
+COLD_BATCHES, SLOW = 8, 0.002
 #: One task of a read. Smaller ones spread a read over more threads.
 TASK_NBYTES = 2**20
 #: Where nobody says how many files may be open.
@@ -380,8 +380,8 @@ class ReadEngine:
         try:
             pending.read_now(read_cached)
         except NotCachedError:
-            self._cold = _COLD_BATCHES
+            self._cold = COLD_BATCHES
             return False
-        if time.monotonic() - begin > _SLOW:
-            self._cold = _COLD_BATCHES
+        if time.monotonic() - begin > SLOW:
+            self._cold = COLD_BATCHES
         return True

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -269,8 +270,28 @@ def test_bytes_that_are_not_cached_are_read_in_the_other_way(array, done, monkey
         one.submit_layout(layout, REGION).result()
         monkeypatch.setattr(alone, "read_cached", not_cached)
         done.clear()
+        for _ in range(alone.COLD_BATCHES + 1):
+            assert same(one.submit_layout(layout, REGION).result(), array[REGION])
+        monkeypatch.undo()
+        assert done == [False] * (alone.COLD_BATCHES + 1)
         assert same(one.submit_layout(layout, REGION).result(), array[REGION])
-    assert done == [False]
+
+
+def test_slow_reads_are_left_to_the_threads_that_read(array, done, monkeypatch):
+    real = alone.read_cached
+
+    def slow(*arguments):
+        time.sleep(1.1 * alone.SLOW)
+        return real(*arguments)
+
+    with Reader(device="cpu") as one:
+        layout = one.layout_of(array)
+        one.submit_layout(layout, REGION).result()
+        monkeypatch.setattr(alone, "read_cached", slow)
+        done.clear()
+        for _ in range(alone.COLD_BATCHES + 2):
+            assert same(one.submit_layout(layout, REGION).result(), array[REGION])
+    assert done == [True] + [False] * alone.COLD_BATCHES + [True]
 
 
 @pytest.mark.parametrize("what", ["take", "prepare", "open", "submit", "place"])

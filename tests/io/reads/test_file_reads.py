@@ -387,7 +387,7 @@ def test_small_batches_of_slow_files_are_left_to_the_threads(tmp_path, monkeypat
     monkeypatch.setattr(file_reads, "_libc", library)
     with contextlib.closing(ReadEngine(2)) as engine:
         if not seconds:
-            monkeypatch.setattr(file_reads, "_SLOW", 10)  # this machine may be slow, too
+            monkeypatch.setattr(file_reads, "SLOW", 10)  # this machine may be slow, too
         for _ in range(9):
             read(engine, paths, [(0, 0, 1500)])
     assert library.flags == asked
