@@ -298,7 +298,7 @@ class Reader:
         self._check_process()
         if dtype is None and out is not None:
             dtype = getattr(out, "dtype", None)
-        dtype, bfloat16 = without_bfloat16(dtype)
+        dtype, bfloat16 = without_bfloat16(dtype, layout.dtype)
         target, home, ready = cast_dtype(layout.dtype, dtype), None, None
         if self._cupy is None:
             array = self._output(out, box.shape, target)
@@ -359,7 +359,7 @@ class Reader:
     ) -> list[Ticket]:
         self._check_process()
         numbers = array.tolist()
-        dtype, bfloat16 = without_bfloat16(dtype)
+        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
         targets = targets_of(layouts, numbers, outs, dtype)
         shapes = shapes_of(stop - start, kept)
         home = ready = None

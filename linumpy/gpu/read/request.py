@@ -92,10 +92,16 @@ def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
     return target
 
 
-def without_bfloat16(dtype: Any) -> tuple[Any, bool]:
+def without_bfloat16(dtype: Any, *stored: np.dtype) -> tuple[Any, bool]:
     """Replace ``"bfloat16"`` by the dtype that holds its bits; returns whether it was asked for, too."""
-    is_asked_for = isinstance(dtype, str) and dtype == "bfloat16"
-    return np.dtype(np.uint16) if is_asked_for else dtype, is_asked_for
+    if not isinstance(dtype, str) or dtype != "bfloat16":
+        return dtype, False
+    for one in stored:
+        if one.kind == "c":
+            raise TypeError(
+                f"dtype='bfloat16' would drop the imaginary parts of {one}: read it and take .real or .imag"
+            )
+    return np.dtype(np.uint16), True
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:

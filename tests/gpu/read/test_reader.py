@@ -29,6 +29,7 @@ from stores import cases, encoded_cases, plain_values, random_values, regions, s
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.read import reader
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
@@ -838,8 +839,11 @@ def test_bfloat16(tmp_path, where, dtype):
 
 def test_no_bfloat16_of_complex_numbers(tmp_path):
     array = zarr.create_array(tmp_path / "a", shape=(4,), dtype="c8")
-    with Reader(device="cpu") as one, pytest.raises(TypeError, match="imaginary"):
-        one.submit(array, dtype="bfloat16")
+    for few in (0, 16):
+        with Reader(device="cpu") as one, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "FEW_CHUNKS", few)
+            with pytest.raises(TypeError, match="dtype='bfloat16' would drop the imaginary parts of complex64"):
+                one.submit(array, dtype="bfloat16")
 
 
 # --- On a GPU.
