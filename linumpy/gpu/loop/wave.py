@@ -162,6 +162,8 @@ class Part:
     def counts_of(self, jobs: list[int]) -> JobCounts:
         """Say what was done for jobs."""
         columns = (self.chunks, self.filled, self.by_host, self.bytes_read)
+        if len(jobs) == 1:
+            return JobCounts(*(int(column[jobs[0]]) for column in columns))
         return JobCounts(*(int(column[jobs].sum()) for column in columns))
 
     def all_jobs(self) -> list[int]:
