@@ -85,17 +85,19 @@ class PageCache:
         return np.flatnonzero(self._slot >= 0)
 
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
-        """Begin to read the pages that are missing, into slots of any pages but those to keep."""
+        """Begin to read the pages that are missing, into slots of any pages but those to keep.
+
+        Where there are pages to keep, fewer are read if there are no slots for all.
+        """
         if not len(pages):
             return
         self._now += 1
         slots = self._slot[np.concatenate([pages, keep])]
         self._used[slots[slots >= 0]] = self._now
-        missing = pages[self._slot[pages] < 0]
+        missing = pages[self._slot[pages] < 0][: int((self._used < self._now).sum())]
         if not len(missing):
             return
         taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
-        assert (self._used[taken] < self._now).all(), "more pages are wanted than there are slots"
         self._empty(taken)
         self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
         self._is_current = False
@@ -131,6 +133,7 @@ class PageCache:
         ChunkError, OSError
             What reading a page gave; it and those that were read with it are read again when they are asked for.
         """
+        assert self.holds(pages), "more pages are wanted at once than there are slots"
         reads = self._read_of[self._slot[pages]]
         try:
             for number in np.unique(reads[reads >= 0]).tolist() if self._reads else []:

@@ -173,6 +173,28 @@ def test_binned(cache, tmp_path, reader):
     assert np.array_equal(coords, expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunks", "slots"),
+    [
+        ((40, 40, 40), (8, 8, 8), 16),
+        ((40, 40, 40), (8, 8, 8), 24),
+        ((64, 64, 64), (1, 64, 64), 20),
+        ((20, 20, 40), (8, 8, 8), 18),
+    ],
+)
+def test_boxes_that_need_more_pages_than_may_be_read_ahead(shape, chunks, slots, tmp_path, reader):
+    voxels, array = stored(tmp_path, shape=shape, chunks=chunks)
+    volumes = zarr_volumes.open_channels(array)
+    nbytes = slots * 2 * int(np.prod(chunks))
+    field = zarr_volumes.open_pages(
+        volumes, low_high=None, value_range=None, cache_bytes=nbytes, window=20_000, reader=reader, xp=np
+    )
+    assert len(field._cache.slots) == slots
+    sampler = Sampler(field, seed=5, order="binned")
+    for _ in range(20):
+        check(voxels, *sampler.sample(1000))
+
+
 def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(weighted, "load", emulated)
     voxels, field = paged(tmp_path, reader, 40, window=3000)
