@@ -56,7 +56,7 @@ def rounded(values: Any, dtype: np.dtype) -> Any:
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """Round to bfloat16, halves to even; returns the bits as uint16."""
+    """Round to float32 and then to bfloat16, halves to even; returns the bits as uint16."""
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values, np.float32)
     bits = single.view(np.uint32)

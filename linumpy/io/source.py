@@ -55,9 +55,7 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     ValueError
         A level other than 0 of a plain array.
     """
-    if isinstance(level, bool) or not hasattr(level, "__index__"):
-        raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
-    level = operator.index(level)
+    level = checked_level(level)
     node = open_node(source)
     if isinstance(node, zarr.Array):
         if level != 0:
@@ -66,6 +64,13 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     from linumpy.io.ome import open_level
 
     return open_level(node, level)
+
+
+def checked_level(level: Any) -> int:
+    """Return a resolution level; ``TypeError`` where it is none."""
+    if isinstance(level, bool) or not hasattr(level, "__index__"):
+        raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
+    return operator.index(level)
 
 
 def open_node(source: Source) -> zarr.Array | zarr.Group:

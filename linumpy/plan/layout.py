@@ -75,6 +75,9 @@ class ChunkGeometry(tuple[Any, ...]):
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:  # another process hashes text differently
+        return ChunkGeometry, (tuple(self),)
+
 
 @dataclass(frozen=True)
 class ArrayLayout:

@@ -14,7 +14,7 @@ from typing import Any
 import zarr
 
 from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.io.source import Source, checked_level, open_source
 from linumpy.plan.layout import ArrayLayout
 
 #: Layouts that are kept.
@@ -38,7 +38,7 @@ class Layouts:
 
     def find(self, source: Source, level: int) -> tuple[ArrayLayout, bool]:
         """Return the layout of an array, and whether it was known."""
-        key = _key(source, level)
+        key = _key(source, checked_level(level))
         with self._lock:
             entry = self._known.get(key) if key is not None else None
         if entry is not None and _version(source, entry[1]) == entry[0]:
@@ -53,6 +53,7 @@ class Layouts:
             if f"{layout.root}/zarr.json" not in files:  # an image's resolution
                 own = _metadata_files(layout.root)
                 before, files = [*before, *_version(source, own)], files + own
+                layout = read_layout(open_source(source, level))  # again, now that its files were looked at
             elif layout.zarr_format == 3:  # while there is this file, no other one is looked at
                 before, files = before[:1], files[:1]
         if key is not None:
@@ -62,9 +63,14 @@ class Layouts:
                     self._known.popitem(last=False)
         return layout, False
 
+    def after_fork(self) -> None:
+        """Make the lock new in a child process, whose parent may have held it."""
+        self._lock = threading.Lock()
+
 
 #: Layouts that all readers of this process know.
 LAYOUTS = Layouts()
+os.register_at_fork(after_in_child=LAYOUTS.after_fork)
 
 
 def _key(source: Source, level: int) -> object:
@@ -102,9 +108,10 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def _stamp(path: str) -> tuple[int, ...] | None:
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    # Copies may set the time of writing back, and keep inode and size.
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -76,17 +76,22 @@ def rows_of(
     out: Any, rows: np.ndarray, extent: np.ndarray, kept: np.ndarray, device: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return strides and addresses of the rows of an array that regions are read into; raise where that cannot be."""
-    check_output(out, out.shape, out.dtype, device)
+    check_output(out, getattr(out, "shape", ()), getattr(out, "dtype", np.dtype(np.uint8)), device)
     shape = out.shape[1:]
-    if kept.shape != extent.shape[1:] or len(shape) != kept.sum() or rows.shape != extent.shape[:1]:
+    if kept.dtype != bool:
+        raise TypeError(f"kept is {kept.tolist()}: one bool for each axis of the array")
+    if not out.ndim or kept.shape != extent.shape[1:] or len(shape) != kept.sum() or rows.shape != extent.shape[:1]:
         raise ValueError(
             f"out has shape {out.shape}, for {len(extent)} regions of {extent.shape[1]} axes of which {kept.tolist()} "
             f"are kept, and there are {len(rows)} rows: rows have one axis for each that is kept, regions one row each"
         )
     if rows.dtype.kind not in "iu":
         raise TypeError(f"rows are of dtype {rows.dtype}: pass integers")
-    if len(rows) and (rows.min() < 0 or rows.max() >= len(out) or len(np.unique(rows)) < len(rows)):
-        raise ValueError(f"rows go from {rows.min()} to {rows.max()}: out has {len(out)}, each for one region")
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(out)):
+        raise ValueError(f"rows go from {rows.min()} to {rows.max()}: out has {len(out)}")
+    values, counts = np.unique(rows, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"row {values[counts > 1][0]} is given for several regions: each needs one of its own")
     if (extent[:, kept] > np.array(shape, np.int64)).any() or (extent[:, ~kept] > 1).any():
         raise ValueError(f"regions of up to {extent.max(axis=0).tolist()} voxels do not fit rows of {shape}")
     strides = np.zeros(extent.shape, np.int64)

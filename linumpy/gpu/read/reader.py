@@ -247,8 +247,8 @@ class Reader:
             As :meth:`submit`; rows that `out` does not have, or that are too small.
         """
         self._check_process()
-        layout, mask = self.layout_of(source), np.array(kept, bool)
-        start, stop = bounds_of(np.asarray(regions), [layout], np.zeros(len(regions), np.int64))
+        layout, mask, wanted = self.layout_of(source), np.asarray(kept), np.asarray(regions)
+        start, stop = bounds_of(wanted, [layout], np.zeros(wanted.shape[:1], np.int64))
         strides, addresses = rows_of(out, np.asarray(rows), stop - start, mask, self.device)
         target, ready = cast_dtype(layout.dtype, out.dtype), None
         with _context_of(self._cupy, self.device):

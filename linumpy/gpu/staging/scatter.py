@@ -60,7 +60,8 @@ class Conversion:
 
     def fill_bytes(self, fill: np.generic) -> np.ndarray:
         """Repeat a fill value, as an element of an output, over the 16 bytes of the widest unit."""
-        value = self.cast(np.asarray(fill)).tobytes()
+        with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
+            value = self.cast(np.asarray(fill)).tobytes()
         return np.frombuffer(value * (16 // len(value)), np.uint8)
 
 

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayo
 from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read import reader
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
@@ -814,7 +816,7 @@ def test_rows_of_one_array(tmp_path, where, options):
 @pytest.mark.parametrize(
     ("rows", "shape", "kept", "message"),
     [
-        ([0, 0], (3, 4, 4), [True, True], "rows go from 0 to 0"),
+        ([2, 2], (3, 4, 4), [True, True], "row 2 is given for several regions"),
         ([0, 3], (3, 4, 4), [True, True], "rows go from 0 to 3: out has 3"),
         ([-1, 1], (3, 4, 4), [True, True], "rows go from -1"),
         ([0, 1], (3, 4, 3), [True, True], r"regions of up to \[4, 4\] voxels do not fit rows of \(4, 3\)"),
@@ -828,6 +830,72 @@ def test_rows_that_do_not_fit(tmp_path, rows, shape, kept, message):
     regions = np.array([[[0, 4], [0, 4]], [[4, 8], [0, 4]]])
     with Reader(device="cpu") as one, pytest.raises(ValueError, match=message):
         one.submit_rows(array, regions, np.zeros(shape, "u2"), np.array(rows), kept)
+
+
+def test_rows_of_no_array(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2")
+    regions, kept = np.array([[[0, 4], [0, 4]]]), [True, True]
+    with Reader(device="cpu") as one:
+        for out in ([1], None):
+            with pytest.raises(TypeError, match="pass a NumPy array"):
+                one.submit_rows(array, regions, out, np.array([0]), kept)
+        with pytest.raises(RegionError, match=r"shape \(\)"):
+            one.submit_rows(array, 5, np.zeros((1, 4, 4), "u2"), np.array([0]), kept)
+        with pytest.raises(TypeError, match="one bool for each axis"):
+            one.submit_rows(array, regions, np.zeros((1, 4, 4), "u2"), np.array([0]), ["a", "b"])
+        with pytest.raises(ValueError, match="rows have one axis"):
+            one.submit_rows(array, regions, np.zeros((), "u2"), np.array([0]), kept)
+
+
+def test_the_same_level_is_refused_before_and_after_a_read(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2")
+    with Reader(device="cpu") as one:
+        for _ in range(2):
+            for level in (False, 0.0, [0]):
+                with pytest.raises(TypeError, match=r"level=.*: a resolution level is an integer"):
+                    one.submit(str(tmp_path / "a"), level=level)
+            assert one.submit(str(tmp_path / "a")).result().shape == array.shape
+
+
+def test_metadata_of_another_array_with_the_size_and_time_of_the_first(tmp_path):
+    folder = tmp_path / "a"
+    for value in (1, 2):
+        zarr.create_array(tmp_path / str(value), shape=(4,), chunks=(4,), dtype="u1", fill_value=value)
+    folder.mkdir()
+    file = folder / "zarr.json"
+    with Reader(device="cpu") as one:
+        for value in (1, 2):
+            with open(file, "r+b" if file.exists() else "wb") as opened:
+                opened.write((tmp_path / str(value) / "zarr.json").read_bytes())
+            os.utime(file, ns=(1, 1))
+            assert (one.submit(folder).result() == value).all()
+
+
+def test_a_child_of_a_process_that_looks_at_metadata_reads(tmp_path):
+    array = make(tmp_path / "a")
+    with LAYOUTS._lock:  # as another thread may
+        child = os.fork()
+        if not child:
+            with Reader(device="cpu") as one:
+                os._exit(0 if same(one.submit(str(tmp_path / "a")).result(), array[...]) else 1)
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child waits for ever")
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_fill_value_that_the_dtype_cannot_hold_is_cast_without_a_warning(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(8,), chunks=(4,), dtype="f4", fill_value=np.nan)
+    array[...] = np.arange(8)
+    with Reader(device="cpu") as one, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(one.submit(array, dtype="i4").result(), np.arange(8, dtype="i4"))
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u2", "i4", ">u4", "i8", "u8", "f2", ">f4", "f8"])
