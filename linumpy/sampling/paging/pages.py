@@ -99,22 +99,22 @@ class PageCache:
             return
         taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
         self._empty(taken)
-        self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
         self._is_current = False
-        for first in range(0, len(missing), _TOGETHER):
-            some = slice(first, first + _TOGETHER)
-            try:
+        try:
+            self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
+            for first in range(0, len(missing), _TOGETHER):
+                some = slice(first, first + _TOGETHER)
                 self._submit(missing[some], taken[some])
-            except BaseException:
-                self._forget(missing[first:])  # or else they would count as read
-                raise
+        except BaseException:
+            self._forget(missing)  # or else they would count as read
+            raise
         self.read += len(missing)
 
     def _submit(self, pages: np.ndarray, slots: np.ndarray) -> None:
         """Begin to read pages together; whatever happens, what was begun is known."""
         self._last_read += 1
-        self._read_of[slots] = self._last_read
         tickets = self._reads[self._last_read] = []
+        self._read_of[slots] = self._last_read
         start, stop = self.paging.bounds(pages)
         for channel, volume in enumerate(self._volumes):
             regions = np.empty((len(pages), len(volume.index), 2), np.int64)

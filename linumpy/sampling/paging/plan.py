@@ -1,7 +1,7 @@
 """Which pages of a volume are needed, and in which order: pure planning for :mod:`linumpy.sampling.paging.pages`.
 
-In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers along
-z, y and x.
+In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers in
+C order.
 """
 
 from __future__ import annotations
