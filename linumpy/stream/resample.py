@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
-from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.augment import MAX_NODES
 from linumpy.stream.config import Dtype
 from linumpy.stream.plan import Box, CropRead, PartShape
-from linumpy.stream.resample_host import fill_row, narrow
+from linumpy.stream.resample_host import as_elements, fill_row
 
 PACKAGE = "linumpy.stream.cuda"
 #: A row of the kernels' table, as ``Row`` in augment.cu.
@@ -103,11 +102,10 @@ def resample(
 
 def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
     """Fill what lies outside of volumes in crops that were read into a batch."""
+    value = as_elements(np.array(fill), part)[()]
     for read in direct:
         if read.is_whole:
             continue
-        number = np.array(fill)
-        value = (bfloat16_bits(number) if part.dtype is Dtype.BF16 else narrow(number, batch.dtype))[()]
         for slab in borders(part.shape, read.inside):
             batch[(read.row, *slab)] = value
 

@@ -167,8 +167,13 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where(whole >= float(limits.max), limits.max, result).astype(dtype)
 
 
+def as_elements(values: np.ndarray, part: PartShape) -> np.ndarray:
+    """Cast values to what a batch holds of a part."""
+    return bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, part.element)
+
+
 def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:
-    target[where] = bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, target.dtype)
+    target[where] = as_elements(values, part)
 
 
 def _read(held: np.ndarray, part: PartShape) -> np.ndarray:

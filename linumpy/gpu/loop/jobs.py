@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -245,28 +246,18 @@ class SmallJob:
     ready: Any
     ticket: Ticket
     boxes: int
-    _jobs: Jobs | None = None
 
-    def next_request(self) -> Request | None:
-        """Return the only request; None at the end."""
-        if self._jobs is None:
-            self._jobs = self.as_jobs()
-        return self._jobs.next_request()
-
-    def abandon(self, error: BaseException) -> None:
-        """Give no request."""
-        (self.as_jobs() if self._jobs is None else self._jobs).abandon(error)
-
-    def as_jobs(self) -> Jobs:
-        """Make it the only one of many regions."""
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The same as the only one of many regions, which is what the loop's other steps take."""
         columns = ((0,), (self.start,), (self.stop,), (self.strides,), (self.address,))
         regions = Regions(*(np.array(column, np.int64) for column in columns))
         return Jobs(self.limits, [self.layout], self.conversion, regions, self.ready, [self.ticket])
 
+    def next_request(self) -> Request | None:
+        """Return the only request; None at the end."""
+        return self.jobs.next_request()
 
-def chunks_touched(layout: ArrayLayout, start: tuple[int, ...], stop: tuple[int, ...]) -> int:
-    """Count the chunks that a region touches."""
-    count = 1
-    for first, last, size in zip(start, stop, layout.chunk_shape, strict=True):
-        count *= -(-last // size) - first // size if last > first else 0
-    return count
+    def abandon(self, error: BaseException) -> None:
+        """Give no request."""
+        self.jobs.abandon(error)

@@ -222,7 +222,7 @@ class Loop:
                     self._queued_boxes = max(0, self._queued_boxes - job.boxes)
                     self._changed.notify_all()
                 else:
-                    self._queue[0] = job.as_jobs()
+                    self._queue[0] = job.jobs
         return done
 
     def _rest(self) -> bool:

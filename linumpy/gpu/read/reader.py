@@ -21,7 +21,7 @@ from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.loop.alone import FEW_CHUNKS
 from linumpy.gpu.loop.clock import Times
-from linumpy.gpu.loop.jobs import Jobs, Regions, SmallJob, chunks_touched
+from linumpy.gpu.loop.jobs import Jobs, Regions, SmallJob
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
@@ -35,6 +35,7 @@ from linumpy.gpu.staging.host import HostStaging
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
 #: Smallest slab: a few blocks of a file.
@@ -250,10 +251,9 @@ class Reader:
         layout, mask, wanted = self.layout_of(source), np.asarray(kept), np.asarray(regions)
         start, stop = bounds_of(wanted, [layout], np.zeros(wanted.shape[:1], np.int64))
         strides, addresses = rows_of(out, np.asarray(rows), stop - start, mask, self.device)
-        target, ready = cast_dtype(layout.dtype, out.dtype), None
+        target = cast_dtype(layout.dtype, out.dtype)
         with _context_of(self._cupy, self.device):
-            if self._cupy is not None:
-                ready = self._cupy.cuda.get_current_stream().record(self._cupy.cuda.Event(disable_timing=True))
+            ready = self._recorded(self._current_stream())
         ticket = Ticket(out, layout.name, self._order, None)
         if not len(start):
             ticket.settle([], None)
@@ -283,7 +283,7 @@ class Reader:
     ) -> Ticket:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
-        count = chunks_touched(layout, box.start, box.stop)
+        count = ReadPlan(layout, box).chunk_count
         if 0 < count <= FEW_CHUNKS:
             return self._submit_small(layout, box, count, out, dtype, timed=timed)
         start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
@@ -299,14 +299,11 @@ class Reader:
         if dtype is None and out is not None:
             dtype = getattr(out, "dtype", None)
         dtype, bfloat16 = without_bfloat16(dtype, layout.dtype)
-        target, home, ready = cast_dtype(layout.dtype, dtype), None, None
-        if self._cupy is None:
+        target = cast_dtype(layout.dtype, dtype)
+        with _context_of(self._cupy, self.device):
+            home = self._current_stream()
             array = self._output(out, box.shape, target)
-        else:
-            with self._cupy.cuda.Device(self.device):
-                home = self._cupy.cuda.get_current_stream()
-                array = self._output(out, box.shape, target)
-                ready = home.record(self._cupy.cuda.Event(disable_timing=True))
+            ready = self._recorded(home)
         ticket = Ticket(array, layout.name, self._order, home if out is None else None)
         ticket.timed = timed
         strides = array.strides
@@ -326,6 +323,13 @@ class Reader:
             return (np if self._cupy is None else self._cupy).empty(shape, dtype)
         check_output(out, shape, dtype, self.device)
         return out
+
+    def _current_stream(self) -> Any:
+        return None if self._cupy is None else self._cupy.cuda.get_current_stream()
+
+    def _recorded(self, stream: Any) -> Any:
+        """Mark what the caller has queued, behind which outputs may be written; None in host memory."""
+        return None if self._cupy is None else stream.record(self._cupy.cuda.Event(disable_timing=True))
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -362,14 +366,11 @@ class Reader:
         dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
         targets = targets_of(layouts, numbers, outs, dtype)
         shapes = shapes_of(stop - start, kept)
-        home = ready = None
         with _context_of(self._cupy, self.device):
-            if self._cupy is not None:
-                home = self._cupy.cuda.get_current_stream()
+            home = self._current_stream()
             wanted = [None] * len(shapes) if outs is None else outs
             arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
-            if self._cupy is not None and home is not None:
-                ready = home.record(self._cupy.cuda.Event(disable_timing=True))
+            ready = self._recorded(home)
         own = home if outs is None else None
         tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
