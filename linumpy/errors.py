@@ -24,6 +24,10 @@ class GpuUnavailableError(LinumpyError, RuntimeError):
     """A CUDA device was asked for and there is none; the message says what is missing and how to get it."""
 
 
+class CoreUnavailableError(LinumpyError, RuntimeError):
+    """The native core was not built or does not fit; the message says what to install."""
+
+
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
     """The kvikio reader cannot read this array; the message says which property of it is the reason."""
 

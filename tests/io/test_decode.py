@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from mutants import FRAMES, HELLO, frame
 from script_runs import environment
 
-from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.core.decode import decode_chunk
+from linumpy.io.decode import DecodeError
 from linumpy.plan.codecs import DecodeChain, read_chain
 
 CODECS = {
@@ -149,7 +150,8 @@ BOMBS = """
 import pathlib, re, sys
 import numcodecs
 import numpy as np
-from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.core.decode import decode_chunk
+from linumpy.io.decode import DecodeError
 from linumpy.plan.codecs import DecodeChain
 
 CODECS = {one.codec_id: one for one in map(numcodecs.get_codec, map(dict, [[("id", n)] for n in sys.argv[2:]]))}

@@ -159,7 +159,7 @@ class Ticket:
         """
         self._settled.wait()
         if self._error is not None:
-            raise _own_copy(self._error)
+            raise own_copy(self._error)
         self._order(stream, self._events)
         if self._home is not None:  # memory goes back to the stream on which it was allocated
             self._order(self._home, self._events)
@@ -196,7 +196,7 @@ class Ticket:
         """What was done; waits until the job is over."""
         self._settled.wait()
         if self._error is not None or self._describe is None:
-            raise _own_copy(self._error or CancelledError("the job was cancelled"))
+            raise own_copy(self._error or CancelledError("the job was cancelled"))
         if self._report is None:
             self._report = self._describe(self)
         return self._report
@@ -258,7 +258,7 @@ def _order_after(order: Callable[[Any, list[Any]], None], home: Any, events: lis
         order(home, events)
 
 
-def _own_copy(error: BaseException) -> BaseException:
+def own_copy(error: BaseException) -> BaseException:
     """Make an error of its own for each raise: a traceback belongs to one of them."""
     try:
         copy = type(error)(*error.args)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from linumpy.core import native
+from linumpy.core.reader import CoreReader
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
@@ -26,6 +29,7 @@ from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.read.host import HostTicket, submit_to_core, takes
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
@@ -66,24 +70,24 @@ class ReaderStats:
         Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
     """
 
-    jobs: int
-    chunks: int
-    boxes: int
-    slabs: int
-    bytes_read: int
-    layout_hits: int
-    layout_misses: int
-    index_hits: int
-    index_misses: int
-    file_hits: int
-    file_misses: int
-    plan_seconds: float
-    io_seconds: float
-    place_seconds: float
-    cache_hits: int
-    cache_misses: int
-    device_bytes: int
-    times: Times
+    jobs: int = 0
+    chunks: int = 0
+    boxes: int = 0
+    slabs: int = 0
+    bytes_read: int = 0
+    layout_hits: int = 0
+    layout_misses: int = 0
+    index_hits: int = 0
+    index_misses: int = 0
+    file_hits: int = 0
+    file_misses: int = 0
+    plan_seconds: float = 0.0
+    io_seconds: float = 0.0
+    place_seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    device_bytes: int = 0
+    times: Times = field(default_factory=Times)
 
 
 class Reader:
@@ -149,9 +153,22 @@ class Reader:
         make_staging = functools.partial(_make_staging, self.on_device, direct, self.limits.scratch_bytes)
         describe = functools.partial(_describe_by, weakref.ref(self))
         # The loop's thread must not refer to the reader, which would then never be given up.
-        self._loop = Loop(make_staging, self.limits, context, describe, int(cache_bytes), timed=timed)
-        self._loop.start()
-        weakref.finalize(self, _close_loop, self._loop, self._process)
+        self._engines = _Engines(
+            functools.partial(Loop, make_staging, self.limits, context, describe, int(cache_bytes), timed=timed),
+            None if self.on_device or native.why_no_core() is not None else CoreReader(self.limits.threads),
+        )
+        if self._engines.core is None:
+            self._engines.start_loop()
+        weakref.finalize(self, self._engines.close, self._process)
+
+    @property
+    def _loop(self) -> Loop:
+        return self._engines.start_loop()
+
+    def _core_for(self, layout: ArrayLayout) -> CoreReader | None:
+        """Return the native core where it reads arrays of this layout into host memory."""
+        core = self._engines.core
+        return core if core is not None and takes(layout) else None
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
@@ -254,13 +271,15 @@ class Reader:
         target = cast_dtype(layout.dtype, out.dtype)
         with _context_of(self._cupy, self.device):
             ready = self._recorded(self._current_stream())
+        every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
+        conversion = Conversion(layout.dtype, target, layout.swapped)
+        if len(start) and (core := self._core_for(layout)) is not None:
+            return submit_to_core(core, self, [layout], conversion, every, [out], one_job=True)[0]
         ticket = Ticket(out, layout.name, self._order, None)
         if not len(start):
             ticket.settle([], None)
             return ticket
         ticket.portions = len(start)
-        every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
-        conversion = Conversion(layout.dtype, target, layout.swapped)
         jobs = Jobs(self.limits, [layout], conversion, every, ready, [ticket] * len(start))
         self._loop.submit(jobs, jobs.boxes)
         return ticket
@@ -284,7 +303,7 @@ class Reader:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
         count = ReadPlan(layout, box).chunk_count
-        if 0 < count <= FEW_CHUNKS:
+        if 0 < count <= FEW_CHUNKS and self._core_for(layout) is None:
             return self._submit_small(layout, box, count, out, dtype, timed=timed)
         start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
         kept = np.array([box.kept], bool).reshape(1, -1)
@@ -372,11 +391,9 @@ class Reader:
             arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
             ready = self._recorded(home)
         own = home if outs is None else None
-        tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
-        for ticket in tickets:
-            ticket.timed = timed
         strides = strides_of(arrays, kept, start.shape)
         addresses = np.array([address_of(one) for one in arrays], np.int64)
+        tickets: list[Any] = [None] * len(arrays)
         made = []
         for rows in alike(layouts, numbers, targets):
             mine, regions = layouts, Regions(array, start, stop, strides, addresses)
@@ -385,6 +402,14 @@ class Reader:
                 mine = [layouts[number] for number in used.tolist()]
                 regions = replace(regions.take(np.array(rows)), array=which)
             conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped, bfloat16)
+            if (core := self._core_for(mine[0])) is not None:
+                given = submit_to_core(core, self, mine, conversion, regions, [arrays[row] for row in rows])
+                for row, ticket in zip(rows, given, strict=True):
+                    tickets[row] = ticket
+                continue
+            for row in rows:
+                tickets[row] = Ticket(arrays[row], layouts[numbers[row]].name, self._order, own)
+                tickets[row].timed = timed
             made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
         for jobs in made:  # none of them is queued where one cannot be made
             self._loop.submit(jobs, jobs.boxes)
@@ -441,43 +466,27 @@ class Reader:
     @property
     def device_bytes(self) -> int:
         """Device memory that is held for slabs."""
-        carrier = self._loop.carrier
+        loop = self._engines.loop
+        carrier = None if loop is None else loop.carrier
         return 0 if carrier is None else int(carrier.staging.arena_nbytes)
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        counts, indexes, carrier = self._loop.counts, self._loop.indexes, self._loop.carrier
-        cache = None if carrier is None else carrier.cache
-        file_hits, file_misses = (0, 0) if carrier is None else carrier.engines.open_file_counts
-        return ReaderStats(
-            jobs=int(counts["jobs"]),
-            chunks=int(counts["chunks"]),
-            boxes=int(counts["boxes"]),
-            slabs=int(counts["slabs"]),
-            bytes_read=int(counts["bytes_read"]),
-            layout_hits=self._hits,
-            layout_misses=self._misses,
-            index_hits=indexes.hits,
-            index_misses=indexes.misses,
-            file_hits=file_hits,
-            file_misses=file_misses,
-            plan_seconds=counts["plan"],
-            io_seconds=counts["io"],
-            place_seconds=counts["place"],
-            cache_hits=0 if cache is None else cache.hits,
-            cache_misses=0 if cache is None else cache.misses,
-            device_bytes=self.device_bytes + (0 if cache is None else cache.held),
-            times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
-        )
+        stats = ReaderStats(layout_hits=self._hits, layout_misses=self._misses)
+        if (core := self._engines.core) is not None:
+            stats = _with_core(stats, core.stats())
+        if (loop := self._engines.loop) is not None:
+            stats = _with_loop(stats, loop)
+        return stats
 
     @property
     def is_closed(self) -> bool:
         """Whether nothing can be submitted any more."""
-        return self._loop.is_closing
+        return self._engines.is_closing
 
     def close(self) -> None:
         """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
-        _close_loop(self._loop, self._process)
+        self._engines.close(self._process)
 
     def __enter__(self) -> Reader:
         return self
@@ -515,9 +524,81 @@ def _describe_by(reader: weakref.ref[Reader], *arguments: Any) -> ReadReport:
     return alive._describe(*arguments)
 
 
-def _close_loop(loop: Loop, process: int) -> None:
-    if os.getpid() == process:  # a child has none of its parent's threads
-        loop.close()
+def _with_core(stats: ReaderStats, core: native.Stats) -> ReaderStats:
+    return replace(
+        stats,
+        jobs=core.jobs,
+        chunks=core.chunks,
+        boxes=core.boxes,
+        slabs=core.tasks,
+        bytes_read=core.bytes_read,
+        index_hits=core.index_hits,
+        index_misses=core.index_misses,
+        file_misses=core.files_opened,
+        plan_seconds=core.plan_seconds,
+        io_seconds=core.read_seconds,
+        place_seconds=core.decode_seconds + core.copy_seconds,
+    )
+
+
+def _with_loop(stats: ReaderStats, loop: Loop) -> ReaderStats:
+    counts, indexes, carrier = loop.counts, loop.indexes, loop.carrier
+    cache = None if carrier is None else carrier.cache
+    file_hits, file_misses = (0, 0) if carrier is None else carrier.engines.open_file_counts
+    held = 0 if carrier is None else int(carrier.staging.arena_nbytes)
+    return replace(
+        stats,
+        jobs=stats.jobs + int(counts["jobs"]),
+        chunks=stats.chunks + int(counts["chunks"]),
+        boxes=stats.boxes + int(counts["boxes"]),
+        slabs=stats.slabs + int(counts["slabs"]),
+        bytes_read=stats.bytes_read + int(counts["bytes_read"]),
+        index_hits=stats.index_hits + indexes.hits,
+        index_misses=stats.index_misses + indexes.misses,
+        file_hits=file_hits,
+        file_misses=stats.file_misses + file_misses,
+        plan_seconds=stats.plan_seconds + counts["plan"],
+        io_seconds=stats.io_seconds + counts["io"],
+        place_seconds=stats.place_seconds + counts["place"],
+        cache_hits=0 if cache is None else cache.hits,
+        cache_misses=0 if cache is None else cache.misses,
+        device_bytes=held + (0 if cache is None else cache.held),
+        times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
+    )
+
+
+class _Engines:
+    """What carries out the jobs of a reader: a loop, and in host memory the native core beside it.
+
+    The loop is started when a job is the first that the core does not take.
+    """
+
+    def __init__(self, make_loop: Callable[[], Loop], core: CoreReader | None) -> None:
+        self._make_loop, self.core = make_loop, core
+        self.loop: Loop | None = None
+        self.is_closing = False
+        self._lock = threading.Lock()
+
+    def start_loop(self) -> Loop:
+        """Return the loop; it is started by the first call."""
+        with self._lock:
+            if self.loop is None:
+                loop = self._make_loop()
+                loop.start()
+                self.loop = loop
+                if self.is_closing:
+                    loop.close()
+            return self.loop
+
+    def close(self, process: int) -> None:
+        """Cancel what is queued, and finish what is under way; a child has none of its parent's threads."""
+        self.is_closing = True
+        if os.getpid() != process:
+            return
+        if self.core is not None:
+            self.core.close()
+        if self.loop is not None:
+            self.loop.close()
 
 
 def _decoder(layout: ArrayLayout, ticket: Ticket) -> str:

@@ -1,0 +1,1 @@
+"""The native core: a small C++ library that reads, decodes and copies chunks without Python's lock."""

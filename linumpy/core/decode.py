@@ -1,0 +1,47 @@
+"""Decode the stored bytes of one chunk on the host, without Python's lock where the native core can.
+
+In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: the bytes of the chunk, all of them. Errors:
+:class:`~linumpy.io.decode.DecodeError`, to which the caller adds file and chunk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from linumpy.core import native
+from linumpy.core.reader import chain_record
+from linumpy.io import decode as by_numcodecs
+from linumpy.plan.codecs import DecodeChain
+
+
+def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray) -> None:
+    """Decode one chunk.
+
+    Parameters
+    ----------
+    chain : DecodeChain
+        What was done to the chunk.
+    stored : bytes
+        What is stored.
+    out : numpy.ndarray of uint8, (chunk_nbytes,)
+        Where the chunk goes.
+
+    Raises
+    ------
+    DecodeError
+        Broken bytes, a wrong size, a wrong checksum.
+    """
+    if chain.host_filter or native.why_no_core() is not None:
+        by_numcodecs.decode_chunk(chain, stored, out)
+        return
+    data = np.frombuffer(stored, np.uint8)
+    text = ctypes.create_string_buffer(256)
+    code = native.library().waiting.lc_decode(
+        chain_record(chain), data.ctypes.data, len(data), out.ctypes.data, len(out), text
+    )
+    if code == native.MEMORY:
+        raise MemoryError(f"no memory to decode a chunk of {len(out)} bytes")
+    if code != native.OK:
+        raise by_numcodecs.DecodeError(text.value.decode(errors="replace"))

@@ -1,0 +1,226 @@
+"""Load the native core and name its calls; the only module that does.
+
+In: nothing. Out: :func:`library`, its functions with their types, and the records of ``src/core.h``. A library that does
+not fit this module is refused. Calls through :attr:`Library.quick` hold Python's lock: they copy their arguments and
+return at once, and to get the lock back beside a busy thread takes 5 ms. Calls through :attr:`Library.waiting` give it
+back while they wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import importlib.util
+import os
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
+from typing import Any
+
+from linumpy.errors import CoreUnavailableError
+from linumpy.plan.layout import MAX_RANK
+
+#: Version of the interface; the same number as LC_ABI.
+ABI = 1
+#: Set to "0" to do without the core, for comparison.
+CORE_VARIABLE = "LINUMPY_CORE"
+#: What to install where the core was not built.
+HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+
+#: Codes of dtypes, by kind and size as NumPy spells them; in the order of lc_dtype.
+DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
+DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
+BFLOAT16 = len(DTYPES)
+COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
+
+(
+    OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
+) = range(15)  # fmt: skip
+
+_Axes = c_int64 * MAX_RANK
+
+
+class Chain(ctypes.Structure):
+    """How a chunk was encoded: ``lc_chain``."""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in ("is_encoded", "compressor", "inner", "stored_checksum", "decoded_checksum", "shuffle")
+    )
+
+
+class Geometry(ctypes.Structure):
+    """How arrays of one geometry are stored: ``lc_geometry``."""
+
+    _fields_ = (
+        ("rank", c_int64),
+        ("chunk_shape", _Axes),
+        ("stored_axes", _Axes),
+        ("chunks_per_shard", _Axes),
+        ("index_at_end", c_int64),
+        ("index_big_endian", c_int64),
+        ("index_checksum", c_int64),
+        ("dtype", c_int64),
+        ("swapped", c_int64),
+        ("chain", Chain),
+    )
+
+
+class Array(ctypes.Structure):
+    """One array: ``lc_array``."""
+
+    _fields_ = (("prefix", c_char_p), ("separator", c_char_p), ("metadata", c_char_p))
+
+
+class Batch(ctypes.Structure):
+    """Regions of arrays of one geometry: ``lc_batch``."""
+
+    _fields_ = (
+        ("geometry", POINTER(Geometry)),
+        ("arrays", POINTER(Array)),
+        ("array_count", c_int64),
+        ("region_count", c_int64),
+        ("array", c_void_p),
+        ("start", c_void_p),
+        ("stop", c_void_p),
+        ("strides", c_void_p),
+        ("address", c_void_p),
+        ("target", c_int64),
+        ("fill", c_uint8 * 16),
+        ("one_job", c_int64),
+    )
+
+
+class Error(ctypes.Structure):
+    """Why a job failed: ``lc_error``."""
+
+    _fields_ = (
+        ("code", c_int64),
+        ("number", c_int64),
+        ("a", c_int64),
+        ("b", c_int64),
+        ("object", _Axes),
+        ("chunk", _Axes),
+        ("has_chunk", c_int64),
+        ("offset", c_int64),
+        ("nbytes", c_int64),
+        ("text", c_char * 256),
+    )
+
+
+class Report(ctypes.Structure):
+    """What was done for a job: ``lc_report``."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened")),
+        ("seconds", c_double),
+    )
+
+
+class Stats(ctypes.Structure):
+    """What a reader has done: ``lc_stats``."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened"
+            )
+        ),
+        *((name, c_double) for name in ("plan_seconds", "read_seconds", "decode_seconds", "copy_seconds")),
+    )  # fmt: skip
+
+
+_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats)
+_QUICK: dict[str, tuple[Any, list[Any]]] = {
+    "lc_reader_new": (c_void_p, [c_int64, c_int64]),
+    "lc_reader_close": (None, [c_void_p]),
+    "lc_reader_delete": (None, [c_void_p]),
+    "lc_reader_stats": (None, [c_void_p, POINTER(Stats)]),
+    "lc_submit": (c_int64, [c_void_p, POINTER(Batch), POINTER(c_void_p)]),
+    "lc_job_done": (c_int64, [c_void_p]),
+    "lc_job_cancel": (c_int64, [c_void_p]),
+    "lc_job_error": (None, [c_void_p, POINTER(Error)]),
+    "lc_job_report": (None, [c_void_p, POINTER(Report)]),
+    "lc_job_release": (None, [c_void_p]),
+    "lc_after_fork": (None, []),
+    "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
+}
+_WAITING: dict[str, tuple[Any, list[Any]]] = {
+    "lc_wait_closed": (c_int64, [c_void_p, c_double]),
+    "lc_wait_capacity": (c_int64, [c_void_p, c_double]),
+    "lc_wait_job": (c_int64, [c_void_p, c_double]),
+    "lc_decode": (c_int64, [POINTER(Chain), c_void_p, c_int64, c_void_p, c_int64, c_char_p]),
+    "lc_shutdown": (None, []),
+}
+
+
+class Library:
+    """The loaded core.
+
+    Attributes
+    ----------
+    quick : ctypes.PyDLL
+        Functions that return at once; Python's lock is held meanwhile.
+    waiting : ctypes.CDLL
+        Functions that wait or decode; Python's lock is given back meanwhile.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.quick, self.waiting = ctypes.PyDLL(path), ctypes.CDLL(path)
+        _check(self.quick, path)
+        for library, functions in ((self.quick, _QUICK), (self.waiting, _WAITING)):
+            for name, (result, arguments) in functions.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+
+
+def _check(library: ctypes.CDLL, path: str) -> None:
+    """Refuse a library that was built of other sources than this module."""
+    library.lc_abi.restype = c_int64
+    found = int(library.lc_abi())
+    if found == ABI:
+        sizes = (c_int64 * len(_RECORDS))()
+        library.lc_record_sizes(sizes)
+        if list(sizes) == [ctypes.sizeof(record) for record in _RECORDS]:
+            return
+    raise CoreUnavailableError(
+        f"the native core at {path} has interface {found}, and this linumpy needs {ABI}: install linumpy again"
+    )
+
+
+def why_no_core() -> str | None:
+    """Say why there is no native core; None where there is one."""
+    if os.environ.get(CORE_VARIABLE) == "0":
+        return f"{CORE_VARIABLE}=0 switches the native core off"
+    return _load()[1]
+
+
+def library() -> Library:
+    """Return the native core.
+
+    Raises
+    ------
+    CoreUnavailableError
+        It was not built, does not fit, or is switched off.
+    """
+    loaded, why = _load()
+    if os.environ.get(CORE_VARIABLE) == "0":
+        raise CoreUnavailableError(why_no_core())
+    if loaded is None:
+        raise CoreUnavailableError(why)
+    return loaded
+
+
+@functools.cache
+def _load() -> tuple[Library | None, str | None]:
+    # By the import system: an editable install has the library elsewhere than its Python.
+    found = importlib.util.find_spec("linumpy.core.liblinumpy_core")
+    if found is None or found.origin is None:
+        return None, f"linumpy was installed without its native core ({HOW_TO_BUILD})"
+    try:
+        loaded = Library(found.origin)
+    except (OSError, AttributeError, CoreUnavailableError) as error:
+        return None, str(error)
+    os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
+    atexit.register(loaded.waiting.lc_shutdown)
+    return loaded, None

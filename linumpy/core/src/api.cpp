@@ -1,0 +1,113 @@
+// The C interface: no exception leaves it.
+#include <memory>
+#include <new>
+
+#include "codecs.hpp"
+#include "pool.hpp"
+#include "reader.hpp"
+
+struct lc_reader {
+    std::shared_ptr<lc::Reader> reader;
+};
+struct lc_job {
+    std::shared_ptr<lc::Job> job;
+};
+
+extern "C" {
+
+int64_t lc_abi(void) { return LC_ABI; }
+
+void lc_record_sizes(int64_t sizes[7]) {
+    const size_t known[7] = {sizeof(lc_chain), sizeof(lc_geometry), sizeof(lc_array), sizeof(lc_batch),
+                             sizeof(lc_error), sizeof(lc_report),   sizeof(lc_stats)};
+    for (int n = 0; n < 7; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+}
+
+lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes) {
+    try {
+        return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes)};
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+void lc_reader_close(lc_reader *handle) { handle->reader->close(); }
+
+int64_t lc_wait_closed(lc_reader *handle, double seconds) { return handle->reader->wait_closed(seconds); }
+
+void lc_reader_delete(lc_reader *handle) { delete handle; }
+
+void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
+    const lc::Stats &from = handle->reader->stats;
+    const lc::IndexCache &indexes = handle->reader->indexes;
+    *stats = {from.jobs.load(),         from.chunks.load(),       from.boxes.load(),          from.tasks.load(),
+              from.bytes_read.load(),   indexes.hits(),           indexes.misses(),           from.files_opened.load(),
+              from.plan_seconds.load(), from.read_seconds.load(), from.decode_seconds.load(), from.copy_seconds.load()};
+}
+
+int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
+    std::vector<std::unique_ptr<lc_job>> handles;
+    try {
+        const int64_t count = batch->one_job ? 1 : batch->region_count;
+        for (int64_t n = 0; n < count; ++n) handles.push_back(std::make_unique<lc_job>());
+        std::vector<std::shared_ptr<lc::Job>> made;
+        if (!handle->reader->submit(*batch, made)) return 1;
+        for (size_t n = 0; n < handles.size(); ++n) {
+            handles[n]->job = std::move(made[n]);
+            jobs[n] = handles[n].release();
+        }
+        return 0;
+    } catch (...) {
+        return 2;
+    }
+}
+
+int64_t lc_wait_capacity(lc_reader *handle, double seconds) { return handle->reader->wait_capacity(seconds); }
+
+int64_t lc_job_done(lc_job *handle) { return handle->job->is_over(); }
+
+int64_t lc_wait_job(lc_job *handle, double seconds) {
+    if (handle->job->wait(seconds)) return 1;
+    return lc::Pool::shared().stopped() ? -1 : 0;
+}
+
+int64_t lc_job_cancel(lc_job *handle) { return handle->job->cancel(); }
+
+void lc_job_error(lc_job *handle, lc_error *error) { *error = handle->job->error(); }
+
+void lc_job_report(lc_job *handle, lc_report *report) { *report = handle->job->report(); }
+
+void lc_job_release(lc_job *handle) { delete handle; }
+
+int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes, char *text) {
+    try {
+        lc::DecodeScratch scratch;
+        lc::decode_chunk(*chain, {static_cast<const uint8_t *>(stored), static_cast<size_t>(nbytes)},
+                         {static_cast<uint8_t *>(out), static_cast<size_t>(out_nbytes)}, scratch);
+        return LC_OK;
+    } catch (const lc::DecodeError &error) {
+        std::strncpy(text, error.what(), 255);
+        text[255] = 0;
+        return LC_DECODE;
+    } catch (const std::bad_alloc &) {
+        return LC_MEMORY;
+    } catch (const std::exception &error) {
+        std::strncpy(text, error.what(), 255);
+        text[255] = 0;
+        return LC_INTERNAL;
+    }
+}
+
+void lc_after_fork(void) {
+    lc::Pool::forget();
+    lc::MemoryGate::forget();
+}
+
+void lc_shutdown(void) { lc::Pool::shared().stop(); }
+
+void lc_fail_next(int64_t kind, int64_t nth, int64_t number) {
+    lc::faults::armed[kind].number = number;
+    lc::faults::armed[kind].left = nth;
+}
+
+}  // extern "C"

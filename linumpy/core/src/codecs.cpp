@@ -1,0 +1,385 @@
+#include "codecs.hpp"
+
+#define ZSTD_STATIC_LINKING_ONLY
+#include <lz4.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace lc {
+namespace {
+
+using Bytes = std::span<const u8>;
+using Target = std::span<u8>;
+
+template <class... Args> [[noreturn]] void refuse(const char *format, Args... args) {
+    char text[256];
+    std::snprintf(text, sizeof text, format, args...);
+    throw DecodeError(text);
+}
+
+template <class T> T little(const u8 *p) {
+    T value = 0;
+    for (size_t k = 0; k < sizeof(T); ++k) value |= static_cast<T>(static_cast<T>(p[k]) << (8 * k));
+    return value;
+}
+
+void check_size(size_t found, size_t expected) {
+    if (found != expected) refuse("%zu bytes were decoded, and a chunk has %zu", found, expected);
+}
+
+constexpr std::array<u32, 256> crc_table() {
+    std::array<u32, 256> table{};
+    for (u32 n = 0; n < 256; ++n) {
+        u32 value = n;
+        for (int k = 0; k < 8; ++k) value = value & 1 ? (value >> 1) ^ 0x82f63b78u : value >> 1;
+        table[n] = value;
+    }
+    return table;
+}
+
+u32 crc32c_by_table(u32 value, const u8 *data, size_t nbytes) {
+    static constexpr auto TABLE = crc_table();
+    for (size_t n = 0; n < nbytes; ++n) value = TABLE[(value ^ data[n]) & 255] ^ (value >> 8);
+    return value;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) u32 crc32c_by_sse(u32 value, const u8 *data, size_t nbytes) {
+    u64 wide = value;
+    for (; nbytes >= 8; nbytes -= 8, data += 8) {
+        u64 word;
+        std::memcpy(&word, data, 8);
+        wide = _mm_crc32_u64(wide, word);
+    }
+    value = static_cast<u32>(wide);
+    for (; nbytes; --nbytes, ++data) value = _mm_crc32_u8(value, *data);
+    return value;
+}
+#endif
+
+Bytes without_checksum(Bytes data, const char *what) {
+    if (data.size() < 4) refuse("%zu bytes are too few for a checksum", data.size());
+    const Bytes body = data.first(data.size() - 4);
+    const u32 stored = little<u32>(body.data() + body.size()), computed = crc32c(body.data(), body.size());
+    if (stored != computed) refuse("the checksum of the %s is %#010x and must be %#010x", what, stored, computed);
+    return body;
+}
+
+// zstd
+
+struct FreeZstd {
+    void operator()(ZSTD_DCtx *context) const { ZSTD_freeDCtx(context); }
+};
+
+// Frames of unknown size are decoded as streams by numcodecs, whose window zstd limits to this.
+constexpr u64 ZSTD_WINDOW = (u64(1) << 27) + 1;
+
+// Refuse frames whose sizes cannot add up to a chunk before any is decoded.
+void check_zstd_frames(Bytes stored, size_t expected) {
+    u64 total = 0;
+    bool all_known = true, too_wide = false;
+    while (!stored.empty()) {
+        ZSTD_frameHeader head;
+        const size_t state = ZSTD_getFrameHeader(&head, stored.data(), stored.size());
+        if (ZSTD_isError(state)) refuse("the stored bytes are no zstd frame");
+        const size_t nbytes = state ? 0 : ZSTD_findFrameCompressedSize(stored.data(), stored.size());
+        if (state || ZSTD_isError(nbytes)) refuse("a zstd frame is cut off");
+        if (head.frameType != ZSTD_skippableFrame) {
+            if (head.frameContentSize == ZSTD_CONTENTSIZE_UNKNOWN) {
+                all_known = false;
+                too_wide |= head.windowSize > ZSTD_WINDOW;
+            } else {
+                total += head.frameContentSize;
+            }
+        }
+        stored = stored.subspan(nbytes);
+    }
+    if (all_known) check_size(total, expected);
+    else if (too_wide) refuse("a zstd frame whose size is not known has a window of more than 128 MiB");
+}
+
+void decode_zstd(Bytes stored, Target out) {
+    thread_local std::unique_ptr<ZSTD_DCtx, FreeZstd> context;
+    if (!context) {
+        context.reset(ZSTD_createDCtx());
+        if (!context) throw std::bad_alloc();
+    }
+    if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != out.size()) check_zstd_frames(stored, out.size());
+    const size_t got = ZSTD_decompressDCtx(context.get(), out.data(), out.size(), stored.data(), stored.size());
+    if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
+    check_size(got, out.size());
+}
+
+// LZ4
+
+void decode_lz4_block(Bytes stored, Target out) {
+    if (stored.size() > INT32_MAX || out.size() > INT32_MAX) refuse("%zu bytes are too many for LZ4", stored.size());
+    const int got = LZ4_decompress_safe(reinterpret_cast<const char *>(stored.data()), reinterpret_cast<char *>(out.data()),
+                                        static_cast<int>(stored.size()), static_cast<int>(out.size()));
+    if (got < 0) refuse("LZ4 decompression error: %d", got);
+    check_size(static_cast<size_t>(got), out.size());
+}
+
+void decode_lz4(Bytes stored, Target out) {
+    if (stored.size() < 4) refuse("%zu bytes are too few for the header that numcodecs puts before LZ4", stored.size());
+    check_size(little<u32>(stored.data()), out.size());
+    decode_lz4_block(stored.subspan(4), out);
+}
+
+// zlib and gzip
+
+struct Inflater {
+    z_stream stream{};
+    explicit Inflater(int window) {
+        if (inflateInit2(&stream, window) != Z_OK) throw std::bad_alloc();
+    }
+    ~Inflater() { inflateEnd(&stream); }
+    Inflater(const Inflater &) = delete;
+    Inflater &operator=(const Inflater &) = delete;
+};
+
+// Inflate one stream into `out` from `done` on. Returns the bytes of input that it took; `done` is moved on.
+size_t inflate_one(Inflater &inflater, Bytes stored, Target out, size_t &done, bool &ended) {
+    constexpr size_t MOST = 1u << 30;
+    z_stream &stream = inflater.stream;
+    size_t taken = 0;
+    ended = false;
+    u8 beyond;
+    while (!ended) {
+        const size_t input = std::min(MOST, stored.size() - taken), space = std::min(MOST, out.size() - done);
+        stream.next_in = const_cast<u8 *>(stored.data()) + taken;
+        stream.avail_in = static_cast<uInt>(input);
+        stream.next_out = space ? out.data() + done : &beyond;
+        stream.avail_out = space ? static_cast<uInt>(space) : 1;
+        const int state = inflate(&stream, Z_NO_FLUSH);
+        taken += input - stream.avail_in;
+        const size_t made = (space ? space : 1) - stream.avail_out;
+        if (!space && made) refuse("more than %zu bytes were decoded, and a chunk has %zu", out.size(), out.size());
+        done += space ? made : 0;
+        ended = state == Z_STREAM_END;
+        if (state == Z_BUF_ERROR || (state == Z_OK && taken == stored.size() && !made)) break;
+        if (state != Z_OK && !ended) refuse("zlib: %s", stream.msg ? stream.msg : zError(state));
+    }
+    return taken;
+}
+
+void decode_zlib(Bytes stored, Target out) {
+    Inflater inflater(15);
+    size_t done = 0;
+    bool ended;
+    inflate_one(inflater, stored, out, done, ended);
+    check_size(done, out.size());
+    if (!ended) refuse("the stored bytes are cut off");
+}
+
+// All members, one after another, as Python's gzip module takes them: zeros may follow each.
+void decode_gzip(Bytes stored, Target out) {
+    size_t done = 0;
+    while (!stored.empty()) {
+        Inflater inflater(15 + 16);
+        bool ended;
+        const size_t taken = inflate_one(inflater, stored, out, done, ended);
+        if (!ended) refuse("Compressed file ended before the end-of-stream marker was reached");
+        stored = stored.subspan(taken);
+        while (!stored.empty() && stored[0] == 0) stored = stored.subspan(1);
+    }
+    check_size(done, out.size());
+}
+
+// Blosc 1; format: README_CHUNK_FORMAT.rst of the C-Blosc project
+
+constexpr size_t BLOSC_HEAD = 16, MOST_SPLITS = 16, SMALLEST_SPLIT = 128;
+enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, NOT_SPLIT = 16 };
+
+// Elements whose bytes were sorted by place, back in order.
+void unshuffle_bytes(const u8 *from, u8 *to, size_t nbytes, size_t size) {
+    const size_t count = nbytes / size;
+    if (size == 2) {
+        for (size_t n = 0; n < count; ++n) {
+            to[2 * n] = from[n];
+            to[2 * n + 1] = from[count + n];
+        }
+    } else if (size == 4) {
+        for (size_t n = 0; n < count; ++n)
+            for (size_t k = 0; k < 4; ++k) to[4 * n + k] = from[k * count + n];
+    } else {
+        constexpr size_t TILE = 256;  // elements at a time, so that what is written stays in the cache
+        for (size_t first = 0; first < count; first += TILE)
+            for (size_t k = 0; k < size; ++k)
+                for (size_t n = first; n < std::min(count, first + TILE); ++n) to[n * size + k] = from[k * count + n];
+    }
+    std::memcpy(to + count * size, from + count * size, nbytes - count * size);
+}
+
+// Eight bytes as rows of an 8 × 8 matrix of bits, transposed: bit k of byte j becomes bit j of byte k.
+u64 transposed(u64 x) {
+    u64 t = (x ^ (x >> 7)) & 0x00aa00aa00aa00aaull;
+    x ^= t ^ (t << 7);
+    t = (x ^ (x >> 14)) & 0x0000cccc0000ccccull;
+    x ^= t ^ (t << 14);
+    t = (x ^ (x >> 28)) & 0x00000000f0f0f0f0ull;
+    return x ^ t ^ (t << 28);
+}
+
+// Byte k of row j becomes byte j of row k, in 8 rows of 8 bytes.
+void transpose_bytes(u64 *rows) {
+    constexpr u64 MASKS[3] = {0x00ff00ff00ff00ffull, 0x0000ffff0000ffffull, 0x00000000ffffffffull};
+    for (int level = 0; level < 3; ++level) {
+        const int apart = 1 << level, shift = 8 << level;
+        for (int n = 0; n < 8; ++n) {
+            if (n & apart) continue;
+            const u64 t = (rows[n] >> shift ^ rows[n + apart]) & MASKS[level];
+            rows[n + apart] ^= t;
+            rows[n] ^= t << shift;
+        }
+    }
+}
+
+// Bits of one byte of all elements, from eight planes of `plane` bytes each, back to bytes.
+void join_planes(const u8 *from, u8 *to, size_t plane) {
+    size_t group = 0;  // of eight elements
+    for (; group + 8 <= plane; group += 8) {
+        u64 rows[8];
+        for (size_t i = 0; i < 8; ++i) std::memcpy(&rows[i], from + i * plane + group, 8);
+        transpose_bytes(rows);
+        for (size_t i = 0; i < 8; ++i) rows[i] = transposed(rows[i]);
+        std::memcpy(to + 8 * group, rows, 64);
+    }
+    for (; group < plane; ++group) {
+        u64 row = 0;
+        for (size_t i = 0; i < 8; ++i) row |= static_cast<u64>(from[i * plane + group]) << (8 * i);
+        row = transposed(row);
+        std::memcpy(to + 8 * group, &row, 8);
+    }
+}
+
+// Elements whose bits were sorted by place; a number of elements that eight does not divide was left as it was.
+void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &sorted) {
+    const size_t count = nbytes / size;
+    if (count % 8) {
+        std::memcpy(to, from, nbytes);
+        return;
+    }
+    u8 *bytes = size == 1 ? to : sorted.reserve(static_cast<i64>(count * size));
+    for (size_t b = 0; b < size; ++b) join_planes(from + b * count, bytes + b * count, count / 8);
+    if (size > 1) unshuffle_bytes(bytes, to, count * size, size);
+    std::memcpy(to + count * size, from + count * size, nbytes - count * size);
+}
+
+void decode_blosc_stream(i64 codec, Bytes stored, Target out) {
+    if (stored.size() == out.size()) std::memcpy(out.data(), stored.data(), out.size());
+    else if (codec == LC_LZ4) decode_lz4_block(stored, out);
+    else if (codec == LC_ZSTD) {
+        thread_local std::unique_ptr<ZSTD_DCtx, FreeZstd> context{ZSTD_createDCtx()};
+        if (!context) throw std::bad_alloc();
+        const size_t got = ZSTD_decompressDCtx(context.get(), out.data(), out.size(), stored.data(), stored.size());
+        if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
+        check_size(got, out.size());
+    } else {
+        uLongf got = out.size();
+        const int state = uncompress(out.data(), &got, stored.data(), stored.size());
+        if (state != Z_OK) refuse("zlib: %s", zError(state));
+        check_size(got, out.size());
+    }
+}
+
+void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
+    if (stored.size() < BLOSC_HEAD) refuse("%zu bytes are too few for a Blosc header", stored.size());
+    const u32 flags = stored[2], size = stored[3];
+    const u64 nbytes = little<u32>(&stored[4]), block = little<u32>(&stored[8]), total = little<u32>(&stored[12]);
+    if (total > stored.size())
+        refuse("Blosc header says %u compressed bytes; the chunk has %zu", static_cast<u32>(total), stored.size());
+    check_size(nbytes, out.size());
+    if (stored[0] != 2) refuse("Blosc format version %u is not known", static_cast<unsigned>(stored[0]));
+    if (!nbytes) return;
+    if (!size || !block || block > nbytes || total < BLOSC_HEAD) refuse("the Blosc header is broken");
+    stored = stored.first(total);
+    if (flags & MEMCPYED) {
+        if (total != nbytes + BLOSC_HEAD) refuse("the Blosc header is broken");
+        std::memcpy(out.data(), stored.data() + BLOSC_HEAD, nbytes);
+        return;
+    }
+    const u32 format = flags >> 5;
+    const i64 codec = format == 1 ? LC_LZ4 : format == 3 ? LC_ZLIB : format == 4 ? LC_ZSTD : LC_NONE;
+    if (codec == LC_NONE) refuse("Blosc with compressor %u inside is not decoded", format);
+    const u64 blocks = (nbytes - 1) / block + 1;
+    if (BLOSC_HEAD + 4 * blocks > total) refuse("the Blosc blocks are cut off");
+    const bool by_byte = flags & BYTE_SHUFFLE && size > 1, by_bit = !by_byte && flags & BIT_SHUFFLE && block >= size;
+    const bool splits = !(flags & NOT_SPLIT) && size <= MOST_SPLITS && block / size >= SMALLEST_SPLIT;
+    u8 *temporary = by_byte || by_bit ? scratch.block.reserve(static_cast<i64>(block)) : nullptr;
+    for (u64 number = 0; number < blocks; ++number) {
+        const u64 length = std::min(block, nbytes - number * block);
+        const u64 parts = splits && length == block ? size : 1, part = length / parts;
+        if (part * parts != length) refuse("the Blosc header is broken");
+        u8 *to = temporary ? temporary : out.data() + number * block;
+        u64 at = little<u32>(stored.data() + BLOSC_HEAD + 4 * number);
+        if (at < BLOSC_HEAD + 4 * blocks) refuse("Blosc block %u lies in the header", static_cast<u32>(number));
+        for (u64 k = 0; k < parts; ++k) {
+            if (at + 4 > total) refuse("the Blosc blocks are cut off");
+            const u64 packed = little<u32>(stored.data() + at);
+            at += 4;
+            if (!packed || packed > total - at) refuse("the Blosc blocks are cut off");
+            decode_blosc_stream(codec, stored.subspan(at, packed), Target(to + k * part, part));
+            at += packed;
+        }
+        if (by_byte) unshuffle_bytes(temporary, out.data() + number * block, length, size);
+        if (by_bit) unshuffle_bits(temporary, out.data() + number * block, length, size, scratch.shuffled);
+    }
+}
+
+void decompress(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
+    switch (chain.compressor) {
+    case LC_ZSTD: return decode_zstd(stored, out);
+    case LC_LZ4: return decode_lz4(stored, out);
+    case LC_ZLIB: return decode_zlib(stored, out);
+    case LC_GZIP: return decode_gzip(stored, out);
+    case LC_BLOSC: return decode_blosc(stored, out, scratch);
+    default:
+        check_size(stored.size(), out.size());
+        std::memcpy(out.data(), stored.data(), out.size());
+    }
+}
+
+}  // namespace
+
+u32 crc32c(const u8 *data, size_t nbytes) {
+#if defined(__x86_64__)
+    static const bool fast = __builtin_cpu_supports("sse4.2");
+    if (fast) return ~crc32c_by_sse(~0u, data, nbytes);
+#endif
+    return ~crc32c_by_table(~0u, data, nbytes);
+}
+
+i64 decode_scratch_nbytes(const lc_chain &chain, i64 chunk_nbytes) {
+    i64 nbytes = chain.decoded_checksum || chain.shuffle > 1 ? chunk_nbytes + 4 : 0;
+    if (chain.compressor == LC_BLOSC) nbytes += 2 * chunk_nbytes;
+    return nbytes;
+}
+
+void decode_chunk(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
+    if (chain.stored_checksum) stored = without_checksum(stored, "stored bytes");
+    if (!chain.decoded_checksum && chain.shuffle <= 1) return decompress(chain, stored, out, scratch);
+    const size_t nbytes = out.size() + (chain.decoded_checksum ? 4 : 0);
+    const Target decoded(scratch.filtered.reserve(static_cast<i64>(nbytes)), nbytes);
+    decompress(chain, stored, decoded, scratch);
+    Bytes body = decoded;
+    if (chain.decoded_checksum) body = without_checksum(body, "decoded bytes");
+    if (chain.shuffle <= 1) {
+        std::memcpy(out.data(), body.data(), out.size());
+        return;
+    }
+    const size_t size = static_cast<size_t>(chain.shuffle);
+    if (out.size() % size)
+        refuse("%zu bytes are no whole number of the elements of %zu that were shuffled", out.size(), size);
+    unshuffle_bytes(body.data(), out.data(), out.size(), size);
+}
+
+}  // namespace lc

@@ -1,0 +1,37 @@
+// Decoders of one chunk: zstd, LZ4 as numcodecs writes it, zlib, gzip, Blosc 1, byte shuffle, CRC-32C.
+//
+// What is decoded and what is refused is the same as by zarr-python with numcodecs. No decoder takes more memory than
+// the chunk needs, whatever a header says.
+#pragma once
+
+#include <span>
+#include <stdexcept>
+
+#include "common.hpp"
+
+namespace lc {
+
+// Stored bytes are not what an encoder makes of a chunk.
+struct DecodeError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Memory of one thread that decodes, kept from chunk to chunk.
+struct DecodeScratch {
+    Buffer filtered, block, shuffled;
+    void trim(i64 most) {
+        filtered.trim(most);
+        block.trim(most);
+        shuffled.trim(most);
+    }
+};
+
+// Fill `out`, all of it; throws DecodeError.
+void decode_chunk(const lc_chain &chain, std::span<const u8> stored, std::span<u8> out, DecodeScratch &scratch);
+
+// Bytes of scratch that a chunk needs at most.
+i64 decode_scratch_nbytes(const lc_chain &chain, i64 chunk_nbytes);
+
+u32 crc32c(const u8 *data, size_t nbytes);
+
+}  // namespace lc

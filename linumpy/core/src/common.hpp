@@ -1,0 +1,83 @@
+// What all parts of the core share: short names, memory, errors, and calls that tests let fail.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "core.h"
+
+namespace lc {
+
+using i64 = int64_t;
+using u8 = uint8_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+
+inline double now() {
+    using clock = std::chrono::steady_clock;
+    return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
+}
+
+// Why a chunk, a stored object or a job failed.
+struct Failure {
+    i64 code = LC_OK, number = 0, a = 0, b = 0;
+    std::string text;
+};
+
+// Calls of the system that tests let fail: the nth next one of a kind.
+namespace faults {
+enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, KINDS };
+struct Fault {
+    std::atomic<i64> left{0}, number{0};
+};
+extern Fault armed[KINDS];
+
+// The errno that this call is to fail with; 0 for none.
+inline i64 due(Kind kind) {
+    Fault &fault = armed[kind];
+    if (fault.left.load(std::memory_order_relaxed) <= 0) return 0;
+    return fault.left.fetch_sub(1) == 1 ? fault.number.load() : 0;
+}
+}  // namespace faults
+
+// Memory for stored and decoded bytes, aligned for vector instructions; grows, and keeps no content when it does.
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+    ~Buffer() { release(); }
+
+    u8 *reserve(i64 nbytes) {
+        if (nbytes > nbytes_) {
+            release();
+            if (faults::due(faults::ALLOCATE)) throw std::bad_alloc();
+            data_ = static_cast<u8 *>(::operator new(static_cast<size_t>(nbytes), std::align_val_t(64)));
+            nbytes_ = nbytes;
+        }
+        return data_;
+    }
+    // Keep no more than so many bytes for the next use.
+    void trim(i64 most) {
+        if (nbytes_ > most) release();
+    }
+    u8 *data() const { return data_; }
+    i64 nbytes() const { return nbytes_; }
+
+  private:
+    void release() {
+        ::operator delete(data_, std::align_val_t(64));
+        data_ = nullptr;
+        nbytes_ = 0;
+    }
+    u8 *data_ = nullptr;
+    i64 nbytes_ = 0;
+};
+
+}  // namespace lc

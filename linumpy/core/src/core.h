@@ -1,0 +1,177 @@
+// The C interface of the native core: what linumpy/core/native.py declares to ctypes, record by record.
+//
+// Every function may be called from any thread, throws nothing, and none but the `lc_wait` functions waits for I/O.
+// Integers are 64 bits wide so that records have no padding that the two languages could disagree on.
+#ifndef LINUMPY_CORE_H
+#define LINUMPY_CORE_H
+
+#include <stdint.h>
+
+#define LC_ABI 1
+#define LC_MAX_RANK 6
+
+#if defined(__GNUC__)
+#define LC_API __attribute__((visibility("default")))
+#else
+#define LC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Why a job failed. `lc_error` carries the numbers; Python writes the sentence.
+enum lc_error_code {
+    LC_OK = 0,
+    LC_OPEN = 1,       // number: errno
+    LC_NOT_FILE = 2,   // a folder or a pipe in place of a file
+    LC_SIZE = 3,       // a: bytes of the file; b: bytes that a raw chunk has
+    LC_REPLACED = 4,   // a: bytes when it was opened; b: bytes now
+    LC_READ = 5,       // number: errno
+    LC_SHORT = 6,      // a: bytes that were read; b: bytes that were wanted
+    LC_INDEX = 7,      // text: what is wrong with the shard index
+    LC_DECODE = 8,     // text: what the decoder says
+    LC_GONE = 9,       // the array's metadata file is missing too
+    LC_MEMORY = 10,    // a: bytes that could not be allocated
+    LC_THREAD = 11,    // number: errno of the thread that could not be started
+    LC_CLOSED = 12,
+    LC_CANCELLED = 13,
+    LC_INTERNAL = 14,  // text: an exception that no code above expected
+};
+
+// Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
+enum lc_dtype {
+    LC_BOOL, LC_U8, LC_U16, LC_U32, LC_U64, LC_I8, LC_I16, LC_I32, LC_I64, LC_F16, LC_F32, LC_F64, LC_C64, LC_C128,
+    LC_BFLOAT16,
+};
+
+enum lc_compressor { LC_NONE, LC_ZSTD, LC_LZ4, LC_ZLIB, LC_GZIP, LC_BLOSC };
+
+// How a chunk was encoded; see linumpy.plan.codecs.DecodeChain.
+typedef struct {
+    int64_t is_encoded;  // 0: raw, and all below is 0
+    int64_t compressor;
+    int64_t inner;  // of Blosc: LC_LZ4, LC_ZSTD or LC_ZLIB
+    int64_t stored_checksum;
+    int64_t decoded_checksum;
+    int64_t shuffle;  // bytes of an element, 0 without
+} lc_chain;
+
+// How arrays of one geometry are stored; see linumpy.plan.layout.ArrayLayout.
+typedef struct {
+    int64_t rank;
+    int64_t chunk_shape[LC_MAX_RANK];
+    int64_t stored_axes[LC_MAX_RANK];
+    int64_t chunks_per_shard[LC_MAX_RANK];  // all 0: chunks are files
+    int64_t index_at_end;
+    int64_t index_big_endian;
+    int64_t index_checksum;
+    int64_t dtype;
+    int64_t swapped;
+    lc_chain chain;
+} lc_geometry;
+
+// One array. The strings are copied.
+typedef struct {
+    const char *prefix;  // of the path of each stored object: coordinates follow
+    const char *separator;
+    const char *metadata;  // file that is there as long as the array is
+} lc_array;
+
+// Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.
+typedef struct {
+    const lc_geometry *geometry;
+    const lc_array *arrays;
+    int64_t array_count;
+    int64_t region_count;
+    const int64_t *array;    // (regions,): which array each region is of
+    const int64_t *start;    // (regions, rank)
+    const int64_t *stop;     // (regions, rank)
+    const int64_t *strides;  // (regions, rank): bytes between neighbours in the output
+    const int64_t *address;  // (regions,): first element of the output
+    int64_t target;          // dtype of the outputs
+    uint8_t fill[16];        // fill value as an element of the outputs
+    int64_t one_job;         // 1: all regions are one job; 0: one job a region
+} lc_batch;
+
+typedef struct {
+    int64_t code;
+    int64_t number;
+    int64_t a;
+    int64_t b;
+    int64_t object[LC_MAX_RANK];  // coordinates of the stored object
+    int64_t chunk[LC_MAX_RANK];   // coordinates of the (inner) chunk
+    int64_t has_chunk;
+    int64_t offset;  // bytes of the chunk in its shard
+    int64_t nbytes;
+    char text[256];
+} lc_error;
+
+typedef struct {
+    int64_t chunks;
+    int64_t filled;
+    int64_t decoded;
+    int64_t bytes_read;
+    int64_t files_opened;
+    double seconds;
+} lc_report;
+
+typedef struct {
+    int64_t jobs;
+    int64_t chunks;
+    int64_t boxes;
+    int64_t tasks;
+    int64_t bytes_read;
+    int64_t index_hits;
+    int64_t index_misses;
+    int64_t files_opened;
+    double plan_seconds;
+    double read_seconds;
+    double decode_seconds;
+    double copy_seconds;
+} lc_stats;
+
+typedef struct lc_reader lc_reader;
+typedef struct lc_job lc_job;
+
+LC_API int64_t lc_abi(void);
+// Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats.
+LC_API void lc_record_sizes(int64_t sizes[7]);
+
+LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes);
+// Take no further batch, and give up what no thread has begun.
+LC_API void lc_reader_close(lc_reader *);
+// Whether nothing is under way any more; waits for it so many seconds.
+LC_API int64_t lc_wait_closed(lc_reader *, double seconds);
+LC_API void lc_reader_delete(lc_reader *);
+LC_API void lc_reader_stats(lc_reader *, lc_stats *);
+
+// Queue a batch; writes a handle for each job. Returns 0; 1 where too much is queued: wait for capacity and call again.
+LC_API int64_t lc_submit(lc_reader *, const lc_batch *, lc_job **jobs);
+LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
+
+// Whether a job is over; the second one waits for it so many seconds.
+LC_API int64_t lc_job_done(lc_job *);
+LC_API int64_t lc_wait_job(lc_job *, double seconds);
+// Give a job up; 0 where it is over already.
+LC_API int64_t lc_job_cancel(lc_job *);
+// Of a job that is over. A job without error has code LC_OK.
+LC_API void lc_job_error(lc_job *, lc_error *);
+LC_API void lc_job_report(lc_job *, lc_report *);
+LC_API void lc_job_release(lc_job *);
+
+// Decode one chunk into `out`, all of it. Returns 0, or writes what is wrong to `text` (256 bytes) and returns a code.
+LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes, char *text);
+
+// In a forked child: forget the threads of the parent. At the end of the process: join all threads.
+LC_API void lc_after_fork(void);
+LC_API void lc_shutdown(void);
+
+// For tests: let the `nth` next call (0: none) of a kind fail with an errno. Kinds: 0 open, 1 fstat, 2 pread, 3 close,
+// 4 starting a thread, 5 allocating. A negative errno of pread makes the read that many bytes shorter.
+LC_API void lc_fail_next(int64_t kind, int64_t nth, int64_t number);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

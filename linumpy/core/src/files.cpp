@@ -1,0 +1,74 @@
+#include "files.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace lc {
+
+namespace faults {
+Fault armed[KINDS];
+}
+
+int File::open(const std::string &path) {
+    close();
+    if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
+    int descriptor;
+    do descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    while (descriptor < 0 && errno == EINTR);
+    if (descriptor < 0) return errno;
+    descriptor_ = descriptor;
+    return 0;
+}
+
+int File::look(Version &version, bool &is_regular) const {
+    if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
+    struct stat found;
+    if (::fstat(descriptor_, &found)) return errno;
+    version.inode = found.st_ino;
+    version.nbytes = found.st_size;
+    version.seconds = found.st_mtim.tv_sec;
+    version.nanoseconds = found.st_mtim.tv_nsec;
+    is_regular = S_ISREG(found.st_mode);
+    return 0;
+}
+
+i64 File::read(void *to, i64 nbytes, i64 offset) const {
+    constexpr i64 MOST = 1 << 30;  // Linux reads at most 2 GiB at a time
+    i64 shorter = 0;
+    if (i64 number = faults::due(faults::PREAD)) {
+        if (number > 0) return -number;
+        shorter = std::min(nbytes, -number);
+    }
+    i64 done = 0;
+    while (done < nbytes - shorter) {
+        const i64 step = std::min(MOST, nbytes - shorter - done);
+        const ssize_t got = ::pread(descriptor_, static_cast<u8 *>(to) + done, static_cast<size_t>(step), offset + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -errno;
+        if (got == 0) break;
+        done += got;
+    }
+    return done;
+}
+
+void File::close() {
+    if (descriptor_ < 0) return;
+    faults::due(faults::CLOSE);  // Linux has closed the descriptor even where close reports an error
+    ::close(descriptor_);
+    descriptor_ = -1;
+}
+
+bool is_missing(const std::string &path) {
+    struct stat found;
+    return ::lstat(path.c_str(), &found) && (errno == ENOENT || errno == ENOTDIR);
+}
+
+bool exists(const std::string &path) {
+    struct stat found;
+    return ::stat(path.c_str(), &found) == 0;
+}
+
+}  // namespace lc

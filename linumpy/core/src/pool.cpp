@@ -1,0 +1,149 @@
+#include "pool.hpp"
+
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+namespace lc {
+namespace {
+
+// Threads mostly wait for storage, so that there are some even on few cores; more than a few dozen gain nothing.
+constexpr i64 FEWEST_THREADS = 8, MOST_THREADS = 32;
+constexpr size_t STACK_NBYTES = 1 << 20;
+constexpr i64 MEMORY_PART = 4;  // of the machine's memory
+
+i64 cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    return sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
+}
+
+i64 memory_nbytes() {
+    i64 most = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
+    if (FILE *file = std::fopen("/sys/fs/cgroup/memory.max", "re")) {
+        long long limit = 0;
+        if (std::fscanf(file, "%lld", &limit) == 1 && limit > 0) most = std::min<i64>(most, limit);
+        std::fclose(file);
+    }
+    return most;
+}
+
+std::atomic<Pool *> shared_pool{nullptr};
+std::atomic<MemoryGate *> shared_gate{nullptr};
+
+template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
+    T *known = slot.load();
+    if (known) return *known;
+    T *made = make();
+    if (slot.compare_exchange_strong(known, made)) return *made;
+    delete made;
+    return *known;
+}
+
+}  // namespace
+
+Pool &Pool::shared() {
+    return made_once(shared_pool, [] { return new Pool(std::clamp(cores(), FEWEST_THREADS, MOST_THREADS)); });
+}
+
+// The old one is not deleted: threads that do not exist here may have held its lock.
+void Pool::forget() { shared_pool.store(nullptr); }
+
+void *Pool::enter(void *pool) {
+    pthread_setname_np(pthread_self(), "linumpy-core");
+    static_cast<Pool *>(pool)->loop();
+    return nullptr;
+}
+
+int Pool::start_thread() {
+    if (i64 number = faults::due(faults::THREAD)) return static_cast<int>(number);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_NBYTES);
+    // Signals are for Python's main thread.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const int state = pthread_create(&thread, &attributes, enter, this);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    if (!state) threads_.push_back(thread);
+    return state;
+}
+
+int Pool::add(std::shared_ptr<Work> work, bool first) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (stopping_) return ECANCELED;
+        const bool may_start = !idle_ && static_cast<i64>(threads_.size()) < most_;
+        const int state = may_start ? start_thread() : 0;
+        if (state && threads_.empty()) return state;
+        if (first) queue_.insert(queue_.begin(), std::move(work));
+        else queue_.push_back(std::move(work));
+    }
+    changed_.notify_one();
+    return 0;
+}
+
+void Pool::loop() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+        if (queue_.empty()) {
+            ++idle_;
+            changed_.wait(lock);
+            --idle_;
+            continue;
+        }
+        const std::shared_ptr<Work> work = queue_.front();
+        i64 step;
+        const bool claimed = work->claim(step);
+        if (!work->has_more()) queue_.erase(queue_.begin());
+        else if (queue_.size() > 1) std::rotate(queue_.begin(), queue_.begin() + 1, queue_.end());
+        // One thread wakes the next: who queues work does not wait for all of them to be woken.
+        const bool more = !queue_.empty();
+        if (more && !idle_ && static_cast<i64>(threads_.size()) < most_) start_thread();
+        const bool wake = more && idle_;
+        lock.unlock();
+        if (wake) changed_.notify_one();
+        if (claimed) work->run(step);
+        lock.lock();
+    }
+}
+
+void Pool::stop() {
+    std::vector<pthread_t> threads;
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+        threads.swap(threads_);
+        queue_.clear();
+    }
+    changed_.notify_all();
+    for (pthread_t thread : threads) pthread_join(thread, nullptr);
+}
+
+MemoryGate &MemoryGate::shared() {
+    return made_once(shared_gate, [] { return new MemoryGate(memory_nbytes() / MEMORY_PART); });
+}
+
+void MemoryGate::forget() { shared_gate.store(nullptr); }
+
+void MemoryGate::acquire(i64 nbytes) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !held_ || held_ + nbytes <= most_; });
+    held_ += nbytes;
+}
+
+void MemoryGate::release(i64 nbytes) {
+    {
+        const std::lock_guard lock(mutex_);
+        held_ -= nbytes;
+    }
+    changed_.notify_all();
+}
+
+}  // namespace lc

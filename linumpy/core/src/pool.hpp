@@ -1,0 +1,71 @@
+// Threads that all readers of the process share.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <pthread.h>
+
+#include "common.hpp"
+
+namespace lc {
+
+// Something that threads carry out a step at a time, several threads at once.
+class Work {
+  public:
+    virtual ~Work() = default;
+    // Claim the next step; false where there is none left. Called with the pool's lock held: it must not wait.
+    virtual bool claim(i64 &step) = 0;
+    // Whether further steps can be claimed. Called with the pool's lock held.
+    virtual bool has_more() const = 0;
+    virtual void run(i64 step) noexcept = 0;
+};
+
+class Pool {
+  public:
+    explicit Pool(i64 threads) : most_(threads) {
+        queue_.reserve(4096);
+        threads_.reserve(static_cast<size_t>(threads));
+    }
+
+    // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
+    // started where there is none at all: then nothing was queued.
+    int add(std::shared_ptr<Work> work, bool first);
+    // Finish the steps that are under way and end all threads; nothing runs afterwards.
+    void stop();
+    bool stopped() const { return stopping_.load(); }
+    // The pool of this process. In a forked child `forget` makes a new one: the child has none of its parent's threads.
+    static Pool &shared();
+    static void forget();
+
+  private:
+    static void *enter(void *pool);
+    void loop();
+    int start_thread();
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<std::shared_ptr<Work>> queue_;  // in memory that is there already
+    std::vector<pthread_t> threads_;
+    i64 most_, idle_ = 0;
+    std::atomic<bool> stopping_{false};
+};
+
+// Bytes that threads of this process may hold for large chunks together. A request that is larger than all is granted
+// while no other is held.
+class MemoryGate {
+  public:
+    explicit MemoryGate(i64 most) : most_(most) {}
+    void acquire(i64 nbytes);
+    void release(i64 nbytes);
+    static MemoryGate &shared();
+    static void forget();
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    i64 most_, held_ = 0;
+};
+
+}  // namespace lc

@@ -1,0 +1,167 @@
+// A reader: batches of regions → waves of stored objects → tasks of the pool's threads.
+//
+// A batch waits in the queue until a thread plans it. Planning brings what is queued together in a wave, in which each
+// chunk is wanted once, whoever wants it. A task reads some chunks of one stored object, decodes them, and copies their
+// boxes to the outputs. A job is over when its last box is settled.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "codecs.hpp"
+#include "files.hpp"
+#include "plan.hpp"
+#include "pool.hpp"
+#include "shards.hpp"
+
+namespace lc {
+
+// One job of a caller. Python holds a handle; the core holds it until it is over.
+class Job {
+  public:
+    explicit Job(i64 regions) : left_(regions), begin_(now()) {}
+
+    bool given_up() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
+    void fail(const lc_error &error);
+    bool cancel();
+    // Boxes to come, and parts that have ended; `end` says whether the job is over with these.
+    void expect(i64 boxes) { left_.fetch_add(boxes, std::memory_order_relaxed); }
+    bool end(i64 parts);
+    bool is_over() const { return over_.load(std::memory_order_acquire); }
+    bool wait(double seconds);
+    lc_error error() const;
+    lc_report report() const;
+
+    std::atomic<i64> chunks{0}, filled{0}, decoded{0}, bytes_read{0}, files_opened{0};
+
+  private:
+    enum State { RUNNING, CANCELLING, OVER };
+    std::atomic<i64> left_;
+    std::atomic<int> state_{RUNNING};
+    std::atomic<bool> failed_{false}, over_{false};
+    mutable std::mutex mutex_;
+    std::condition_variable ended_;
+    lc_error error_{};
+    double begin_, end_ = 0;
+};
+
+// Regions of one call, on their way through the queue.
+struct Batch {
+    Regions regions;
+    std::vector<std::shared_ptr<Job>> jobs;
+    i64 next_region = 0;
+    std::unique_ptr<ChunkWalk> walk;
+    i64 queued_boxes = 0;
+
+    Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
+};
+
+struct WantedBox {
+    Batch *batch;
+    Job *job;
+    u8 *target;
+    i64 region, source_offset;
+    i64 extent[LC_MAX_RANK];
+};
+
+struct WantedChunk {
+    i64 inner;
+    i64 coordinates[LC_MAX_RANK];
+    u32 first_box, boxes;
+};
+
+// A chunk file or a shard: opened once for all tasks that read it, and closed by the last.
+struct StoredObject {
+    Array *array;
+    i64 coordinates[LC_MAX_RANK];
+    u32 first_chunk, chunks;
+    std::atomic<i64> tasks_left{0};
+
+    std::mutex mutex;
+    bool located = false, missing = false;
+    File file;
+    Version version;
+    std::shared_ptr<const ShardIndex> index;
+    Failure failure;
+};
+
+struct Task {
+    u32 object, first_chunk, chunks;
+};
+
+class PlanWork;
+class Reader;
+
+class Wave : public Work {
+  public:
+    Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
+        : reader_(std::move(reader)), batches_(std::move(batches)) {}
+    // Bring the boxes that were collected together: chunks, objects, tasks.
+    void arrange(i64 threads);
+    bool claim(i64 &step) override;
+    bool has_more() const override { return unclaimed() > 0; }
+    void run(i64 step) noexcept override;
+    i64 unclaimed() const { return static_cast<i64>(tasks.size()) - next_.load(); }
+
+    std::vector<WantedBox> boxes;
+    std::vector<ChunkBox> cuts;  // one for each box, until they are arranged
+    std::vector<WantedChunk> chunks;
+    std::unique_ptr<StoredObject[]> objects;
+    std::vector<Task> tasks;
+
+  private:
+    std::vector<u32> order() const;
+    std::shared_ptr<Reader> reader_;
+    std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
+    std::atomic<i64> next_{0}, left_{0};
+};
+
+struct Stats {
+    std::atomic<i64> jobs{0}, chunks{0}, boxes{0}, tasks{0}, bytes_read{0}, files_opened{0};
+    std::atomic<double> plan_seconds{0}, read_seconds{0}, decode_seconds{0}, copy_seconds{0};
+};
+
+class Reader : public std::enable_shared_from_this<Reader> {
+  public:
+    Reader(i64 threads, i64 index_nbytes) : indexes(index_nbytes), threads_(threads) { active_.reserve(64); }
+
+    // Queue a batch; false where too much is queued.
+    bool submit(const lc_batch &batch, std::vector<std::shared_ptr<Job>> &jobs);
+    bool wait_capacity(double seconds);
+    void close();
+    bool wait_closed(double seconds);
+
+    void plan() noexcept;
+    void execute(Wave &wave, const Task &task) noexcept;
+    // Plan what is queued if there is little left to do; called when a task is begun.
+    void plan_ahead();
+    void end_wave();
+    // Settle parts of a job.
+    void settle(Job &job, i64 parts);
+
+    IndexCache indexes;
+    Stats stats;
+
+  private:
+    std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
+    std::shared_ptr<Wave> next_wave();
+    void collect(Batch &batch, Wave &wave);
+    void abandon(Batch &batch, i64 code);
+    int schedule_plan();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::shared_ptr<Batch>> queue_;
+    std::vector<std::weak_ptr<Wave>> active_;
+    std::shared_ptr<PlanWork> plan_work_;
+    std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
+    i64 queued_boxes_ = 0, waves_ = 0, threads_;
+    bool planning_ = false, closing_ = false;
+};
+
+}  // namespace lc

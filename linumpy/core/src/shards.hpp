@@ -1,0 +1,49 @@
+// Indexes of shards: which bytes of a file hold which inner chunk; the `sharding_indexed` codec of Zarr 3.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "common.hpp"
+#include "files.hpp"
+#include "plan.hpp"
+
+namespace lc {
+
+struct ChunkRange {
+    i64 offset = -1, nbytes = 0;  // offset -1: not stored
+};
+using ShardIndex = std::vector<ChunkRange>;
+
+// The index of a shard from its stored bytes; throws std::runtime_error that says what is wrong.
+std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8 *stored, i64 nbytes, i64 file_nbytes);
+
+// Indexes of shards that were read before, each valid while inode, size and time of its file are the same, and for arrays
+// that describe shards in the same way. Evicts those that were not used for the longest time.
+class IndexCache {
+  public:
+    explicit IndexCache(i64 nbytes) : most_(nbytes) {}
+    std::shared_ptr<const ShardIndex> find(const std::string &path, const Version &version, const Geometry &geometry);
+    void keep(const std::string &path, const Version &version, const Geometry &geometry,
+              std::shared_ptr<const ShardIndex> index);
+    i64 hits() const { return hits_.load(); }
+    i64 misses() const { return misses_.load(); }
+
+  private:
+    struct Entry {
+        std::string path;
+        Version version;
+        std::string kind;
+        std::shared_ptr<const ShardIndex> index;
+    };
+    std::mutex mutex_;
+    std::list<Entry> entries_;  // the last used first
+    std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
+    i64 most_, held_ = 0;
+    std::atomic<i64> hits_{0}, misses_{0};
+};
+
+}  // namespace lc
