@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 
+# What an installation is made of: after a change of these it is made again.
+BUILT := pyproject.toml CMakeLists.txt $(wildcard linumpy/core/src/*)
+
 .PHONY: demo test test-slow gpu-test sanitize bench lint format clean
 .DEFAULT_GOAL := demo
 
@@ -59,29 +62,29 @@ bench: $(VENV)/.has-test
 	$(BIN)/linum-benchmark-tissue --json bench-out/tissue.json --plot bench-out/tissue.png
 
 # Sources that clang-format formats.
-CUDA = $$(git ls-files '*.cu' '*.cuh')
+CPP = $$(git ls-files '*.cu' '*.cuh' 'linumpy/core/src/*')
 
 lint: $(VENV)/.has-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run -Werror $(CUDA)
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/shellcheck -x -P SCRIPTDIR $$(git ls-files '*.sh' .ci/run)
 	$(BIN)/codespell
 
 format: $(VENV)/.has-lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CUDA)
+	$(BIN)/clang-format -i $(CPP)
 
-$(VENV)/.has-base: pyproject.toml
+$(VENV)/.has-base: $(BUILT)
 	$(INSTALL) base
 
-$(VENV)/.has-test: pyproject.toml
+$(VENV)/.has-test: $(BUILT)
 	$(INSTALL) test
 
-$(VENV)/.has-lint: pyproject.toml
+$(VENV)/.has-lint: $(BUILT)
 	$(INSTALL) lint
 
 clean:

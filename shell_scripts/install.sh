@@ -32,4 +32,5 @@ fi
 list=$(IFS=,; echo "${extras[*]-}")
 echo "installing linumpy${list:+ with $list} into $venv …"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$here${list:+[$list]}"
+"$venv/bin/python" -c 'from linumpy.core import native; why = native.why_no_core(); why and print("note:", why)'
 touch "$venv/.has-$part"

@@ -1,9 +1,9 @@
 """Load the native core and name its calls; the only module that does.
 
-In: nothing. Out: :func:`library`, its functions with their types, and the records of ``src/core.h``. A library that does
-not fit this module is refused. Calls through :attr:`Library.quick` hold Python's lock: they copy their arguments and
-return at once, and to get the lock back beside a busy thread takes 5 ms. Calls through :attr:`Library.waiting` give it
-back while they wait.
+In: nothing. Out: :func:`library`, its functions with their types, and the records of ``src/core.h``. A library that
+does not fit this module is refused. Calls through :attr:`Library.quick` hold Python's lock: they copy their arguments
+and return at once, since to get the lock back beside a busy thread takes 5 ms. Calls through :attr:`Library.waiting`
+give it back while they wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Jobs of the native core: regions of arrays, read into host memory by the core's own threads.
 
-In: layouts, and regions with their outputs as arrays of numbers. Out: :class:`CoreJob` records, which are waited for. No
-Python runs in the core's threads, and none of them needs Python's lock.
+In: layouts, and regions with their outputs as arrays of numbers. Out: :class:`CoreJob` records, which are waited for.
+No Python runs in the core's threads, and none of them needs Python's lock.
 """
 
 from __future__ import annotations
@@ -108,7 +108,12 @@ class CoreReader:
             records = [self._record(layout) for layout in layouts]
         arrays = (native.Array * len(records))(*(record[2] for record in records))
         batch = native.Batch(
-            ctypes.pointer(records[0][1]), arrays, len(records), count, *(column.ctypes.data for column in columns), target
+            ctypes.pointer(records[0][1]),
+            arrays,
+            len(records),
+            count,
+            *(column.ctypes.data for column in columns),
+            target,
         )
         ctypes.memmove(batch.fill, fill.ctypes.data, 16)
         batch.one_job = one_job
@@ -246,7 +251,7 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
     if code == native.CANCELLED:
         return CancelledError("the job was cancelled")
     if code == native.CLOSED:
-        return CancelledError("the reader was closed")
+        return RuntimeError("the reader is closed")
     if code == native.THREAD:
         return RuntimeError(f"no thread could be started to read {layout.name}: {os.strerror(error.number)}")
     if code == native.MEMORY:
@@ -259,7 +264,9 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
     sentences = {
         native.OPEN: f"{name} cannot be opened: {os.strerror(error.number)}",
         native.NOT_FILE: f"{name} cannot be read: it is no file",
-        native.SIZE: f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}",
+        native.SIZE: (
+            f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}"
+        ),
         native.REPLACED: (
             f"{name} was replaced while it was being read (it had {error.a} bytes, and has {error.b} now): "
             f"read it again when its writer is done"
@@ -267,9 +274,7 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
         native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
         native.INDEX: f"{name}: {text}",
-        native.GONE: (
-            f"chunks of {layout.name} are missing, and so is {_metadata_path(layout)}: is the folder gone?"
-        ),
+        native.GONE: (f"chunks of {layout.name} are missing, and so is {_metadata_path(layout)}: is the folder gone?"),
     }
     if code in sentences:
         return ChunkError(sentences[code])

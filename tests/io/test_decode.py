@@ -16,9 +16,13 @@ from hypothesis import strategies as st
 from mutants import FRAMES, HELLO, frame
 from script_runs import environment
 
+from linumpy.core import native
 from linumpy.core.decode import decode_chunk
 from linumpy.io.decode import DecodeError
 from linumpy.plan.codecs import DecodeChain, read_chain
+
+#: The core's number for calls that allocate; see lc_fail_next.
+ALLOCATION = 5
 
 CODECS = {
     "zstd": numcodecs.Zstd(3),
@@ -27,6 +31,16 @@ CODECS = {
     "zlib": numcodecs.Zlib(6),
     "blosc": numcodecs.Blosc("lz4", 5, 1),
 }
+
+
+@pytest.fixture(autouse=True, params=["core", "numcodecs"])
+def decoder(request, monkeypatch):
+    """Who decodes: the native core, and numcodecs where there is none."""
+    if request.param == "numcodecs":
+        monkeypatch.setenv(native.CORE_VARIABLE, "0")
+    elif native.why_no_core() is not None:
+        pytest.skip(native.why_no_core())
+    return request.param
 
 
 def decoded(chain, stored, nbytes):
@@ -200,10 +214,12 @@ def test_bombs_are_what_they_say():
         assert bytes(CODECS[name.split()[0]].decode(stored)) == bytes(2**24), name
 
 
-def test_memory_that_is_not_there_is_no_broken_chunk(monkeypatch):
+def test_memory_that_is_not_there_is_no_broken_chunk(monkeypatch, decoder):
     def fail(*_):
         raise MemoryError
 
     monkeypatch.setattr(numcodecs.Zstd, "decode", fail)
+    if decoder == "core":
+        native.library().quick.lc_fail_next(ALLOCATION, 1, 0)
     with pytest.raises(MemoryError):
-        decode_chunk(DecodeChain("zstd"), frame(HELLO, content=5), np.empty(5, np.uint8))
+        decode_chunk(DecodeChain("zstd", decoded_checksum=True), frame(HELLO, content=5), np.empty(5, np.uint8))

@@ -6,12 +6,8 @@
 #include "pool.hpp"
 #include "reader.hpp"
 
-struct lc_reader {
-    std::shared_ptr<lc::Reader> reader;
-};
-struct lc_job {
-    std::shared_ptr<lc::Job> job;
-};
+struct lc_reader { std::shared_ptr<lc::Reader> reader; };
+struct lc_job { std::shared_ptr<lc::Job> job; };
 
 extern "C" {
 
@@ -79,7 +75,8 @@ void lc_job_report(lc_job *handle, lc_report *report) { *report = handle->job->r
 
 void lc_job_release(lc_job *handle) { delete handle; }
 
-int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes, char *text) {
+int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
+                  char *text) {
     try {
         lc::DecodeScratch scratch;
         lc::decode_chunk(*chain, {static_cast<const uint8_t *>(stored), static_cast<size_t>(nbytes)},

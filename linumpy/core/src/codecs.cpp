@@ -122,8 +122,9 @@ void decode_zstd(Bytes stored, Target out) {
 
 void decode_lz4_block(Bytes stored, Target out) {
     if (stored.size() > INT32_MAX || out.size() > INT32_MAX) refuse("%zu bytes are too many for LZ4", stored.size());
-    const int got = LZ4_decompress_safe(reinterpret_cast<const char *>(stored.data()), reinterpret_cast<char *>(out.data()),
-                                        static_cast<int>(stored.size()), static_cast<int>(out.size()));
+    const int got =
+        LZ4_decompress_safe(reinterpret_cast<const char *>(stored.data()), reinterpret_cast<char *>(out.data()),
+                            static_cast<int>(stored.size()), static_cast<int>(out.size()));
     if (got < 0) refuse("LZ4 decompression error: %d", got);
     check_size(static_cast<size_t>(got), out.size());
 }
@@ -337,14 +338,19 @@ void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
 
 void decompress(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
     switch (chain.compressor) {
-    case LC_ZSTD: return decode_zstd(stored, out);
-    case LC_LZ4: return decode_lz4(stored, out);
-    case LC_ZLIB: return decode_zlib(stored, out);
-    case LC_GZIP: return decode_gzip(stored, out);
-    case LC_BLOSC: return decode_blosc(stored, out, scratch);
-    default:
-        check_size(stored.size(), out.size());
-        std::memcpy(out.data(), stored.data(), out.size());
+        case LC_ZSTD:
+            return decode_zstd(stored, out);
+        case LC_LZ4:
+            return decode_lz4(stored, out);
+        case LC_ZLIB:
+            return decode_zlib(stored, out);
+        case LC_GZIP:
+            return decode_gzip(stored, out);
+        case LC_BLOSC:
+            return decode_blosc(stored, out, scratch);
+        default:
+            check_size(stored.size(), out.size());
+            std::memcpy(out.data(), stored.data(), out.size());
     }
 }
 

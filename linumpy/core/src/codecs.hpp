@@ -12,9 +12,7 @@
 namespace lc {
 
 // Stored bytes are not what an encoder makes of a chunk.
-struct DecodeError : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
+struct DecodeError : std::runtime_error { using std::runtime_error::runtime_error; };
 
 // Memory of one thread that decodes, kept from chunk to chunk.
 struct DecodeScratch {

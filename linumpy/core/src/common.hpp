@@ -33,9 +33,7 @@ struct Failure {
 // Calls of the system that tests let fail: the nth next one of a kind.
 namespace faults {
 enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, KINDS };
-struct Fault {
-    std::atomic<i64> left{0}, number{0};
-};
+struct Fault { std::atomic<i64> left{0}, number{0}; };
 extern Fault armed[KINDS];
 
 // The errno that this call is to fail with; 0 for none.
@@ -48,7 +46,7 @@ inline i64 due(Kind kind) {
 
 // Memory for stored and decoded bytes, aligned for vector instructions; grows, and keeps no content when it does.
 class Buffer {
-  public:
+public:
     Buffer() = default;
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
@@ -70,7 +68,7 @@ class Buffer {
     u8 *data() const { return data_; }
     i64 nbytes() const { return nbytes_; }
 
-  private:
+private:
     void release() {
         ::operator delete(data_, std::align_val_t(64));
         data_ = nullptr;

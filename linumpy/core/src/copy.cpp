@@ -38,7 +38,8 @@ constexpr std::array<i64, TARGETS> NBYTES = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8,
 
 // Halves, by bits: the same on every compiler, NaN payloads kept.
 float widen(Half h) {
-    const u32 sign = static_cast<u32>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 31, mantissa = h.bits & 1023u;
+    const u32 sign = static_cast<u32>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 31,
+              mantissa = h.bits & 1023u;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
     if (exponent) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
     const float small = static_cast<float>(mantissa) * 0x1p-24f;
@@ -86,7 +87,8 @@ template <class T, class S> T cast(S value) {
     if constexpr (std::is_same_v<T, S>) {
         return value;
     } else if constexpr (is_complex<S>) {
-        if constexpr (is_complex<T>) return {static_cast<decltype(T::re)>(value.re), static_cast<decltype(T::re)>(value.im)};
+        if constexpr (is_complex<T>)
+            return {static_cast<decltype(T::re)>(value.re), static_cast<decltype(T::re)>(value.im)};
         else if constexpr (std::is_same_v<T, Bool>) return {static_cast<u8>(value.re != 0 || value.im != 0)};
         else return cast<T>(value.re);
     } else {
@@ -152,11 +154,16 @@ template <i64 SIZE> void copy_row(const u8 *from, i64 from_step, u8 *to, i64 to_
 
 Row copying(i64 itemsize) {
     switch (itemsize) {
-    case 1: return copy_row<1>;
-    case 2: return copy_row<2>;
-    case 4: return copy_row<4>;
-    case 8: return copy_row<8>;
-    default: return copy_row<16>;
+        case 1:
+            return copy_row<1>;
+        case 2:
+            return copy_row<2>;
+        case 4:
+            return copy_row<4>;
+        case 8:
+            return copy_row<8>;
+        default:
+            return copy_row<16>;
     }
 }
 
@@ -204,7 +211,9 @@ template <class Each> void for_rows(const Box &box, Each each) {
     }
 }
 
-bool is_empty(const Box &box) { return std::any_of(box.extent, box.extent + box.rank, [](i64 n) { return n < 1; }); }
+bool is_empty(const Box &box) {
+    return std::any_of(box.extent, box.extent + box.rank, [](i64 n) { return n < 1; });
+}
 
 }  // namespace
 

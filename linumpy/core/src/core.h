@@ -41,7 +41,20 @@ enum lc_error_code {
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
 enum lc_dtype {
-    LC_BOOL, LC_U8, LC_U16, LC_U32, LC_U64, LC_I8, LC_I16, LC_I32, LC_I64, LC_F16, LC_F32, LC_F64, LC_C64, LC_C128,
+    LC_BOOL,
+    LC_U8,
+    LC_U16,
+    LC_U32,
+    LC_U64,
+    LC_I8,
+    LC_I16,
+    LC_I32,
+    LC_I64,
+    LC_F16,
+    LC_F32,
+    LC_F64,
+    LC_C64,
+    LC_C128,
     LC_BFLOAT16,
 };
 
@@ -161,7 +174,8 @@ LC_API void lc_job_report(lc_job *, lc_report *);
 LC_API void lc_job_release(lc_job *);
 
 // Decode one chunk into `out`, all of it. Returns 0, or writes what is wrong to `text` (256 bytes) and returns a code.
-LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes, char *text);
+LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
+                         char *text);
 
 // In a forked child: forget the threads of the parent. At the end of the process: join all threads.
 LC_API void lc_after_fork(void);

@@ -22,7 +22,7 @@ struct Scratch {
 };
 
 class Gate {
-  public:
+public:
     explicit Gate(i64 nbytes) : nbytes_(nbytes > KEPT_NBYTES ? nbytes : 0) {
         if (nbytes_) MemoryGate::shared().acquire(nbytes_);
     }
@@ -32,32 +32,28 @@ class Gate {
     Gate(const Gate &) = delete;
     Gate &operator=(const Gate &) = delete;
 
-  private:
+private:
     i64 nbytes_;
 };
 
-struct FailedRead {
-    Failure failure;
-};
+struct FailedRead { Failure failure; };
 
 [[noreturn]] void fail(i64 code, i64 number = 0, i64 a = 0, i64 b = 0) { throw FailedRead{{code, number, a, b, {}}}; }
 
 // Seconds since the last look at a clock.
 class Lap {
-  public:
+public:
     double take() {
         const double then = last_;
         last_ = now();
         return last_ - then;
     }
 
-  private:
+private:
     double last_ = now();
 };
 
-struct Seconds {
-    double read = 0, decode = 0, copy = 0;
-};
+struct Seconds { double read = 0, decode = 0, copy = 0; };
 
 // Bytes of a file that are read for one chunk.
 struct Span {
@@ -67,7 +63,7 @@ struct Span {
 
 // One task of a wave, on the thread that carries it out.
 class Execution {
-  public:
+public:
     Execution(Wave &wave, const Task &task, IndexCache &indexes)
         : wave_(wave), task_(task), object_(wave.objects[task.object]), geometry_(*object_.array->geometry),
           indexes_(indexes), state_(task.chunks, PENDING) {}
@@ -78,7 +74,7 @@ class Execution {
     i64 bytes_read = 0, files_opened = 0;
     Seconds seconds;
 
-  private:
+private:
     enum State : u8 { PENDING, SKIPPED, READ, FILLED, FAILED };
 
     bool is_wanted(const WantedChunk &chunk) const;
@@ -285,7 +281,8 @@ void Execution::read_group(const Span *spans, size_t count) {
         const Span &span = spans[n];
         const u8 *from = stored + (span.offset - spans->offset);
         if (!geometry_.encoded()) {
-            const i64 base = object_.index ? (*object_.index)[static_cast<size_t>(wave_.chunks[span.chunk].inner)].offset : 0;
+            const i64 base =
+                object_.index ? (*object_.index)[static_cast<size_t>(wave_.chunks[span.chunk].inner)].offset : 0;
             place(span.chunk, from, span.offset - base);
             finish(span.chunk, READ, span.nbytes);
             continue;

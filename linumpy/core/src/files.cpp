@@ -45,7 +45,8 @@ i64 File::read(void *to, i64 nbytes, i64 offset) const {
     i64 done = 0;
     while (done < nbytes - shorter) {
         const i64 step = std::min(MOST, nbytes - shorter - done);
-        const ssize_t got = ::pread(descriptor_, static_cast<u8 *>(to) + done, static_cast<size_t>(step), offset + done);
+        const ssize_t got =
+            ::pread(descriptor_, static_cast<u8 *>(to) + done, static_cast<size_t>(step), offset + done);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return -errno;
         if (got == 0) break;

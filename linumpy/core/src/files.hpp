@@ -15,7 +15,7 @@ struct Version {
 };
 
 class File {
-  public:
+public:
     File() = default;
     File(const File &) = delete;
     File &operator=(const File &) = delete;
@@ -30,7 +30,7 @@ class File {
     i64 read(void *to, i64 nbytes, i64 offset) const;
     void close();
 
-  private:
+private:
     int descriptor_ = -1;
 };
 

@@ -60,13 +60,13 @@ struct ChunkBox {
 
 // Walks the chunks of one region, stored object by stored object.
 class ChunkWalk {
-  public:
+public:
     ChunkWalk(const Regions &regions, i64 region);
     bool at_end() const { return at_end_; }
     ChunkBox box() const;
     void next();
 
-  private:
+private:
     void enter_object();
     const Regions *regions_;
     const Geometry *geometry_;

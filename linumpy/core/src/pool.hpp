@@ -14,7 +14,7 @@ namespace lc {
 
 // Something that threads carry out a step at a time, several threads at once.
 class Work {
-  public:
+public:
     virtual ~Work() = default;
     // Claim the next step; false where there is none left. Called with the pool's lock held: it must not wait.
     virtual bool claim(i64 &step) = 0;
@@ -24,7 +24,7 @@ class Work {
 };
 
 class Pool {
-  public:
+public:
     explicit Pool(i64 threads) : most_(threads) {
         queue_.reserve(4096);
         threads_.reserve(static_cast<size_t>(threads));
@@ -40,7 +40,7 @@ class Pool {
     static Pool &shared();
     static void forget();
 
-  private:
+private:
     static void *enter(void *pool);
     void loop();
     int start_thread();
@@ -55,14 +55,14 @@ class Pool {
 // Bytes that threads of this process may hold for large chunks together. A request that is larger than all is granted
 // while no other is held.
 class MemoryGate {
-  public:
+public:
     explicit MemoryGate(i64 most) : most_(most) {}
     void acquire(i64 nbytes);
     void release(i64 nbytes);
     static MemoryGate &shared();
     static void forget();
 
-  private:
+private:
     std::mutex mutex_;
     std::condition_variable changed_;
     i64 most_, held_ = 0;

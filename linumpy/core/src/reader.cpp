@@ -28,7 +28,7 @@ std::chrono::duration<double> seconds_of(double seconds) { return std::chrono::d
 
 // Made once a reader, so that no memory is needed later to go on with what is queued.
 class PlanWork : public Work {
-  public:
+public:
     explicit PlanWork(std::weak_ptr<Reader> reader) : reader_(std::move(reader)) {}
     void arm() { claimed_ = false; }
     bool claim(i64 &step) override {
@@ -40,7 +40,7 @@ class PlanWork : public Work {
         if (const std::shared_ptr<Reader> reader = reader_.lock()) reader->plan();
     }
 
-  private:
+private:
     std::weak_ptr<Reader> reader_;
     std::atomic<bool> claimed_{true};
 };
@@ -112,7 +112,8 @@ std::vector<u32> Wave::order() const {
     std::vector<i64> array(boxes.size());
     for (size_t n = 0; n < boxes.size(); ++n) {
         const Regions &regions = boxes[n].batch->regions;
-        const Array *one = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes[n].region)])].get();
+        const Array *one =
+            regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes[n].region)])].get();
         array[n] = n && boxes[n].batch == boxes[n - 1].batch && boxes[n].region == boxes[n - 1].region
                        ? array[n - 1]
                        : numbers.try_emplace(one, static_cast<i64>(numbers.size())).first->second;
@@ -142,8 +143,8 @@ void Wave::arrange(i64 threads) {
         const ChunkBox &cut = cuts[row];
         const Regions &regions = box.batch->regions;
         Array *array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])].get();
-        const bool same_object = last && array == array_of_object.back() &&
-                                 std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
+        const bool same_object =
+            last && array == array_of_object.back() && std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
         if (!same_object) {
             first_of_object.push_back(static_cast<u32>(chunks.size()));
             array_of_object.push_back(array);
@@ -182,7 +183,8 @@ void Wave::arrange(i64 threads) {
 // The queue
 
 std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry) {
-    std::string key(reinterpret_cast<const char *>(static_cast<const lc_geometry *>(geometry.get())), sizeof(lc_geometry));
+    std::string key(reinterpret_cast<const char *>(static_cast<const lc_geometry *>(geometry.get())),
+                    sizeof(lc_geometry));
     key.append(array.separator).append(1, '\0').append(array.prefix);
     std::weak_ptr<Array> &slot = arrays_[key];
     std::shared_ptr<Array> known = slot.lock();
@@ -217,8 +219,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     {
         const std::lock_guard lock(mutex_);
         if (!closing_ && queued_boxes_ > QUEUED_BOXES) return false;
-        for (i64 n = 0; n < record.array_count; ++n)
-            regions.arrays.push_back(known_array(record.arrays[n], geometry));
+        for (i64 n = 0; n < record.array_count; ++n) regions.arrays.push_back(known_array(record.arrays[n], geometry));
         if (!closing_) {
             queue_.push_back(batch);
             queued_boxes_ += batch->queued_boxes;
@@ -253,7 +254,7 @@ void Reader::close() {
             queued_boxes_ = 0;
         }
     }
-    for (const auto &batch : left) abandon(*batch, LC_CLOSED);
+    for (const auto &batch : left) abandon(*batch, LC_CANCELLED);
     changed_.notify_all();
 }
 
@@ -330,7 +331,7 @@ void Reader::plan() noexcept {
         }
         if (!wave || alone) schedule_plan();
     }
-    for (const auto &batch : left) abandon(*batch, LC_CLOSED);
+    for (const auto &batch : left) abandon(*batch, LC_CANCELLED);
     changed_.notify_all();
     add(stats.plan_seconds, now() - begin);
     i64 step;

@@ -23,7 +23,7 @@ namespace lc {
 
 // One job of a caller. Python holds a handle; the core holds it until it is over.
 class Job {
-  public:
+public:
     explicit Job(i64 regions) : left_(regions), begin_(now()) {}
 
     bool given_up() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
@@ -39,7 +39,7 @@ class Job {
 
     std::atomic<i64> chunks{0}, filled{0}, decoded{0}, bytes_read{0}, files_opened{0};
 
-  private:
+private:
     enum State { RUNNING, CANCELLING, OVER };
     std::atomic<i64> left_;
     std::atomic<int> state_{RUNNING};
@@ -90,15 +90,13 @@ struct StoredObject {
     Failure failure;
 };
 
-struct Task {
-    u32 object, first_chunk, chunks;
-};
+struct Task { u32 object, first_chunk, chunks; };
 
 class PlanWork;
 class Reader;
 
 class Wave : public Work {
-  public:
+public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : reader_(std::move(reader)), batches_(std::move(batches)) {}
     // Bring the boxes that were collected together: chunks, objects, tasks.
@@ -114,7 +112,7 @@ class Wave : public Work {
     std::unique_ptr<StoredObject[]> objects;
     std::vector<Task> tasks;
 
-  private:
+private:
     std::vector<u32> order() const;
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
@@ -127,7 +125,7 @@ struct Stats {
 };
 
 class Reader : public std::enable_shared_from_this<Reader> {
-  public:
+public:
     Reader(i64 threads, i64 index_nbytes) : indexes(index_nbytes), threads_(threads) { active_.reserve(64); }
 
     // Queue a batch; false where too much is queued.
@@ -147,7 +145,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
     IndexCache indexes;
     Stats stats;
 
-  private:
+private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
     void collect(Batch &batch, Wave &wave);

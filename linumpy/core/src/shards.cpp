@@ -45,9 +45,11 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
     const double behind = static_cast<double>(offset) + static_cast<double>(nbytes);
     if (behind < 1.8e19)
         refuse("inner chunk %s lies at bytes %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64 ", %" PRIu64
-               " of them for the index", name.c_str(), offset, offset + nbytes, file_nbytes, index_nbytes);
+               " of them for the index",
+               name.c_str(), offset, offset + nbytes, file_nbytes, index_nbytes);
     refuse("inner chunk %s lies at bytes %" PRIu64 " and %" PRIu64 " more, but the file has %" PRIu64 ", %" PRIu64
-           " of them for the index", name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
+           " of them for the index",
+           name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
 }
 
 // What an index says depends on how the metadata describe shards, too.
@@ -73,8 +75,7 @@ std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8
         u32 found = 0;
         for (int k = 3; k >= 0; --k) found = found << 8 | stored[16 * count + k];
         const u32 computed = crc32c(stored, static_cast<size_t>(16 * count));
-        if (found != computed)
-            refuse("the checksum of the shard index is %#010x and must be %#010x", found, computed);
+        if (found != computed) refuse("the checksum of the shard index is %#010x and must be %#010x", found, computed);
     }
     auto index = std::make_shared<ShardIndex>(static_cast<size_t>(count));
     for (i64 n = 0; n < count; ++n) {

@@ -24,7 +24,7 @@ std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8
 // Indexes of shards that were read before, each valid while inode, size and time of its file are the same, and for arrays
 // that describe shards in the same way. Evicts those that were not used for the longest time.
 class IndexCache {
-  public:
+public:
     explicit IndexCache(i64 nbytes) : most_(nbytes) {}
     std::shared_ptr<const ShardIndex> find(const std::string &path, const Version &version, const Geometry &geometry);
     void keep(const std::string &path, const Version &version, const Geometry &geometry,
@@ -32,7 +32,7 @@ class IndexCache {
     i64 hits() const { return hits_.load(); }
     i64 misses() const { return misses_.load(); }
 
-  private:
+private:
     struct Entry {
         std::string path;
         Version version;

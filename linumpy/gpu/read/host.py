@@ -1,7 +1,7 @@
 """Regions that are read into host memory by the native core.
 
-In: layouts, regions, NumPy arrays. Out: :class:`HostTicket`, which is what :class:`~linumpy.gpu.loop.ticket.Ticket` is to
-its caller.
+In: layouts, regions, NumPy arrays. Out: :class:`HostTicket`, which is to its caller what
+:class:`~linumpy.gpu.loop.ticket.Ticket` is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import CoreJob, CoreReader, takes
+from linumpy.core.reader import CoreJob, CoreReader
 from linumpy.gpu.loop.jobs import Regions
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import own_copy
@@ -108,9 +108,5 @@ def submit_to_core(
     fill = conversion.fill_bytes(layouts[0].fill_value)
     jobs = core.submit(layouts, columns, outputs, target, fill, one_job=one_job)
     arrays = [0] if one_job else regions.array.tolist()
-    return [
-        HostTicket(job, layouts[number], conversion, reader) for job, number in zip(jobs, arrays, strict=True)
-    ]
+    return [HostTicket(job, layouts[number], conversion, reader) for job, number in zip(jobs, arrays, strict=True)]
 
-
-__all__ = ["HostTicket", "submit_to_core", "takes"]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import CoreReader
+from linumpy.core.reader import CoreReader, takes
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
@@ -29,7 +29,7 @@ from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
-from linumpy.gpu.read.host import HostTicket, submit_to_core, takes
+from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
@@ -576,8 +576,13 @@ class _Engines:
     def __init__(self, make_loop: Callable[[], Loop], core: CoreReader | None) -> None:
         self._make_loop, self.core = make_loop, core
         self.loop: Loop | None = None
-        self.is_closing = False
+        self._closed = False
         self._lock = threading.Lock()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether no further job is taken, also because the loop has ended with an error."""
+        return self._closed or (self.loop is not None and self.loop.is_closing)
 
     def start_loop(self) -> Loop:
         """Return the loop; it is started by the first call."""
@@ -586,13 +591,13 @@ class _Engines:
                 loop = self._make_loop()
                 loop.start()
                 self.loop = loop
-                if self.is_closing:
+                if self._closed:
                     loop.close()
             return self.loop
 
     def close(self, process: int) -> None:
         """Cancel what is queued, and finish what is under way; a child has none of its parent's threads."""
-        self.is_closing = True
+        self._closed = True
         if os.getpid() != process:
             return
         if self.core is not None:

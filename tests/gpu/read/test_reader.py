@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
+from linumpy.core import native
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.loop.ticket import Ticket
@@ -289,7 +290,25 @@ def make(folder, shape=(40, 48), chunks=(8, 16), dtype="u2", **options):
 
 
 @pytest.fixture
-def one():
+def by_loop(monkeypatch):
+    """Read into host memory through the reader's loop, whose insides a test looks at."""
+    monkeypatch.setenv(native.CORE_VARIABLE, "0")
+
+
+@pytest.fixture(params=["core", "loop"])
+def one(request):
+    """A reader into host memory, by the native core and by the reader's loop."""
+    if request.param == "loop":
+        request.getfixturevalue("by_loop")
+    elif native.why_no_core() is not None:
+        pytest.skip(native.why_no_core())
+    with Reader("cpu") as made:
+        yield made
+
+
+@pytest.fixture
+def looped(by_loop):
+    """A reader into host memory by the reader's loop."""
     with Reader("cpu") as made:
         yield made
 
@@ -303,14 +322,14 @@ KINDS = {"raw": {}, "zstd": {"compressors": "auto"}, "shards": {"shards": (16, 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, one, kind):
+def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, looped, kind):
     array = make(tmp_path / "a", **KINDS[kind])
     regions = [np.s_[0:9, :], np.s_[3:12, 4:40], np.s_[...], np.s_[7, 5], np.s_[8:16, 0:16]]
-    with reference.together(one):
-        tickets = [one.submit(array, region) for region in regions[:2]] + one.submit_many(array, regions[2:])
+    with reference.together(looped):
+        tickets = [looped.submit(array, region) for region in regions[:2]] + looped.submit_many(array, regions[2:])
     for ticket, region in zip(tickets, regions, strict=True):
         assert same(ticket.result(), array[region])
-    assert one.stats().chunks == 15
+    assert looped.stats().chunks == 15
     assert [ticket.report.chunks_read for ticket in tickets] == [6, 6, 15, 1, 1]
     if kind == "raw":
         # A chunk counts for each job that wants it.
@@ -318,13 +337,13 @@ def test_a_chunk_that_several_jobs_want_is_read_once(tmp_path, one, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_jobs_that_want_a_broken_chunk_fail(tmp_path, one, kind):
+def test_only_the_jobs_that_want_a_broken_chunk_fail(tmp_path, looped, kind):
     array = make(tmp_path / "a", **KINDS[kind])
     expected = array[...]
     os.truncate(tmp_path / "a/c/1/0", 3)
     rows = 16 if kind == "shards" else 8
-    with reference.together(one):
-        tickets = one.submit_many(array, [slice(k, k + 8) for k in range(0, 40, 8)])
+    with reference.together(looped):
+        tickets = looped.submit_many(array, [slice(k, k + 8) for k in range(0, 40, 8)])
     for number, ticket in enumerate(tickets):
         begin = 8 * number
         if rows <= begin < 2 * rows:
@@ -334,7 +353,7 @@ def test_only_the_jobs_that_want_a_broken_chunk_fail(tmp_path, one, kind):
                 ticket.report  # noqa: B018
         else:
             assert same(ticket.result(), expected[begin : begin + 8])
-    assert same(one.submit(array, slice(0, 8)).result(), expected[:8])
+    assert same(looped.submit(array, slice(0, 8)).result(), expected[:8])
 
 
 def test_a_ticket_that_nobody_waits_for(tmp_path, one):
@@ -399,7 +418,7 @@ def test_the_stream_of_a_ticket_that_nobody_has_any_more_still_waits(home_first,
     assert ordered == [["event"]] * 20
 
 
-def test_closing_cancels_what_is_queued_and_finishes_what_is_under_way(tmp_path, slow):
+def test_closing_cancels_what_is_queued_and_finishes_what_is_under_way(tmp_path, by_loop, slow):
     array = make(tmp_path / "a")
     one = Reader("cpu")
     first = one.submit(array)
@@ -435,7 +454,7 @@ def test_closing_a_reader_gives_everything_back(tmp_path):
     assert set(open_files()) <= set(files)
 
 
-def test_a_reader_that_nobody_holds_is_closed(tmp_path):
+def test_a_reader_that_nobody_holds_is_closed(tmp_path, by_loop):
     array = make(tmp_path / "a")
     before = threads_of_readers()
     one = Reader("cpu")
@@ -448,10 +467,10 @@ def test_a_reader_that_nobody_holds_is_closed(tmp_path):
     assert not made & threads_of_readers()
 
 
-def test_a_cancelled_job_is_not_written(tmp_path, slow, one):
+def test_a_cancelled_job_is_not_written(tmp_path, slow, looped):
     array = make(tmp_path / "a")
     outs = [np.full((40, 48), 7, "u2") for _ in range(2)]
-    tickets = [one.submit(array, out=out) for out in outs]
+    tickets = [looped.submit(array, out=out) for out in outs]
     assert tickets[0].cancel()
     slow.set()
     assert isinstance(tickets[0].exception(), CancelledError)
@@ -499,10 +518,10 @@ def wait_until(condition, seconds=60):
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10**5, marks=pytest.mark.slow)])
-def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
+def test_many_small_jobs_in_flat_memory(tmp_path, looped, count):
     arrays = [make(tmp_path / kind, **options) for kind, options in KINDS.items()]
     expected = [array[...] for array in arrays]
-    rng, misses = np.random.default_rng(1), one.stats().layout_misses
+    rng, misses = np.random.default_rng(1), looped.stats().layout_misses
 
     def some(number):
         tickets = []
@@ -512,7 +531,7 @@ def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
             tickets += [
                 (which, box, ticket)
                 for box, ticket in zip(
-                    start, one.submit_many(arrays[which], np.stack([start, start + 8], 2)), strict=True
+                    start, looped.submit_many(arrays[which], np.stack([start, start + 8], 2)), strict=True
                 )
             ]
             if len(tickets) >= 200:
@@ -525,15 +544,15 @@ def test_many_small_jobs_in_flat_memory(tmp_path, one, count):
         tickets.clear()
 
     some(500)
-    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)  # those that an idle reader keeps are closed
+    wait_until(lambda: not looped._loop.carrier.engines.batches.open_files)  # those that an idle reader keeps are closed
     memory = memory_of_process()
     files, threads = open_files(), threads_of_readers()
     some(count)
-    wait_until(lambda: not one._loop.carrier.engines.batches.open_files)
+    wait_until(lambda: not looped._loop.carrier.engines.batches.open_files)
     assert set(open_files()) <= set(files)
     assert threads_of_readers() <= threads  # those of other tests may end meanwhile
     assert memory_of_process() - memory < 16 * 2**20
-    stats = one.stats()
+    stats = looped.stats()
     assert stats.jobs == 500 + count
     assert stats.layout_misses == misses + 3
 
@@ -604,10 +623,10 @@ def test_a_relative_path_of_another_folder(tmp_path, one, monkeypatch):
         assert one.submit("x").result().shape == (8 + ord(name), 9)
 
 
-def test_a_shard_is_opened_once_for_its_index_and_its_data(tmp_path, one):
+def test_a_shard_is_opened_once_for_its_index_and_its_data(tmp_path, looped):
     array = make(tmp_path / "a", shards=(16, 48))
-    assert same(one.submit(array).result(), array[...])
-    stats = one.stats()
+    assert same(looped.submit(array).result(), array[...])
+    stats = looped.stats()
     assert (stats.file_hits, stats.file_misses) == (3, 3)
 
 
@@ -718,9 +737,9 @@ def test_a_device_that_fails_ends_all_jobs(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
-def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, one, monkeypatch):
+def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, looped, monkeypatch):
     array = make(tmp_path / "a", compressors="auto")
-    good = one.submit(array, slice(0, 8))
+    good = looped.submit(array, slice(0, 8))
     assert good.exception() is None
     real, calls = loop.locate, []
 
@@ -731,13 +750,13 @@ def test_an_error_of_the_reader_itself_ends_what_is_under_way_alone(tmp_path, on
         return real(*arguments, **options)
 
     monkeypatch.setattr(loop, "locate", locate)
-    with reference.together(one):
-        tickets = one.submit_many(array, [slice(3, 3), slice(0, 8)])
+    with reference.together(looped):
+        tickets = looped.submit_many(array, [slice(3, 3), slice(0, 8)])
     with pytest.raises(MemoryError, match="no memory to locate"):
         tickets[1].result()
     assert tickets[0].result().shape == (0, 48), "it was over before"
     assert same(good.result(), array[:8])
-    assert same(one.submit(array).result(), array[...])
+    assert same(looped.submit(array).result(), array[...])
 
 
 def bfloat16_against_ml_dtypes(place, tmp_path, dtype):
