@@ -109,4 +109,3 @@ def submit_to_core(
     jobs = core.submit(layouts, columns, outputs, target, fill, one_job=one_job)
     arrays = [0] if one_job else regions.array.tolist()
     return [HostTicket(job, layouts[number], conversion, reader) for job, number in zip(jobs, arrays, strict=True)]
-

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.loop.alone import FEW_CHUNKS
-from linumpy.gpu.loop.clock import Times
 from linumpy.gpu.loop.jobs import Jobs, Regions, SmallJob
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
@@ -33,6 +32,7 @@ from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
+from linumpy.gpu.read.stats import ReaderStats, with_core, with_loop
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
@@ -42,52 +42,10 @@ from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.region import Region, normalize_region
 
+#: What `submit` returns: of a reader's loop, or of the native core.
+AnyTicket = Ticket | HostTicket
 #: Smallest slab: a few blocks of a file.
 _MIN_SLAB = 4096
-
-
-@dataclass(frozen=True)
-class ReaderStats:
-    """What a reader has done so far.
-
-    Attributes
-    ----------
-    jobs, chunks, boxes, slabs : int
-        Jobs that are over; chunks read; boxes cut; slabs.
-    bytes_read : int
-        Stored bytes.
-    layout_hits, layout_misses, index_hits, index_misses : int
-        Of arrays that were opened before, and of shard indexes.
-    file_hits, file_misses : int
-        Of shards that were open when they were read.
-    plan_seconds, io_seconds, place_seconds : float
-        Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
-    cache_hits, cache_misses : int
-        Of chunks that are kept on the device.
-    device_bytes : int
-        Device memory that is held for slabs and kept chunks.
-    times : Times
-        Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
-    """
-
-    jobs: int = 0
-    chunks: int = 0
-    boxes: int = 0
-    slabs: int = 0
-    bytes_read: int = 0
-    layout_hits: int = 0
-    layout_misses: int = 0
-    index_hits: int = 0
-    index_misses: int = 0
-    file_hits: int = 0
-    file_misses: int = 0
-    plan_seconds: float = 0.0
-    io_seconds: float = 0.0
-    place_seconds: float = 0.0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    device_bytes: int = 0
-    times: Times = field(default_factory=Times)
 
 
 class Reader:
@@ -172,7 +130,7 @@ class Reader:
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
-    ) -> Ticket:
+    ) -> AnyTicket:
         """Ask for one region.
 
         Parameters
@@ -204,7 +162,7 @@ class Reader:
         level: int = 0,
         outs: Sequence[Any] | None = None,
         dtype: Any = None,
-    ) -> list[Ticket]:
+    ) -> list[AnyTicket]:
         """Ask for many regions, planned together.
 
         Parameters
@@ -243,7 +201,7 @@ class Reader:
 
     def submit_rows(
         self, source: Source | ArrayLayout, regions: np.ndarray, out: Any, rows: np.ndarray, kept: Sequence[bool]
-    ) -> Ticket:
+    ) -> AnyTicket:
         """Ask for many regions of one array, each for a row of another one; they are one job, which fails as a whole.
 
         Parameters
@@ -299,7 +257,7 @@ class Reader:
 
     def submit_layout(
         self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
-    ) -> Ticket:
+    ) -> AnyTicket:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
         count = ReadPlan(layout, box).chunk_count
@@ -312,7 +270,7 @@ class Reader:
 
     def _submit_small(
         self, layout: ArrayLayout, box: Region, count: int, out: Any, dtype: Any, *, timed: bool
-    ) -> Ticket:
+    ) -> AnyTicket:
         """Do what :meth:`_submit` does for one region of few chunks, in a fifth of the time."""
         self._check_process()
         if dtype is None and out is not None:
@@ -379,7 +337,7 @@ class Reader:
         dtype: Any,
         *,
         timed: bool = False,
-    ) -> list[Ticket]:
+    ) -> list[AnyTicket]:
         self._check_process()
         numbers = array.tolist()
         dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
@@ -474,9 +432,9 @@ class Reader:
         """Say what has been done so far."""
         stats = ReaderStats(layout_hits=self._hits, layout_misses=self._misses)
         if (core := self._engines.core) is not None:
-            stats = _with_core(stats, core.stats())
+            stats = with_core(stats, core.stats())
         if (loop := self._engines.loop) is not None:
-            stats = _with_loop(stats, loop)
+            stats = with_loop(stats, loop)
         return stats
 
     @property
@@ -522,49 +480,6 @@ def _describe_by(reader: weakref.ref[Reader], *arguments: Any) -> ReadReport:
     alive = reader()
     assert alive is not None, "a ticket refers to its reader"
     return alive._describe(*arguments)
-
-
-def _with_core(stats: ReaderStats, core: native.Stats) -> ReaderStats:
-    return replace(
-        stats,
-        jobs=core.jobs,
-        chunks=core.chunks,
-        boxes=core.boxes,
-        slabs=core.tasks,
-        bytes_read=core.bytes_read,
-        index_hits=core.index_hits,
-        index_misses=core.index_misses,
-        file_misses=core.files_opened,
-        plan_seconds=core.plan_seconds,
-        io_seconds=core.read_seconds,
-        place_seconds=core.decode_seconds + core.copy_seconds,
-    )
-
-
-def _with_loop(stats: ReaderStats, loop: Loop) -> ReaderStats:
-    counts, indexes, carrier = loop.counts, loop.indexes, loop.carrier
-    cache = None if carrier is None else carrier.cache
-    file_hits, file_misses = (0, 0) if carrier is None else carrier.engines.open_file_counts
-    held = 0 if carrier is None else int(carrier.staging.arena_nbytes)
-    return replace(
-        stats,
-        jobs=stats.jobs + int(counts["jobs"]),
-        chunks=stats.chunks + int(counts["chunks"]),
-        boxes=stats.boxes + int(counts["boxes"]),
-        slabs=stats.slabs + int(counts["slabs"]),
-        bytes_read=stats.bytes_read + int(counts["bytes_read"]),
-        index_hits=stats.index_hits + indexes.hits,
-        index_misses=stats.index_misses + indexes.misses,
-        file_hits=file_hits,
-        file_misses=stats.file_misses + file_misses,
-        plan_seconds=stats.plan_seconds + counts["plan"],
-        io_seconds=stats.io_seconds + counts["io"],
-        place_seconds=stats.place_seconds + counts["place"],
-        cache_hits=0 if cache is None else cache.hits,
-        cache_misses=0 if cache is None else cache.misses,
-        device_bytes=held + (0 if cache is None else cache.held),
-        times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
-    )
 
 
 class _Engines:

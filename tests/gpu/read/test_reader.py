@@ -544,7 +544,9 @@ def test_many_small_jobs_in_flat_memory(tmp_path, looped, count):
         tickets.clear()
 
     some(500)
-    wait_until(lambda: not looped._loop.carrier.engines.batches.open_files)  # those that an idle reader keeps are closed
+    wait_until(
+        lambda: not looped._loop.carrier.engines.batches.open_files
+    )  # those that an idle reader keeps are closed
     memory = memory_of_process()
     files, threads = open_files(), threads_of_readers()
     some(count)
