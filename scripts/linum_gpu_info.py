@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from linumpy import cli, device
-from linumpy.core import native
+from linumpy.core.native import why_no_core
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -26,7 +26,7 @@ def _tell(arguments: argparse.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
-    print(f"{'core':<12}{native.why_no_core() or 'native: reads into host memory do without Python'}")
+    print(f"{'core':<12}{why_no_core() or 'native: reads into host memory do without Python'}")
     if arguments.path is None:
         return
     from linumpy.gds import gds_verdict
