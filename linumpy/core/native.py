@@ -21,7 +21,7 @@ from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
 ABI = 1
-#: Set to "0" to do without the core, for comparison.
+#: Set to "0" to do without the core, for comparison; to "device" to have it read to devices, too.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
 HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
@@ -34,7 +34,8 @@ COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
-) = range(15)  # fmt: skip
+    DEVICE,
+) = range(16)  # fmt: skip
 
 _Axes = c_int64 * MAX_RANK
 
@@ -71,6 +72,55 @@ class Array(ctypes.Structure):
     _fields_ = (("prefix", c_char_p), ("separator", c_char_p), ("metadata", c_char_p))
 
 
+class Argument(ctypes.Structure):
+    """An argument of a kernel: a number, and how often the addresses of slab and status are added."""
+
+    _fields_ = (("constant", c_int64), ("base", c_int64), ("status", c_int64))
+
+
+class Launch(ctypes.Structure):
+    """A kernel that decodes a slab: ``lc_launch``."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("function", "grid_x", "grid_y", "block", "shared", "argument_count")),
+        ("arguments", Argument * 12),
+    )
+
+
+class DecodePlan(ctypes.Structure):
+    """How chunks of one kind are decoded on a device: ``lc_decode_plan``."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                "chunks", "stored_nbytes", "stored", "words", "status", "decoded", "slab_nbytes", "chunk_nbytes",
+                "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
+                "launch_count",
+            )
+        ),
+        ("launches", POINTER(Launch)),
+    )  # fmt: skip
+
+
+class Scatter(ctypes.Structure):
+    """Scatter kernels of one conversion and rank: ``lc_scatter``."""
+
+    _fields_ = (("rank", c_int64), ("axes", _Axes), ("functions", c_int64 * 5), ("is_copy", c_int64))
+
+
+class OnDevice(ctypes.Structure):
+    """What a batch needs where outputs are on a device: ``lc_on_device``."""
+
+    _fields_ = (("scatter", POINTER(Scatter)), ("decode", POINTER(DecodePlan)), ("ready", c_int64))
+
+
+class Device(ctypes.Structure):
+    """Memory of a device for slabs: ``lc_device``."""
+
+    _fields_ = tuple((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "device_nbytes"))
+
+
 class Batch(ctypes.Structure):
     """Regions of arrays of one geometry: ``lc_batch``."""
 
@@ -87,6 +137,7 @@ class Batch(ctypes.Structure):
         ("target", c_int64),
         ("fill", c_uint8 * 16),
         ("one_job", c_int64),
+        ("on_device", POINTER(OnDevice)),
     )
 
 
@@ -130,9 +181,9 @@ class Stats(ctypes.Structure):
     )  # fmt: skip
 
 
-_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats)
+_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device)
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
-    "lc_reader_new": (c_void_p, [c_int64, c_int64]),
+    "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_close": (None, [c_void_p]),
     "lc_reader_delete": (None, [c_void_p]),
     "lc_reader_stats": (None, [c_void_p, POINTER(Stats)]),
@@ -193,6 +244,11 @@ def why_no_core() -> str | None:
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
+
+
+def reads_to_devices() -> bool:
+    """Say whether the core is to read to devices, which is new and not the default."""
+    return os.environ.get(CORE_VARIABLE) == "device" and why_no_core() is None
 
 
 def library() -> Library:

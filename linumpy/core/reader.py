@@ -56,6 +56,8 @@ class CoreReader:
     ----------
     threads : int
         Threads that work is cut for; they belong to the process.
+    device : Device, optional
+        Memory of the device that outputs lie on; by default they lie in host memory.
 
     Raises
     ------
@@ -63,12 +65,13 @@ class CoreReader:
         There is no native core.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, device: native.Device | None = None) -> None:
         self._library = native.library()
         self._process = os.getpid()
-        self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES)
+        why = ctypes.create_string_buffer(256)
+        self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, why)
         if not self._pointer:
-            raise MemoryError("the native core could not be started: no memory")
+            raise RuntimeError(f"the native core could not be started: {why.value.decode(errors='replace')}")
         self._records: OrderedDict[int, tuple[ArrayLayout, native.Geometry, native.Array]] = OrderedDict()
         self._lock = threading.Lock()
         self._dropped: list[tuple[int, Any]] = []  # jobs that nobody waits for, with their outputs
@@ -83,6 +86,8 @@ class CoreReader:
         fill: np.ndarray,
         *,
         one_job: bool = False,
+        on_device: native.OnDevice | None = None,
+        ready: Any = None,
     ) -> list[CoreJob]:
         """Ask for regions of arrays of one geometry.
 
@@ -101,6 +106,10 @@ class CoreReader:
             Fill value as an element of the outputs.
         one_job : bool
             Whether all regions are one job.
+        on_device : OnDevice, optional
+            Kernels, and the event behind which outputs may be written, where those are on a device.
+        ready : object
+            What holds that event.
         """
         columns = [np.ascontiguousarray(column, np.int64) for column in regions]
         count = len(columns[0])
@@ -117,6 +126,8 @@ class CoreReader:
         )
         ctypes.memmove(batch.fill, fill.ctypes.data, 16)
         batch.one_job = one_job
+        if on_device is not None:
+            batch.on_device = ctypes.pointer(on_device)
         pointers = (ctypes.c_void_p * (1 if one_job else count))()
         quick, waiting = self._library.quick, self._library.waiting
         self._release_dropped()
@@ -124,7 +135,7 @@ class CoreReader:
             if state != 1:
                 raise MemoryError(f"{count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
-        return [CoreJob(self, pointer, output) for pointer, output in zip(pointers, outputs, strict=True)]
+        return [CoreJob(self, pointer, output, ready) for pointer, output in zip(pointers, outputs, strict=True)]
 
     def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
         """Describe an array for the core; records of those that were read last are kept."""
@@ -179,10 +190,10 @@ class CoreJob:
         What holds the memory of the output.
     """
 
-    __slots__ = ("_pointer", "_reader", "output")
+    __slots__ = ("_pointer", "_reader", "_ready", "output")
 
-    def __init__(self, reader: CoreReader, pointer: int, output: Any) -> None:
-        self._reader, self._pointer, self.output = reader, pointer, output
+    def __init__(self, reader: CoreReader, pointer: int, output: Any, ready: Any = None) -> None:
+        self._reader, self._pointer, self.output, self._ready = reader, pointer, output, ready
 
     def done(self) -> bool:
         """Say whether the job is over."""
@@ -215,7 +226,7 @@ class CoreJob:
         return None if error.code == native.OK else _exception(error, layout)
 
     def __del__(self) -> None:
-        self._reader.drop(self._pointer, self.output)
+        self._reader.drop(self._pointer, (self.output, self._ready))
 
 
 def _geometry_record(layout: ArrayLayout) -> native.Geometry:
@@ -252,6 +263,8 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
         return CancelledError("the job was cancelled")
     if code == native.CLOSED:
         return RuntimeError("the reader is closed")
+    if code == native.DEVICE:
+        return RuntimeError(f"{layout.name}: the device failed: {text}")
     if code == native.THREAD:
         return RuntimeError(f"no thread could be started to read {layout.name}: {os.strerror(error.number)}")
     if code == native.MEMORY:

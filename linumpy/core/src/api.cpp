@@ -13,16 +13,19 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[7]) {
-    const size_t known[7] = {sizeof(lc_chain), sizeof(lc_geometry), sizeof(lc_array), sizeof(lc_batch),
-                             sizeof(lc_error), sizeof(lc_report),   sizeof(lc_stats)};
-    for (int n = 0; n < 7; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+void lc_record_sizes(int64_t sizes[12]) {
+    const size_t known[12] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+                              sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
+                              sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device)};
+    for (int n = 0; n < 12; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
-lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes) {
+lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
     try {
-        return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes)};
-    } catch (...) {
+        return new lc_reader{std::make_shared<lc::Reader>(threads, index_nbytes, device)};
+    } catch (const std::exception &error) {
+        std::strncpy(text, error.what(), 255);
+        text[255] = 0;
         return nullptr;
     }
 }

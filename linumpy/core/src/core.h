@@ -37,6 +37,7 @@ enum lc_error_code {
     LC_CLOSED = 12,
     LC_CANCELLED = 13,
     LC_INTERNAL = 14,  // text: an exception that no code above expected
+    LC_DEVICE = 15,    // text: what the driver says
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -91,20 +92,63 @@ typedef struct {
     const char *metadata;  // file that is there as long as the array is
 } lc_array;
 
+// A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
+// (address of the status words)`.
+#define LC_MAX_ARGUMENTS 12
+typedef struct {
+    int64_t function;  // CUfunction
+    int64_t grid_x, grid_y, block, shared, argument_count;
+    struct { int64_t constant, base, status; } arguments[LC_MAX_ARGUMENTS];
+} lc_launch;
+
+// How chunks of one kind are decoded on a device, a slab at a time; offsets are from the slab's address.
+typedef struct {
+    int64_t chunks, stored_nbytes;  // of a slab, at most
+    int64_t stored, words, status, decoded;
+    int64_t slab_nbytes;
+    int64_t chunk_nbytes, chunk_room, target_nbytes;  // decoded; between chunks; decoded with what follows it
+    int64_t checksum_nbytes;                          // behind the stored bytes
+    int64_t counter, codec, shuffle;                  // see linumpy.plan.decode.workspace.decode_words
+    int64_t device_from;  // chunks at a time from which the device is faster than the host
+    int64_t launch_count;
+    const lc_launch *launches;  // (chunks + 1, launch_count): for each number of chunks
+} lc_decode_plan;
+
+// Scatter kernels of one conversion and rank: CUfunctions by the bytes of their unit, 1, 2, 4, 8 and 16; 0 for none.
+typedef struct {
+    int64_t rank;
+    int64_t axes[LC_MAX_RANK];  // of the array, those that the kernel walks
+    int64_t functions[5];
+    int64_t is_copy;
+} lc_scatter;
+
+// What a batch needs beyond its regions where outputs are on a device. Plans are kept by the caller for good.
+typedef struct {
+    const lc_scatter *scatter;
+    const lc_decode_plan *decode;  // NULL for raw chunks
+    int64_t ready;  // CUevent behind which outputs may be written
+} lc_on_device;
+
+typedef struct {
+    int64_t context;  // CUcontext
+    int64_t slabs, pinned_nbytes, device_nbytes;
+} lc_device;
+
 // Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.
 typedef struct {
     const lc_geometry *geometry;
     const lc_array *arrays;
     int64_t array_count;
     int64_t region_count;
-    const int64_t *array;    // (regions,): which array each region is of
-    const int64_t *start;    // (regions, rank)
-    const int64_t *stop;     // (regions, rank)
+    const int64_t *array;  // (regions,): which array each region is of
+    const int64_t *start;  // (regions, rank)
+    const int64_t *stop;  // (regions, rank)
     const int64_t *strides;  // (regions, rank): bytes between neighbours in the output
     const int64_t *address;  // (regions,): first element of the output
-    int64_t target;          // dtype of the outputs
-    uint8_t fill[16];        // fill value as an element of the outputs
-    int64_t one_job;         // 1: all regions are one job; 0: one job a region
+    int64_t target;  // dtype of the outputs
+    uint8_t fill[16];  // fill value as an element of the outputs
+    int64_t one_job;  // 1: all regions are one job; 0: one job a region
+    const lc_on_device *on_device;  // NULL for outputs in host memory
 } lc_batch;
 
 typedef struct {
@@ -113,7 +157,7 @@ typedef struct {
     int64_t a;
     int64_t b;
     int64_t object[LC_MAX_RANK];  // coordinates of the stored object
-    int64_t chunk[LC_MAX_RANK];   // coordinates of the (inner) chunk
+    int64_t chunk[LC_MAX_RANK];  // coordinates of the (inner) chunk
     int64_t has_chunk;
     int64_t offset;  // bytes of the chunk in its shard
     int64_t nbytes;
@@ -148,10 +192,12 @@ typedef struct lc_reader lc_reader;
 typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
-// Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats.
-LC_API void lc_record_sizes(int64_t sizes[7]);
+// Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
+// launch, decode plan, scatter, on_device, device.
+LC_API void lc_record_sizes(int64_t sizes[12]);
 
-LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes);
+// `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
+LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
 // Take no further batch, and give up what no thread has begun.
 LC_API void lc_reader_close(lc_reader *);
 // Whether nothing is under way any more; waits for it so many seconds.

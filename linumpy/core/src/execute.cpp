@@ -1,6 +1,7 @@
 // What a task does: open, look, read, look; decode; copy.
 #include <algorithm>
 
+#include "device.hpp"
 #include "reader.hpp"
 
 namespace lc {
@@ -64,9 +65,9 @@ struct Span {
 // One task of a wave, on the thread that carries it out.
 class Execution {
 public:
-    Execution(Wave &wave, const Task &task, IndexCache &indexes)
+    Execution(Wave &wave, const Task &task, Reader &reader)
         : wave_(wave), task_(task), object_(wave.objects[task.object]), geometry_(*object_.array->geometry),
-          indexes_(indexes), state_(task.chunks, PENDING) {}
+          reader_(reader), indexes_(reader.indexes), device_(reader.device()), state_(task.chunks, PENDING) {}
 
     void run();
     i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
@@ -90,6 +91,13 @@ private:
     void fill(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);
     void fail_chunk(u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
+    void stage_group(const Span *spans, size_t count);
+    void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
+    void stage_decoded(const Span &span, const u8 *stored);
+    void stage_pieces(const WantedBox &box, i64 offset, i64 &total);
+    void stage_fill(u32 chunk);
+    bool decodes_on_device(const Span *spans, size_t count) const;
+    Row row_of(const WantedBox &box, i64 source) const;
     void for_jobs_of_object(void (*each)(Job &, i64), i64 value);
     const u8 *read_exactly(i64 nbytes, i64 offset);
     Box layout_of(const WantedBox &box) const;
@@ -105,7 +113,9 @@ private:
     const Task &task_;
     StoredObject &object_;
     const Geometry &geometry_;
+    Reader &reader_;
     IndexCache &indexes_;
+    Device *device_;
     std::vector<State> state_;
     Lap lap_;
 };
@@ -137,6 +147,9 @@ void Execution::run() {
     } catch (const std::bad_alloc &) {
         failure.code = LC_MEMORY;
         failure.a = geometry_.chunk_nbytes;
+    } catch (const DriverError &error) {
+        failure.code = LC_DEVICE;
+        failure.text = error.what();
     } catch (const std::exception &error) {
         failure.code = LC_INTERNAL;
         failure.text = error.what();
@@ -260,6 +273,9 @@ void Execution::read_all() {
         for (; last < spans.size() && spans[last].offset - end <= GAP; ++last) {
             const i64 further = std::max(end, spans[last].offset + spans[last].nbytes);
             if (further - spans[first].offset > MOST_READ) break;
+            // Kernels read elements where they lie in the slab.
+            const bool misplaced = (spans[last].offset - spans[first].offset) % geometry_.itemsize != 0;
+            if (device_ && !geometry_.encoded() && misplaced) break;
             end = further;
         }
         read_group(&spans[first], last - first);
@@ -268,6 +284,7 @@ void Execution::read_all() {
 }
 
 void Execution::read_group(const Span *spans, size_t count) {
+    if (device_) return stage_group(spans, count);
     if (count == 1 && !geometry_.encoded() && read_straight(*spans)) return;
     i64 end = 0;
     for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
@@ -333,6 +350,10 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
     i64 total = 0;
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
         if (box->job->given_up()) continue;
+        if (device_) {
+            stage_pieces(*box, offset, total);
+            continue;
+        }
         Box layout = layout_of(*box);
         for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, MOST_READ)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
@@ -367,6 +388,7 @@ void Execution::place(u32 chunk, const u8 *decoded, i64 first_byte) {
 }
 
 void Execution::fill(u32 chunk) {
+    if (device_) return stage_fill(chunk);
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
         if (!box->job->given_up())
@@ -385,7 +407,7 @@ void Execution::finish(u32 chunk, State how, i64 nbytes) {
         if (how == FILLED) job.filled.fetch_add(1, std::memory_order_relaxed);
         if (how != READ) continue;
         job.bytes_read.fetch_add(nbytes, std::memory_order_relaxed);
-        if (geometry_.encoded()) job.decoded.fetch_add(1, std::memory_order_relaxed);
+        if (geometry_.encoded() && !device_) job.decoded.fetch_add(1, std::memory_order_relaxed);
     }
 }
 
@@ -421,7 +443,221 @@ void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
     for (Job *job : jobs) each(*job, value);
 }
 
+// On a device: ranges of slabs in place of scratch memory
+
+Row Execution::row_of(const WantedBox &box, i64 source) const {
+    Row row{box.batch, box.job, box.target, box.region, source, {}};
+    std::copy(box.extent, box.extent + LC_MAX_RANK, row.extent);
+    return row;
+}
+
+// Few chunks at a time the host decodes sooner than the device.
+bool Execution::decodes_on_device(const Span *spans, size_t count) const {
+    const lc_decode_plan *plan = wave_.boxes[wave_.chunks[spans->chunk].first_box].batch->decode;
+    if (!plan || static_cast<i64>(count) > plan->chunks) return false;
+    i64 end = 0;
+    for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
+    if (end - spans->offset + 64 > plan->stored_nbytes) return false;
+    for (size_t n = 0; n < count; ++n)
+        if (spans[n].nbytes <= plan->checksum_nbytes) return false;
+    return static_cast<i64>(wave_.chunks.size()) + device_->chunks_in_flight() >= plan->device_from;
+}
+
+void Execution::stage_group(const Span *spans, size_t count) {
+    i64 rows = 0;
+    for (size_t n = 0; n < count; ++n) rows += wave_.chunks[spans[n].chunk].boxes;
+    if (count > 1 && (rows > Device::MOST_ROWS || (geometry_.encoded() && !decodes_on_device(spans, count)))) {
+        for (size_t n = 0; n < count; ++n) stage_group(spans + n, 1);
+        return;
+    }
+    if (geometry_.encoded() && !decodes_on_device(spans, count)) {
+        const Gate gate(spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes));
+        const u8 *stored = read_exactly(spans->nbytes, spans->offset);
+        check_unchanged();
+        seconds.read += lap_.take();
+        stage_decoded(*spans, stored);
+        return;
+    }
+    const u32 most = static_cast<u32>(Device::MOST_ROWS);
+    for (u32 first = 0; first == 0 || (count == 1 && first < wave_.chunks[spans->chunk].boxes); first += most)
+        stage_boxes(spans, count, first, most);
+    for (size_t n = 0; n < count; ++n) finish(spans[n].chunk, READ, spans[n].nbytes);
+}
+
+// Read spans into a slab; of a single one the boxes from `first_box` on, `most` at most.
+void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most) {
+    i64 end = 0, row_count = 0;
+    for (size_t n = 0; n < count; ++n) {
+        end = std::max(end, spans[n].offset + spans[n].nbytes);
+        row_count += wave_.chunks[spans[n].chunk].boxes;
+    }
+    const lc_decode_plan *plan = geometry_.encoded() ? boxes(spans->chunk)->batch->decode : nullptr;
+    const i64 nbytes = end - spans->offset;
+    std::vector<Row> rows;
+    std::vector<StagedChunk> chunks;
+    rows.reserve(static_cast<size_t>(row_count));
+    chunks.reserve(count);
+    std::vector<WantedBox *> taken;
+    taken.reserve(static_cast<size_t>(row_count));
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    const Range range =
+        device_->reserve(plan, nbytes, std::min<i64>(row_count, most), plan ? static_cast<i64>(count) : 0);
+    try {
+        const i64 got = object_.file.read(range.memory, nbytes, spans->offset);
+        if (got < 0) fail(LC_READ, -got);
+        check_unchanged();
+        if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
+    } catch (...) {
+        device_->give_up(range);
+        throw;
+    }
+    for (size_t n = 0; n < count; ++n) {
+        const Span &span = spans[n];
+        const WantedChunk &chunk = wave_.chunks[span.chunk];
+        const i64 at = span.offset - spans->offset;
+        const i64 base = object_.index ? (*object_.index)[static_cast<size_t>(chunk.inner)].offset : 0;
+        const u32 first_row = static_cast<u32>(rows.size());
+        for (u32 k = first_box; k < std::min(chunk.boxes, first_box + most); ++k) {
+            WantedBox &box = boxes(span.chunk)[k];
+            if (box.job->given_up()) continue;
+            rows.push_back(
+                row_of(box, plan ? box.source_offset : range.offset + at + box.source_offset - (span.offset - base)));
+            taken.push_back(&box);
+        }
+        if (plan)
+            chunks.push_back({wave, task_.object, span.chunk, span.offset, span.nbytes, range.offset + at, first_row,
+                              static_cast<u32>(rows.size()) - first_row});
+    }
+    for (WantedBox *box : taken) box->staged = true;
+    device_->commit(range, wave, rows, std::move(chunks));
+    seconds.read += lap_.take();
+}
+
+// Decode a chunk into a slab.
+void Execution::stage_decoded(const Span &span, const u8 *stored) {
+    const WantedChunk &chunk = wave_.chunks[span.chunk];
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    const u32 most = static_cast<u32>(Device::MOST_ROWS);
+    for (u32 first = 0; first < chunk.boxes; first += most) {
+        std::vector<Row> rows;
+        std::vector<WantedBox *> taken;
+        for (u32 k = first; k < std::min(chunk.boxes, first + most); ++k)
+            if (WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up()) taken.push_back(&box);
+        rows.reserve(taken.size());
+        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()), 0);
+        try {
+            decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
+                         {range.memory, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
+        } catch (const DecodeError &error) {
+            device_->give_up(range);
+            fail_chunk(span.chunk, {LC_DECODE, 0, 0, 0, error.what()}, span.offset, span.nbytes);
+            return;
+        } catch (...) {
+            device_->give_up(range);
+            throw;
+        }
+        for (WantedBox *box : taken) {
+            rows.push_back(row_of(*box, range.offset + box->source_offset));
+            box->staged = true;
+        }
+        device_->commit(range, wave, rows);
+        seconds.decode += lap_.take();
+    }
+    for (u32 k = 0; k < chunk.boxes; ++k) boxes(span.chunk)[k].job->decoded.fetch_add(1, std::memory_order_relaxed);
+    finish(span.chunk, READ, span.nbytes);
+}
+
+void Execution::stage_pieces(const WantedBox &box, i64 offset, i64 &total) {
+    const std::vector<Piece> pieces = cut_pieces(geometry_, box.extent, layout_of(box).target_strides, MOST_READ);
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    box.job->expect(static_cast<i64>(pieces.size()));
+    size_t done = 0;
+    try {
+        for (const Piece &piece : pieces) {
+            const Range range = device_->reserve(nullptr, piece.nbytes, 1, 0);
+            try {
+                const i64 got =
+                    object_.file.read(range.memory, piece.nbytes, offset + box.source_offset + piece.source_offset);
+                if (got < 0) fail(LC_READ, -got);
+                check_unchanged();
+                if (got != piece.nbytes) fail(LC_SHORT, 0, got, piece.nbytes);
+                Row row = row_of(box, range.offset);
+                row.target += piece.target_offset;
+                std::copy(piece.extent, piece.extent + LC_MAX_RANK, row.extent);
+                device_->commit(range, wave, {row});
+            } catch (...) {
+                device_->give_up(range);
+                throw;
+            }
+            ++done;
+            total += piece.nbytes;
+        }
+    } catch (...) {
+        reader_.settle(*box.job, static_cast<i64>(pieces.size() - done));
+        throw;
+    }
+}
+
+void Execution::stage_fill(u32 chunk) {
+    const u32 count = wave_.chunks[chunk].boxes, most = static_cast<u32>(Device::MOST_ROWS);
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    for (u32 first = 0; first < count; first += most) {
+        std::vector<Row> rows;
+        std::vector<WantedBox *> taken;
+        for (u32 k = first; k < std::min(count, first + most); ++k)
+            if (WantedBox &box = boxes(chunk)[k]; !box.job->given_up()) {
+                rows.push_back(row_of(box, -1));
+                taken.push_back(&box);
+            }
+        const Range range = device_->reserve(nullptr, 0, static_cast<i64>(rows.size()), 0);
+        for (WantedBox *box : taken) box->staged = true;
+        device_->commit(range, wave, rows);
+    }
+    finish(chunk, FILLED, 0);
+}
+
 }  // namespace
+
+// Decode on the host a chunk that the device gave up, and copy its boxes; or say why nobody can.
+void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
+    lc_error error{};
+    try {
+        const Geometry &geometry = *rows.front().batch->regions.geometry;
+        const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()), 0);
+        try {
+            DecodeScratch scratch;
+            decode_chunk(geometry.chain, stored, {range.memory, static_cast<size_t>(geometry.chunk_nbytes)}, scratch);
+        } catch (...) {
+            device_->give_up(range);
+            throw;
+        }
+        for (Row &row : rows) {
+            row.job->decoded.fetch_add(1, std::memory_order_relaxed);
+            row.source += range.offset;
+        }
+        device_->commit(range, chunk.wave, rows);
+        return;
+    } catch (const DecodeError &refused) {
+        error.code = LC_DECODE;
+        std::string(refused.what()).copy(error.text, sizeof error.text - 1);
+    } catch (const DriverError &failed) {
+        error.code = LC_DEVICE;
+        std::string(failed.what()).copy(error.text, sizeof error.text - 1);
+    } catch (const std::exception &) {
+        error.code = LC_MEMORY;
+    }
+    const StoredObject &object = chunk.wave->objects[chunk.object];
+    std::copy(object.coordinates, object.coordinates + LC_MAX_RANK, error.object);
+    const WantedChunk &wanted = chunk.wave->chunks[chunk.chunk];
+    std::copy(wanted.coordinates, wanted.coordinates + LC_MAX_RANK, error.chunk);
+    error.has_chunk = 1;
+    error.offset = chunk.offset;
+    error.nbytes = chunk.nbytes;
+    for (const Row &row : rows) {
+        row.job->fail(error);
+        settle(*row.job, 1);
+    }
+}
 
 void Reader::execute(Wave &wave, const Task &task) noexcept {
     const auto add = [](std::atomic<double> &sum, double value) {
@@ -430,7 +666,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         }
     };
     try {
-        Execution execution(wave, task, indexes);
+        Execution execution(wave, task, *this);
         execution.run();
         stats.chunks += execution.chunks_read();
         stats.bytes_read += execution.bytes_read;
@@ -450,7 +686,8 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
     // Last: whoever waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {
         const WantedChunk &chunk = wave.chunks[task.first_chunk + n];
-        for (u32 k = 0; k < chunk.boxes; ++k) settle(*wave.boxes[chunk.first_box + k].job, 1);
+        for (u32 k = 0; k < chunk.boxes; ++k)
+            if (const WantedBox &box = wave.boxes[chunk.first_box + k]; !box.staged) settle(*box.job, 1);
     }
 }
 

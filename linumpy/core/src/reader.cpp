@@ -1,5 +1,7 @@
 #include "reader.hpp"
 
+#include "device.hpp"
+
 #include <algorithm>
 #include <numeric>
 #include <tuple>
@@ -182,6 +184,21 @@ void Wave::arrange(i64 threads) {
 
 // The queue
 
+Reader::Reader(i64 threads, i64 index_nbytes, const lc_device *device) : indexes(index_nbytes), threads_(threads) {
+    active_.reserve(64);
+    if (device) device_ = std::make_unique<Device>(*device, *this);
+}
+
+Reader::~Reader() = default;
+
+void Reader::note_progress() {
+    // With the lock: a waiter must not miss it between its look and its sleep.
+    {
+        const std::lock_guard lock(mutex_);
+    }
+    changed_.notify_all();
+}
+
 std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry) {
     std::string key(reinterpret_cast<const char *>(static_cast<const lc_geometry *>(geometry.get())),
                     sizeof(lc_geometry));
@@ -208,6 +225,11 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     regions.stop.assign(record.stop, record.stop + cells);
     regions.strides.assign(record.strides, record.strides + cells);
     regions.address.assign(record.address, record.address + count);
+    if (record.on_device) {
+        batch->scatter = record.on_device->scatter;
+        batch->decode = record.on_device->decode;
+        batch->ready = record.on_device->ready;
+    }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
@@ -260,8 +282,10 @@ void Reader::close() {
 
 bool Reader::wait_closed(double seconds) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, seconds_of(seconds),
-                             [this] { return Pool::shared().stopped() || (!planning_ && !waves_ && queue_.empty()); });
+    return changed_.wait_for(lock, seconds_of(seconds), [this] {
+        if (Pool::shared().stopped()) return true;
+        return !planning_ && !waves_ && queue_.empty() && (!device_ || device_->idle());
+    });
 }
 
 // End the jobs whose regions were not planned.
@@ -304,6 +328,7 @@ void Reader::plan_ahead() {
 }
 
 void Reader::end_wave() {
+    if (device_) device_->flush();
     {
         const std::lock_guard lock(mutex_);
         --waves_;
@@ -392,7 +417,7 @@ void Reader::collect(Batch &batch, Wave &wave) {
         for (; !walk.at_end() && static_cast<i64>(wave.boxes.size()) < WAVE_BOXES; walk.next()) {
             if (job.given_up()) break;
             const ChunkBox cut = walk.box();
-            WantedBox box{&batch, &job, cut.target, batch.next_region, cut.source_offset, {}};
+            WantedBox box{&batch, &job, cut.target, batch.next_region, cut.source_offset, {}, false};
             std::copy(cut.extent, cut.extent + LC_MAX_RANK, box.extent);
             wave.cuts.push_back(cut);
             job.expect(1);

@@ -54,6 +54,10 @@ private:
 struct Batch {
     Regions regions;
     std::vector<std::shared_ptr<Job>> jobs;
+    // On a device: kernels, and the event behind which outputs may be written.
+    const lc_scatter *scatter = nullptr;
+    const lc_decode_plan *decode = nullptr;
+    i64 ready = 0;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
@@ -67,6 +71,7 @@ struct WantedBox {
     u8 *target;
     i64 region, source_offset;
     i64 extent[LC_MAX_RANK];
+    bool staged;  // a slab settles it
 };
 
 struct WantedChunk {
@@ -92,10 +97,13 @@ struct StoredObject {
 
 struct Task { u32 object, first_chunk, chunks; };
 
+class Device;
 class PlanWork;
 class Reader;
+struct Row;
+struct StagedChunk;
 
-class Wave : public Work {
+class Wave : public Work, public std::enable_shared_from_this<Wave> {
 public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : reader_(std::move(reader)), batches_(std::move(batches)) {}
@@ -126,7 +134,8 @@ struct Stats {
 
 class Reader : public std::enable_shared_from_this<Reader> {
 public:
-    Reader(i64 threads, i64 index_nbytes) : indexes(index_nbytes), threads_(threads) { active_.reserve(64); }
+    Reader(i64 threads, i64 index_nbytes, const lc_device *device);
+    ~Reader();
 
     // Queue a batch; false where too much is queued.
     bool submit(const lc_batch &batch, std::vector<std::shared_ptr<Job>> &jobs);
@@ -141,6 +150,10 @@ public:
     void end_wave();
     // Settle parts of a job.
     void settle(Job &job, i64 parts);
+    // The device that outputs lie on; null for host memory.
+    Device *device() const { return device_.get(); }
+    void decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept;
+    void note_progress();
 
     IndexCache indexes;
     Stats stats;
@@ -160,6 +173,7 @@ private:
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, threads_;
     bool planning_ = false, closing_ = false;
+    std::unique_ptr<Device> device_;
 };
 
 }  // namespace lc

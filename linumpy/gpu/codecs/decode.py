@@ -52,13 +52,15 @@ def start(launches: list[Launch]) -> None:
     prepare(specs)
     for launch, spec in zip(launches, specs, strict=True):
         kernel = load(spec)
-        if _allowed.get(kernel, -1) < launch.shared:  # to ask the driver at each launch would take as long as it
-            _allow(kernel, launch.shared)
+        allow(kernel, launch.shared)
         args = tuple(np.uint64(value) for value in launch.args)
         kernel(launch.grid, (launch.block,), args, shared_mem=launch.shared)
 
 
-def _allow(kernel: Any, shared: int) -> None:
+def allow(kernel: Any, shared: int) -> None:
+    """Let a kernel have so much shared memory; the driver is asked once, since that takes as long as a launch."""
+    if _allowed.get(kernel, -1) >= shared:
+        return
     kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
     if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared

@@ -101,11 +101,13 @@ def submit_to_core(
     outputs: Sequence[np.ndarray],
     *,
     one_job: bool = False,
+    on_device: native.OnDevice | None = None,
+    ready: Any = None,
 ) -> list[HostTicket]:
     """Submit regions of arrays of one geometry; one ticket for each output."""
     target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
     columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
     fill = conversion.fill_bytes(layouts[0].fill_value)
-    jobs = core.submit(layouts, columns, outputs, target, fill, one_job=one_job)
+    jobs = core.submit(layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=ready)
     arrays = [0] if one_job else regions.array.tolist()
     return [HostTicket(job, layouts[number], conversion, reader) for job, number in zip(jobs, arrays, strict=True)]

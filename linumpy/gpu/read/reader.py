@@ -28,6 +28,7 @@ from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.read.core_device import CoreDevice
 from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
@@ -107,17 +108,29 @@ class Reader:
         self.limits = limits_for(scratch_bytes, on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes)
         self._hits = self._misses = 0
         self._process = os.getpid()
+        self._core_device: CoreDevice | None = None
         context = functools.partial(_context_of, self._cupy, self.device)
         make_staging = functools.partial(_make_staging, self.on_device, direct, self.limits.scratch_bytes)
         describe = functools.partial(_describe_by, weakref.ref(self))
         # The loop's thread must not refer to the reader, which would then never be given up.
         self._engines = _Engines(
             functools.partial(Loop, make_staging, self.limits, context, describe, int(cache_bytes), timed=timed),
-            None if self.on_device or native.why_no_core() is not None else CoreReader(self.limits.threads),
+            self._core_reader(is_plain=not (direct or cache_bytes or timed)),
         )
         if self._engines.core is None:
             self._engines.start_loop()
         weakref.finalize(self, self._engines.close, self._process)
+
+    def _core_reader(self, *, is_plain: bool) -> CoreReader | None:
+        """Return the native core where it reads for this reader."""
+        if not self.on_device:
+            return None if native.why_no_core() is not None else CoreReader(self.limits.threads)
+        if not (is_plain and native.reads_to_devices()):
+            return None
+        assert self.device is not None
+        with _context_of(self._cupy, self.device):
+            self._core_device = CoreDevice(self._cupy, self.device, self.limits)
+            return CoreReader(self.limits.threads, self._core_device.record())
 
     @property
     def _loop(self) -> Loop:
@@ -125,8 +138,8 @@ class Reader:
 
     def _core_for(self, layout: ArrayLayout) -> CoreReader | None:
         """Return the native core where it reads arrays of this layout into host memory."""
-        core = self._engines.core
-        return core if core is not None and takes(layout) else None
+        core, device = self._engines.core, self._core_device
+        return core if core is not None and (takes(layout) if device is None else device.takes(layout)) else None
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
@@ -232,7 +245,7 @@ class Reader:
         every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
         conversion = Conversion(layout.dtype, target, layout.swapped)
         if len(start) and (core := self._core_for(layout)) is not None:
-            return submit_to_core(core, self, [layout], conversion, every, [out], one_job=True)[0]
+            return self._to_core(core, [layout], conversion, every, [out], ready, one_job=True)[0]
         ticket = Ticket(out, layout.name, self._order, None)
         if not len(start):
             ticket.settle([], None)
@@ -241,6 +254,26 @@ class Reader:
         jobs = Jobs(self.limits, [layout], conversion, every, ready, [ticket] * len(start))
         self._loop.submit(jobs, jobs.boxes)
         return ticket
+
+    def _to_core(
+        self,
+        core: CoreReader,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        outputs: list[Any],
+        ready: Any,
+        *,
+        one_job: bool = False,
+    ) -> list[HostTicket]:
+        """Submit regions of arrays of one geometry to the native core."""
+        if self._core_device is None:
+            return submit_to_core(core, self, layouts, conversion, regions, outputs, one_job=one_job)
+        with _context_of(self._cupy, self.device):
+            on_device = self._core_device.on_device(layouts[0], conversion, int(ready.ptr))
+        return submit_to_core(
+            core, self, layouts, conversion, regions, outputs, one_job=one_job, on_device=on_device, ready=ready
+        )
 
     def _layouts_of(
         self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int
@@ -361,7 +394,7 @@ class Reader:
                 regions = replace(regions.take(np.array(rows)), array=which)
             conversion = Conversion(mine[0].dtype, targets[rows[0]], mine[0].swapped, bfloat16)
             if (core := self._core_for(mine[0])) is not None:
-                given = submit_to_core(core, self, mine, conversion, regions, [arrays[row] for row in rows])
+                given = self._to_core(core, mine, conversion, regions, [arrays[row] for row in rows], ready)
                 for row, ticket in zip(rows, given, strict=True):
                     tickets[row] = ticket
                 continue

@@ -1,0 +1,460 @@
+#include "device.hpp"
+
+#include <algorithm>
+#include <map>
+#include <unordered_set>
+
+namespace lc {
+namespace {
+
+constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
+// As in scatter.cu.
+constexpr i64 BLOCK = 256, PER_THREAD = 8;
+// Words of scatter tables, of chunks to decode, and their status, of one slab.
+constexpr i64 TABLE_NBYTES = 8 * Device::MOST_ROWS * (HEADER_WORDS + ROW_WORDS) + 4096;
+constexpr i64 MOST_CHUNKS = Device::MOST_ROWS;
+constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
+constexpr i64 RECORDS_NBYTES = 8 * COUNTERS + MOST_CHUNKS * (2 * RECORD_NBYTES + 8);
+constexpr i64 WORDS_NBYTES = TABLE_NBYTES + RECORDS_NBYTES + 2 * 4 * MOST_CHUNKS;
+// Free bytes behind stored ones: the decoders look at whole words.
+constexpr i64 MARGIN = 256, ALIGN = 64;
+
+i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
+
+struct Record {  // `Stream` of decode.cuh
+    i64 source, source_nbytes, target, target_nbytes;
+    int32_t chunk, codec;
+};
+struct Order {  // `Order` of blosc.cu
+    i64 source, target, nbytes;
+    u32 block_nbytes, typesize;
+    int32_t mode, chunk;
+};
+static_assert(sizeof(Record) == RECORD_NBYTES && sizeof(Order) == RECORD_NBYTES);
+
+}  // namespace
+
+Device::Device(const lc_device &record, Reader &reader) : record_(record), reader_(reader), driver_(Driver::loaded()) {
+    for (i64 n = 0; n < record.slabs; ++n) {
+        slabs_.push_back(std::make_unique<Slab>());
+        free_.push_back(slabs_.back().get());
+    }
+    thread_ = std::thread([this] { loop(); });
+}
+
+Device::~Device() {
+    {
+        const std::lock_guard lock(mutex_);
+        ending_ = true;
+    }
+    started_.notify_all();
+    thread_.join();
+    release_memory();
+}
+
+void Device::release_memory() {
+    try {
+        driver_.use_context(reinterpret_cast<void *>(record_.context));
+    } catch (const DriverError &) {
+        return;  // the context is gone, and its memory with it
+    }
+    for (const auto &slab : slabs_) {
+        if (slab->stream) driver_.delete_stream(slab->stream);
+        if (slab->done) driver_.delete_event(slab->done);
+        if (slab->pinned) driver_.free_pinned(slab->pinned);
+        if (slab->words) driver_.free_pinned(slab->words);
+        if (slab->device) driver_.free(slab->device);
+    }
+}
+
+void Device::allocate(Slab &slab) {
+    driver_.use_context(reinterpret_cast<void *>(record_.context));
+    if (!slab.stream) slab.stream = driver_.new_stream();
+    if (!slab.done) slab.done = driver_.new_event();
+    if (!slab.words) slab.words = driver_.allocate_pinned(WORDS_NBYTES);
+    if (!slab.pinned) slab.pinned = driver_.allocate_pinned(record_.pinned_nbytes + 2 * MARGIN);
+    if (!slab.device) {
+        slab.device = driver_.allocate(record_.device_nbytes + TABLE_NBYTES);
+        held_nbytes_ += record_.device_nbytes + TABLE_NBYTES;
+    }
+    slab.rows.reserve(MOST_ROWS);
+}
+
+// The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
+Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
+    const auto open = open_.find(plan);
+    if (open == open_.end()) return nullptr;
+    Slab *slab = open->second;
+    const i64 most = plan ? std::min(plan->chunks, MOST_CHUNKS) : MOST_CHUNKS;
+    if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= MOST_ROWS &&
+        slab->reserved_chunks + chunks <= most)
+        return slab;
+    return nullptr;
+}
+
+Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
+    nbytes = aligned(nbytes);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        Slab *slab = take_open(plan, nbytes, rows, chunks);
+        if (!slab) {
+            // One slab at a time: the full one of this kind, or, where none is free, those of other kinds.
+            std::vector<Slab *> sealed;
+            if (const auto open = open_.find(plan); open != open_.end()) {
+                sealed.push_back(open->second);
+                open_.erase(open);
+            }
+            if (free_.empty())
+                for (auto &[kind, other] : open_) sealed.push_back(other);
+            if (free_.empty()) open_.clear();
+            std::erase_if(sealed, [](Slab *one) {
+                --one->writers;  // an open slab counts itself, so that it is not started before it is sealed
+                return one->writers > 0;
+            });
+            if (!sealed.empty()) {
+                lock.unlock();
+                for (Slab *one : sealed) start(one);
+                lock.lock();
+                continue;
+            }
+            if (free_.empty()) {
+                freed_.wait(lock);
+                continue;
+            }
+            slab = free_.back();
+            free_.pop_back();
+            ++busy_;
+            slab->plan = plan;
+            slab->writers = 1;
+            open_[plan] = slab;
+            try {
+                if (!slab->device) allocate(*slab);
+            } catch (...) {
+                open_.erase(plan);
+                free_.push_back(slab);
+                --busy_;
+                freed_.notify_all();
+                throw;
+            }
+        }
+        ++slab->writers;
+        const i64 base = plan ? plan->stored : 0;
+        const Range range{slab, slab->pinned + base + slab->used, slab->used, slab->reserved_chunks};
+        slab->used += nbytes;
+        slab->reserved_rows += rows;
+        slab->reserved_chunks += chunks;
+        return range;
+    }
+}
+
+void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
+                    std::vector<StagedChunk> chunks) {
+    Slab &slab = *range.slab;
+    bool last;
+    {
+        const std::lock_guard lock(mutex_);
+        const u32 first = static_cast<u32>(slab.rows.size());
+        slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
+        for (StagedChunk &chunk : chunks) {
+            chunk.first_row += first;
+            // Chunks are decoded in the order of their commits: only now is the place of each known.
+            const i64 place = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_room;
+            for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += place;
+            slab.chunks.push_back(std::move(chunk));
+        }
+        if (wave && (slab.waves.empty() || slab.waves.back() != wave)) slab.waves.push_back(std::move(wave));
+        last = --slab.writers == 0;
+    }
+    if (last) start(&slab);
+}
+
+void Device::flush() {
+    std::vector<Slab *> sealed;
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto &[kind, slab] : open_)
+            if (--slab->writers == 0) sealed.push_back(slab);
+        open_.clear();
+    }
+    for (Slab *slab : sealed) start(slab);
+}
+
+bool Device::idle() {
+    const std::lock_guard lock(mutex_);
+    return !busy_ && !retries_;
+}
+
+// Queue a slab's copies and kernels; by one thread at a time, so that slabs end about in the order of the queue.
+void Device::start(Slab *slab) {
+    decoding_ += static_cast<i64>(slab->chunks.size());
+    {
+        const std::lock_guard lock(starting_);
+        try {
+            driver_.use_context(reinterpret_cast<void *>(record_.context));
+            queue(*slab);
+        } catch (const std::exception &error) {
+            slab->error = error.what();
+            try {
+                driver_.await_stream(slab->stream);  // kernels that were queued may write to outputs
+            } catch (const DriverError &) {
+            }
+        }
+        const std::lock_guard also(mutex_);
+        under_way_.push_back(slab);
+    }
+    started_.notify_one();
+}
+
+void Device::queue(Slab &slab) {
+    if (!slab.rows.empty()) {
+        std::unordered_set<i64> ready;
+        for (const Row &row : slab.rows)
+            if (row.batch->ready && ready.insert(row.batch->ready).second)
+                driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
+        const DevicePointer table = slab.device + static_cast<DevicePointer>(record_.device_nbytes);
+        if (slab.plan) {
+            launch_decoders(slab);
+            write_scatter(slab, slab.device + static_cast<DevicePointer>(slab.plan->decoded), table);
+            driver_.copy_down(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS,
+                              slab.device + static_cast<DevicePointer>(slab.plan->status),
+                              4 * static_cast<i64>(slab.chunks.size()), slab.stream);
+        } else {
+            driver_.copy_up(slab.device, slab.pinned, slab.used, slab.stream);
+            write_scatter(slab, slab.device, table);
+        }
+    }
+    driver_.record(slab.done, slab.stream);
+}
+
+void Device::launch_decoders(Slab &slab) {
+    const lc_decode_plan &plan = *slab.plan;
+    const i64 count = static_cast<i64>(slab.chunks.size());
+    u8 *memory = slab.words + TABLE_NBYTES;
+    i64 *counters = reinterpret_cast<i64 *>(memory);
+    std::fill(counters, counters + COUNTERS, 0);
+    counters[0] = plan.counter ? count : 0;
+    Record *records = reinterpret_cast<Record *>(memory + 8 * COUNTERS);
+    i64 *places = reinterpret_cast<i64 *>(records + count);
+    Order *orders = reinterpret_cast<Order *>(places + count);
+    for (i64 n = 0; n < count; ++n) {
+        const StagedChunk &chunk = slab.chunks[static_cast<size_t>(n)];
+        const i64 place = n * plan.chunk_room;
+        records[n] = {chunk.source,
+                      chunk.nbytes - plan.checksum_nbytes,
+                      place,
+                      plan.target_nbytes,
+                      static_cast<int32_t>(n),
+                      static_cast<int32_t>(plan.codec)};
+        places[n] = place;
+        orders[n] = {};
+        if (plan.shuffle)
+            orders[n] = {place,
+                         place,
+                         plan.chunk_nbytes,
+                         static_cast<u32>(plan.chunk_nbytes),
+                         static_cast<u32>(plan.shuffle),
+                         1,
+                         static_cast<int32_t>(n)};
+    }
+    const i64 records_nbytes = 8 * COUNTERS + count * (2 * RECORD_NBYTES + 8);
+    u8 *zeros = memory + RECORDS_NBYTES;
+    std::memset(zeros, 0, static_cast<size_t>(4 * count));
+    const auto at = [&](i64 offset) { return slab.device + static_cast<DevicePointer>(offset); };
+    driver_.copy_up(slab.device, slab.pinned, plan.stored + slab.used + MARGIN, slab.stream);
+    driver_.copy_up(at(plan.words), memory, records_nbytes, slab.stream);
+    driver_.copy_up(at(plan.status), zeros, 4 * count, slab.stream);
+    for (i64 n = 0; n < plan.launch_count; ++n) {
+        const lc_launch &launch = plan.launches[count * plan.launch_count + n];
+        u64 values[LC_MAX_ARGUMENTS];
+        void *arguments[LC_MAX_ARGUMENTS];
+        for (i64 k = 0; k < launch.argument_count; ++k) {
+            const auto &rule = launch.arguments[k];
+            values[k] = static_cast<u64>(rule.constant) + static_cast<u64>(rule.base) * slab.device +
+                        static_cast<u64>(rule.status) * at(plan.status);
+            arguments[k] = &values[k];
+        }
+        driver_.launch(launch.function, launch.grid_x, launch.grid_y, launch.block, launch.shared, slab.stream,
+                       arguments);
+    }
+}
+
+// Write the tables of the scatter kernels, copy them up and launch; kernels of the same conversion and rank together.
+i64 Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words) {
+    struct Launch {
+        const lc_scatter *scatter;
+        i64 unit, headers_at, rows_at, count, largest;
+    };
+    std::vector<u32> order(slab.rows.size());
+    for (u32 n = 0; n < order.size(); ++n) order[n] = n;
+    const auto kind = [&](u32 n) { return slab.rows[n].batch->scatter; };
+    std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return kind(a) < kind(b); });
+    std::vector<Launch> launches;
+    i64 end = 0;  // in words
+    i64 *table = reinterpret_cast<i64 *>(slab.words);
+    for (size_t first = 0, last; first < order.size(); first = last) {
+        const lc_scatter &scatter = *kind(order[first]);
+        for (last = first; last < order.size() && kind(order[last]) == &scatter;) ++last;
+        const i64 rank = scatter.rank, inner = scatter.axes[rank - 1];
+        const Geometry &one = *slab.rows[order[first]].batch->regions.geometry;
+        const i64 itemsize = one.itemsize;
+        const i64 target_itemsize = dtype_nbytes(slab.rows[order[first]].batch->regions.conversion.target);
+        // The widest unit that divides all strides, offsets and rows of neighbours.
+        i64 bits = 16;
+        bool widens = scatter.is_copy;
+        std::map<std::pair<Batch *, i64>, i64> headers;
+        for (size_t n = first; n < last; ++n) {
+            const Row &row = slab.rows[order[n]];
+            const Geometry &geometry = *row.batch->regions.geometry;
+            const i64 *strides = row.batch->regions.strides.data() + row.region * geometry.rank;
+            headers.try_emplace({row.batch, row.region}, static_cast<i64>(headers.size()));
+            widens = widens && geometry.chunk_strides[inner] == itemsize &&
+                     (strides[inner] == itemsize || row.extent[inner] == 1);
+            for (i64 k = 0; k + 1 < rank; ++k)
+                bits |= geometry.chunk_strides[scatter.axes[k]] | strides[scatter.axes[k]];
+            bits |= reinterpret_cast<i64>(row.target) | row.extent[inner] * itemsize | std::max<i64>(row.source, 0);
+        }
+        const i64 unit = widens ? std::max(itemsize, bits & -bits) : itemsize;
+        const i64 target_unit = scatter.is_copy ? unit : target_itemsize, wide = unit / itemsize;
+        Launch launch{&scatter, unit, end, 0, static_cast<i64>(last - first), 0};
+        const i64 header_words = 2 * rank + 2, row_words = 3 + rank;
+        for (const auto &[key, number] : headers) {
+            const Regions &regions = key.first->regions;
+            i64 *to = table + end + number * header_words;
+            for (i64 k = 0; k < rank; ++k) {
+                const bool neighbours = k == rank - 1 && wide > 1;
+                to[k] = neighbours ? 1 : regions.geometry->chunk_strides[scatter.axes[k]] / unit;
+                const i64 stride =
+                    regions.strides[static_cast<size_t>(key.second * regions.geometry->rank + scatter.axes[k])];
+                to[rank + k] = neighbours ? 1 : stride / target_unit;
+            }
+            std::memcpy(to + 2 * rank, regions.fill, 16);
+        }
+        end += static_cast<i64>(headers.size()) * header_words;
+        launch.rows_at = end;
+        for (size_t n = first; n < last; ++n) {
+            const Row &row = slab.rows[order[n]];
+            i64 *to = table + end, units = 1;
+            to[0] = row.source < 0 ? -1 : row.source / unit;
+            to[1] = reinterpret_cast<i64>(row.target);
+            to[2] = headers[{row.batch, row.region}];
+            for (i64 k = 0; k < rank; ++k) {
+                to[3 + k] = row.extent[scatter.axes[k]] / (k == rank - 1 ? wide : 1);
+                units *= to[3 + k];
+            }
+            launch.largest = std::max(launch.largest, units);
+            end += row_words;
+        }
+        end = (end + 1) / 2 * 2;
+        launches.push_back(launch);
+    }
+    driver_.copy_up(words, slab.words, 8 * end, slab.stream);
+    for (const Launch &launch : launches) {
+        const i64 blocks = (launch.largest + BLOCK * PER_THREAD - 1) / (BLOCK * PER_THREAD);
+        u64 values[3] = {source, words + static_cast<u64>(8 * launch.headers_at),
+                         words + static_cast<u64>(8 * launch.rows_at)};
+        u32 per_box = static_cast<u32>(blocks);
+        void *arguments[4] = {&values[0], &values[1], &values[2], &per_box};
+        int slot = 0;
+        while ((i64(1) << slot) < launch.unit) ++slot;
+        driver_.launch(launch.scatter->functions[slot], blocks * launch.count, 1, BLOCK, 0, slab.stream, arguments);
+    }
+    return end;
+}
+
+// The thread that waits for slabs.
+void Device::loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        started_.wait(lock, [this] { return ending_ || !under_way_.empty(); });
+        if (under_way_.empty()) return;
+        Slab *slab = under_way_.front();
+        under_way_.pop_front();
+        lock.unlock();
+        if (slab->error.empty()) {
+            try {
+                driver_.use_context(reinterpret_cast<void *>(record_.context));
+                driver_.await(slab->done);
+            } catch (const std::exception &error) {
+                slab->error = error.what();
+            }
+        }
+        end(*slab);
+        lock.lock();
+        --busy_;
+        free_.push_back(slab);
+        freed_.notify_all();
+        lock.unlock();
+        reader_.note_progress();
+        lock.lock();
+    }
+}
+
+// Decode on the host what the device gave up.
+class Retry : public Work {
+public:
+    Retry(Reader &reader, StagedChunk chunk, std::vector<u8> stored, std::vector<Row> rows)
+        : reader_(reader), chunk_(std::move(chunk)), stored_(std::move(stored)), rows_(std::move(rows)) {}
+    bool claim(i64 &step) override {
+        step = 0;
+        return !claimed_.exchange(true);
+    }
+    bool has_more() const override { return !claimed_.load(); }
+    void run(i64) noexcept override {
+        const std::shared_ptr<Reader> held = reader_.shared_from_this();
+        reader_.decode_again(chunk_, stored_, rows_);
+        chunk_.wave.reset();
+        reader_.device()->flush();
+        reader_.device()->end_retry();
+        reader_.note_progress();
+    }
+
+private:
+    Reader &reader_;
+    StagedChunk chunk_;
+    std::vector<u8> stored_;
+    std::vector<Row> rows_;
+    std::atomic<bool> claimed_{false};
+};
+
+void Device::end(Slab &slab) {
+    if (!slab.error.empty()) {
+        lc_error error{};
+        error.code = LC_DEVICE;
+        slab.error.copy(error.text, sizeof error.text - 1);
+        for (const Row &row : slab.rows) row.job->fail(error);
+    }
+    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS);
+    std::vector<char> again(slab.rows.size(), 0);
+    for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
+        StagedChunk &chunk = slab.chunks[n];
+        if (!status[n]) continue;
+        try {
+            const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
+            std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
+                                  slab.rows.begin() + chunk.first_row + chunk.rows);
+            for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
+            auto retry =
+                std::make_shared<Retry>(reader_, chunk, std::vector<u8>(from, from + chunk.nbytes), std::move(rows));
+            begin_retry();
+            if (Pool::shared().add(std::move(retry), false)) {
+                end_retry();
+                throw std::bad_alloc();
+            }
+            std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
+        } catch (const std::exception &) {
+            lc_error error{};
+            error.code = LC_MEMORY;
+            for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
+        }
+    }
+    decoding_ -= static_cast<i64>(slab.chunks.size());
+    for (size_t n = 0; n < slab.rows.size(); ++n)
+        if (!again[n]) reader_.settle(*slab.rows[n].job, 1);
+    slab.rows.clear();
+    slab.chunks.clear();
+    slab.waves.clear();
+    slab.error.clear();
+    slab.used = slab.reserved_rows = slab.reserved_chunks = 0;
+}
+
+}  // namespace lc

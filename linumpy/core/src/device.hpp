@@ -1,0 +1,113 @@
+// Slabs on their way to a device: filled by the pool's threads, copied, decoded and scattered on a stream of their own.
+//
+// A slab is pinned host memory, device memory, and a stream. Threads reserve a range of the open slab of a kind (raw, or
+// one decode plan), fill it, and commit the rows that it serves. A full slab is sealed; the last thread that fills it
+// queues its copies and kernels. One thread waits for the ends of slabs, in order, and settles their jobs.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "driver.hpp"
+#include "reader.hpp"
+
+namespace lc {
+
+// One box that the scatter kernel copies.
+struct Row {
+    Batch *batch;
+    Job *job;
+    u8 *target;
+    i64 region, source;  // first byte, from where raw or decoded chunks begin in the slab; -1: fill value
+    i64 extent[LC_MAX_RANK];
+};
+
+// A stored chunk that the device decodes, with what the host needs to decode it in the device's place.
+struct StagedChunk {
+    std::shared_ptr<Wave> wave;
+    u32 object, chunk;
+    i64 offset, nbytes;  // in the stored object
+    i64 source;  // first byte in the slab's stored bytes
+    u32 first_row, rows;
+};
+
+struct Slab {
+    const lc_decode_plan *plan = nullptr;  // null: raw
+    u8 *pinned = nullptr, *words = nullptr;
+    DevicePointer device = 0;
+    Stream stream = nullptr;
+    Event done = nullptr;
+    i64 used = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
+    std::vector<Row> rows;
+    std::vector<StagedChunk> chunks;
+    std::vector<std::shared_ptr<Wave>> waves;
+    std::string error;
+};
+
+// A range of a slab that one thread fills. `chunk` is the number of the first chunk that it may commit.
+struct Range {
+    Slab *slab = nullptr;
+    u8 *memory = nullptr;
+    i64 offset = 0, chunk = 0;
+};
+
+class Device {
+public:
+    // Rows of a slab at most.
+    static constexpr i64 MOST_ROWS = 4096;
+
+    Device(const lc_device &record, Reader &reader);
+    ~Device();
+    Device(const Device &) = delete;
+    Device &operator=(const Device &) = delete;
+
+    // Bytes that one range may have.
+    i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
+    // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile.
+    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
+    // Hand over what a range holds, with the wave that its rows refer to; or give it up.
+    void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
+                std::vector<StagedChunk> chunks = {});
+    void give_up(Range range) { commit(range, nullptr, {}); }
+    // Start what is in open slabs.
+    void flush();
+    // Whether nothing is under way; the lock of the reader is not needed.
+    bool idle();
+    i64 device_nbytes() const { return held_nbytes_.load(); }
+    i64 chunks_in_flight() const { return decoding_.load(); }
+    void begin_retry() { ++retries_; }
+    void end_retry() { --retries_; }
+
+private:
+    Slab *free_slab();
+    Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
+    void allocate(Slab &slab);
+    void release_memory();
+    void start(Slab *slab);
+    void queue(Slab &slab);
+    i64 write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
+    void launch_decoders(Slab &slab);
+    void loop();
+    void end(Slab &slab);
+
+    lc_device record_;
+    Reader &reader_;
+    const Driver &driver_;
+    std::mutex mutex_, starting_;
+    std::condition_variable freed_, started_;
+    std::vector<std::unique_ptr<Slab>> slabs_;
+    std::vector<Slab *> free_;
+    std::unordered_map<const lc_decode_plan *, Slab *> open_;
+    std::deque<Slab *> under_way_;
+    std::atomic<i64> held_nbytes_{0}, decoding_{0}, retries_{0};
+    i64 busy_ = 0;
+    bool ending_ = false;
+    std::thread thread_;
+};
+
+}  // namespace lc
