@@ -81,6 +81,11 @@ def images(seed=0):
     return Images.of(made)
 
 
+def without_distributions(images):
+    """Those of the images whose pixels are drawn uniformly."""
+    return Images.of([one for one in images.images if one.pixel_cdf is None])
+
+
 def to_device(images, asarray):
     """The same images with their arrays on a device."""
     from dataclasses import replace

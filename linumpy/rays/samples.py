@@ -47,7 +47,8 @@ class RaySamples:
     ray_indices : (rays,) uint32
         The number of each ray among those drawn: its random numbers begin at 8 times that.
     rays : (rays, 6) float32
-        Origin and direction in the world's units; of length 1 unless ``unit_directions=False``.
+        Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``, and those
+        that were given to :func:`march` stay as they are.
     n_steps : (rays,) int32
         Number of samples.
     base : (rays,) int64

@@ -142,7 +142,7 @@ class Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, "rgb_sigma of torch, dt of numpy, base of numpy, n_steps of numpy: give all as tensors; torch.from_dlpack"),
+        ({}, "rgb_sigma of torch, dt of numpy, base of numpy, n_steps of numpy: give all as tensors"),
         ({1: Tensor(), 2: Tensor()}, "rgb_sigma, dt, base of torch, n_steps of numpy: give all"),
         ({0: np.zeros((9, 4), "f4"), 3: Tensor()}, "n_steps of torch, rgb_sigma of numpy, dt of numpy"),
         (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emulator import COMPILER, Kernel, emulated, library
 from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
-from ray_scenes import BOX, grid, images, to_device
+from ray_scenes import BOX, grid, images, to_device, without_distributions
 
 from linumpy.gpu.kernels import source_text
 from linumpy.rays import PCG32, compositing, generate_training_samples, launch, march, samples
@@ -103,11 +103,12 @@ def test_the_structures_are_laid_out_as_in_c():
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
 @pytest.mark.parametrize(("kind", "mips"), [("sparse", 2), ("blobs", 2), ("full", 3), ("empty", 2)])
 def test_rays_of_images_are_those_of_the_cpu(by_kernel, steps, kind, mips):
-    where = grid(kind, mips)
+    where, scene = grid(kind, mips), images() if kind in ("sparse", "full") else without_distributions(images())
+    assert scene.weighted == (kind in ("sparse", "full"))
     options = {"train_envmap": kind != "full", "snap_to_pixel_centers": kind == "blobs", **steps}
-    expected = generate(where=where, **options)
+    expected = generate(scene, where, **options)
     by_kernel()
-    assert_same(generate(where=where, deterministic=True, **options), expected)
+    assert_same(generate(scene, where, deterministic=True, **options), expected)
     assert kind == "empty" or expected.n_samples > 1500
 
 
@@ -261,10 +262,10 @@ def test_without_races_or_undefined_behaviour(by_kernel, ordered):
         made = library(source_text(spec.source, spec.package), spec.defines, (spec.name,), True)
         return Kernel(getattr(made, f"emulate_{spec.name}"))
 
-    where = grid("blobs")
-    expected = generate(where=where, n_rays=150)
+    where, options = grid("blobs"), {"n_rays": 150, "per_sample": True, "unit_directions": False}
+    expected = generate(where=where, **options)
     by_kernel(2, checked)
-    assert_same(in_order(generate(where=where, n_rays=150, deterministic=ordered)), expected)
+    assert_same(in_order(generate(where=where, deterministic=ordered, **options)), expected)
 
 
 @pytest.mark.parametrize(("spec", "architecture"), compilations([*SPECS, *COMPOSITES]))
@@ -294,7 +295,7 @@ def test_the_grid_of_the_kernel_is_that_of_python():
 @pytest.mark.parametrize("kind", [pytest.param("sparse", marks=pytest.mark.sanitize), "blobs"])
 def test_the_same_on_a_device(device, many, kind, steps):
     cupy = device
-    where, scene = grid(kind), images()
+    where, scene = grid(kind), images() if kind == "blobs" else without_distributions(images())
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
     uploaded = to_device(scene, cupy.asarray)
     options = {"n_rays": many, "max_samples": 2_000_000, "per_sample": kind == "blobs", **steps}
@@ -307,8 +308,9 @@ def test_the_same_on_a_device(device, many, kind, steps):
     assert isinstance(found.n_samples, cupy.ndarray)
     assert_same(found, expected)
     found = generate(uploaded, there, **options)
-    host = {one.name: getattr(found, one.name) for one in fields(found)}
-    assert_same(in_order(samples.RaySamples(**{k: v if v is None else cupy.asnumpy(v) for k, v in host.items()})), expected)
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    host = {name: None if value is None else cupy.asnumpy(value) for name, value in values.items()}
+    assert_same(in_order(samples.RaySamples(**host)), expected)
     rays, jitter = given_rays(many)
     options = {"aabb": BOX, "max_samples": 2_000_000, "min_step": 0.006, **steps}
     expected = march(rays, where, jitter=jitter, **options)

@@ -243,7 +243,9 @@ def test_memory_decides_on_the_layout(monkeypatch):
         DeviceVolume(voxels, layout="tiles")
 
 
-@pytest.mark.parametrize(("limit", "layout"), [(0, "cells"), (300, "cells"), (200, "quads"), (101, "rows"), (50, "rows")])
+@pytest.mark.parametrize(
+    ("limit", "layout"), [(0, "cells"), (300, "cells"), (200, "quads"), (101, "rows"), (50, "rows")]
+)
 def test_the_limit_of_the_memory_pool_decides_on_the_layout(monkeypatch, limit, layout):
     """A volume, of which 100 are used, on a device with plenty of free memory."""
     voxels = random_volume()

@@ -75,8 +75,8 @@ __device__ inline bool make_source(const Batch &batch, int index, Source &source
     source.u = number[0], source.v = number[1], source.pdf[0] = 1.0f;
 #if WEIGHTED
     if (batch.image_cdf)
-        source.pdf[0] = probability_of(batch.image_cdf, batch.n_images, source.image) *
-                        static_cast<float>(batch.n_images);
+        source.pdf[0] =
+            probability_of(batch.image_cdf, batch.n_images, source.image) * static_cast<float>(batch.n_images);
 #endif
     draw_pixel(image, batch.snap, source.u, source.v, column, row, source.pdf[1]);
     if (!read_pixel(image, batch.linear, column, row, source.rgba)) return false;

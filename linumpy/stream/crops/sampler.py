@@ -329,7 +329,7 @@ def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> N
     if len(histogram.shape) != len(full) or not all(map(_is_level, histogram.shape, full)):
         raise InvalidArgument(
             f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass that of an array "
-            f"which covers the same space, in voxels whose sizes are whole multiples: labels of this shape, a coarse level"
+            f"which covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
         )
 
 
