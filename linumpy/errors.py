@@ -44,6 +44,10 @@ class ResumeError(LinumpyError, FileExistsError):
     """An unfinished result is in the way: of another request, or one that another run is writing just now."""
 
 
+class WorkerError(LinumpyError, RuntimeError):
+    """A worker of a dask cluster cannot do its part; the message names the worker and what it lacks."""
+
+
 class VoxelSessionError(LinumpyError, RuntimeError):
     """A voxel session stopped half way; the message names the planes that are done, and its cause is attached."""
 
