@@ -207,14 +207,12 @@ def survey(client: Any, needs: Needs) -> Capacity:
 
 def _wait_for_a_worker(client: Any) -> None:
     """Wait with a task in the queue: without one, an adaptive cluster starts no worker."""
-    from distributed import wait
-
     future = client.submit(os.getpid, pure=False)
     try:
-        wait([future], _WARN_SECONDS)
+        future.result(_WARN_SECONDS)
     except TimeoutError:
         log.warning("the dask cluster %s has no worker yet; waiting for one", client.scheduler.address)
-        wait([future])
+        future.result()
 
 
 def _sent(name: str) -> Callable[..., Any]:
@@ -318,7 +316,7 @@ def make_blocks_on(
     queue = deque(blocks)
     payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
     threads = _Threads(client)
-    under_way = as_completed()
+    under_way = as_completed(loop=client.loop)
     pending: dict[Any, Block] = {}
 
     def submit() -> None:
