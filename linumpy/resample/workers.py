@@ -189,30 +189,26 @@ def survey(client: Any, needs: Needs) -> Capacity:
     GpuUnavailableError
         ``"cuda"`` was asked for, and a worker has none.
     """
-    payload = pickle.dumps(needs)
-    answers: dict[str, Any] = {}
-    while not answers:  # an adaptive cluster may stop a worker at any time
-        _wait_for_a_worker(client)
-        found = client.run(_sent("answer"), payload, on_error="return")
-        answers = {address: one for address, one in found.items() if not isinstance(one, OSError)}
-    for address, answer in answers.items():
-        if isinstance(answer, BaseException):
-            raise WorkerError(f"worker {address} does not answer: {answer!r}") from answer
-        if isinstance(answer, str):
-            raise WorkerError(answer)
-        if answer["refused"]:
-            raise GpuUnavailableError(f"worker {address} on {answer['host']}: {answer['no_gpu']}")
-    return _capacity(answers)
-
-
-def _wait_for_a_worker(client: Any) -> None:
-    """Wait with a task in the queue: without one, an adaptive cluster starts no worker."""
-    future = client.submit(os.getpid, pure=False)
+    ask, payload = _sent("answer"), pickle.dumps(needs)
+    # A task in the queue: without one, an adaptive cluster starts no worker.
+    first = client.submit(ask, payload, pure=False)
     try:
-        future.result(_WARN_SECONDS)
+        answers = [first.result(_WARN_SECONDS)]
     except TimeoutError:
         log.warning("the dask cluster %s has no worker yet; waiting for one", client.scheduler.address)
-        future.result()
+        answers = [first.result()]
+    for address, one in client.run(ask, payload, on_error="return").items():
+        if isinstance(one, OSError):
+            continue  # it has just left, as the one that answered first may have
+        if isinstance(one, BaseException):
+            raise WorkerError(f"worker {address} does not answer: {one!r}") from one
+        answers.append(one)
+    for one in answers:
+        if isinstance(one, str):
+            raise WorkerError(one)
+        if one["refused"]:
+            raise GpuUnavailableError(f"worker {one['address']} on {one['host']}: {one['no_gpu']}")
+    return _capacity({one["address"]: one for one in answers})
 
 
 def _sent(name: str) -> Callable[..., Any]:
@@ -254,6 +250,7 @@ def answer(payload: bytes, _: int, worker: Any) -> Any:
     if not no_gpu:
         device, free = require_cuda().cuda.Device().pci_bus_id, free_memory()
     return {
+        "address": worker.address,
         "host": socket.gethostname(),
         "threads": worker.state.nthreads,
         "limit": int(worker.memory_manager.memory_limit or 0),
