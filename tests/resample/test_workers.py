@@ -6,9 +6,7 @@ import functools
 import itertools
 import os
 import random
-import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -247,6 +245,23 @@ def test_a_client_of_an_event_loop_is_one_clear_error(source, tmp_path, cluster)
 # Workers that lack something. What they lack is taken from one of two that have it all.
 
 
+def replace(owner, name, make):
+    """Put another function in the place of one, on a worker, until `restore`."""
+    import sys
+
+    before = getattr(owner, name)
+    setattr(owner, name, make(before))
+    sys.linumpy_tests = [*getattr(sys, "linumpy_tests", []), lambda: setattr(owner, name, before)]
+
+
+def restore():
+    import sys
+
+    for one in reversed(getattr(sys, "linumpy_tests", [])):
+        one()
+    sys.linumpy_tests = []
+
+
 def forget_linumpy():
     """As on a machine where it is not installed."""
     import sys
@@ -257,7 +272,7 @@ def forget_linumpy():
             if name.split(".")[0] == "linumpy":
                 raise ModuleNotFoundError("No module named 'linumpy'")
 
-    sys.meta_path.insert(0, Missing)
+    replace(sys, "meta_path", lambda path: [Missing, *path])
     for name in [name for name in sys.modules if name.split(".")[0] == "linumpy"]:
         del sys.modules[name]
 
@@ -266,28 +281,25 @@ def hide(part):
     """As on a machine without the disk of the folders whose names hold a text."""
     import os
 
-    there = os.path.isdir
-    os.path.isdir = lambda path: part not in str(path) and there(path)
+    replace(os.path, "isdir", lambda there: lambda path: part not in str(path) and there(path))
 
 
 def protect(part):
     import os
 
-    allowed = os.access
-    os.access = lambda path, mode: part not in str(path) and allowed(path, mode)
+    replace(os, "access", lambda allowed: lambda path, mode: part not in str(path) and allowed(path, mode))
 
 
 def another_version():
     import linumpy.resample.workers as workers
 
-    workers.__version__ = "0.0.9"
+    replace(workers, "__version__", lambda _: "0.0.9")
 
 
 def another_source(part):
     import linumpy.resample.workers as workers
 
-    digest = workers.metadata_digest
-    workers.metadata_digest = lambda folder: "another" if part in folder else digest(folder)
+    replace(workers, "metadata_digest", lambda one: lambda folder: "another" if part in folder else one(folder))
 
 
 LACKING = {
@@ -305,18 +317,12 @@ LACKING = {
 
 @contextlib.contextmanager
 def one_of(client):
-    """One of the workers; afterwards its process is ended, so that its nanny starts another one."""
-    processes = client.run(os.getpid)
-    address = min(processes)
+    """One of the workers; what was replaced there is put back afterwards."""
+    address = min(client.run(os.getpid))
     try:
         yield address
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(processes[address], signal.SIGKILL)
-        end = time.monotonic() + 60
-        while address in client.nthreads() and time.monotonic() < end:
-            time.sleep(0.01)
-        client.wait_for_workers(2, timeout=60)
+        client.run(restore)
 
 
 @pytest.mark.parametrize("name", LACKING)
@@ -352,7 +358,7 @@ def test_a_gpu_that_a_worker_lacks(source, tmp_path, client):
 
 def test_a_block_too_large_for_a_worker_that_comes_later(source, tmp_path, client):
     def shrink(dask_worker):
-        dask_worker.memory_manager.memory_limit = 10_000
+        replace(dask_worker.memory_manager, "memory_limit", lambda _: 10_000)
 
     seen = itertools.count()
     with one_of(client) as address:
@@ -372,7 +378,7 @@ def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
         def make_block(*_):
             raise OSError(5, "Input/output error", "a chunk")
 
-        workers.make_block = make_block
+        replace(workers, "make_block", lambda _: make_block)
 
     with one_of(client) as address:
         client.run(fail, workers=[address])
@@ -382,6 +388,8 @@ def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
 
 
 def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
+    """The last test of this module, since it ends a process that all of them share."""
+
     def die(dask_worker):
         import os
 
@@ -389,11 +397,8 @@ def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
 
         workers.make_block = lambda *_: os.kill(os.getpid(), 9)
 
-    allowed, cluster.scheduler.allowed_failures = cluster.scheduler.allowed_failures, 0
-    try:
-        with one_of(client) as address:
-            client.run(die, workers=[address])
-            with pytest.raises(WorkerError, match=rf"the last of them {address}: .* smaller device_memory="):
-                resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
-    finally:
-        cluster.scheduler.allowed_failures = allowed
+    cluster.scheduler.allowed_failures = 0
+    address = min(client.run(os.getpid))
+    client.run(die, workers=[address])
+    with pytest.raises(WorkerError, match=rf"the last of them {address}: .* smaller device_memory="):
+        resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
