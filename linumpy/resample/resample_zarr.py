@@ -138,7 +138,8 @@ def resample_zarr(
         Where blocks are made. With `distributed` this is asked of the workers.
     device_memory : int, optional
         Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
-        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
+        on each worker, for one thread of it, and no more than fits beside its other threads in the worker's memory
+        limit. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
         is taken beyond it: about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to
         100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
@@ -148,9 +149,10 @@ def resample_zarr(
         power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
-    distributed : distributed.Client, optional
-        Makes the blocks on its workers, which must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or
-        CPUs. Blocks of a lost worker are made again by the others.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Makes the blocks on its workers, which need linumpy and
+        must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Blocks of a lost worker are made
+        again by the others; workers that come later take part, so the cluster may be adaptive.
 
     Returns
     -------
@@ -172,6 +174,9 @@ def resample_zarr(
         Not even a block of one chunk (or shard) fits `device_memory`.
     GpuUnavailableError
         ``device="cuda"`` and there is none.
+    WorkerError
+        A worker of `distributed` lacks linumpy, a disk or memory; the message names it. The same call goes on with what
+        is there.
 
     Notes
     -----
