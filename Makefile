@@ -85,4 +85,5 @@ $(VENV)/.has-lint: pyproject.toml
 	$(INSTALL) lint
 
 clean:
-	rm -rf $(VENV) demo-out bench-out build dist *.egg-info
+	$(INSTALL) clean
+	rm -rf demo-out bench-out build dist *.egg-info

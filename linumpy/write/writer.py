@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
+from linumpy.errors import not_pickled
 from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -188,6 +189,9 @@ class OmeZarrWriter:
         self._chunks: list[Chunks] = []
         self._threads = writing_threads()
         self._on_device = self._at_work = False
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send regions to the process that has it, which alone makes the image complete")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ import time
 import weakref
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from linumpy.errors import not_pickled
 from linumpy.gpu.loop.report import ReadReport
 
 if TYPE_CHECKING:
@@ -140,6 +141,9 @@ class Ticket:
         self.counts = JobCounts()
         self.portions = 1  # requests that are not over yet
         self.together: list[Together] = []  # of its requests, until it is over
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the array that result() returns")
 
     def result(self, stream: Any = None) -> Any:
         """Wait until the region has been read, and return its array.

@@ -12,12 +12,12 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from linumpy.device import require_cuda
-from linumpy.errors import UnsupportedLayoutError
+from linumpy.errors import UnsupportedLayoutError, not_pickled
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.loop.alone import FEW_CHUNKS
 from linumpy.gpu.loop.clock import Times
@@ -152,6 +152,9 @@ class Reader:
         self._loop = Loop(make_staging, self.limits, context, describe, int(cache_bytes), timed=timed)
         self._loop.start()
         weakref.finalize(self, _close_loop, self._loop, self._process)
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the path of the array, and make a Reader there")
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
