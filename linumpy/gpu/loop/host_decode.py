@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from linumpy.gpu.loop.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.io.reads.plain_reads import version
 
+Result = TypeVar("Result")
+
 
 class PendingDecodes:
     """Chunks that are being decoded.
@@ -27,11 +30,16 @@ class PendingDecodes:
     Parameters
     ----------
     tasks : list of Future
-        Each gives an error or None for each of its chunks.
+        Each gives an error or None for each of its chunks, and the seconds that it has decoded for.
+
+    Attributes
+    ----------
+    seconds : float
+        Of all threads together, reading not counted in; known when they have ended.
     """
 
-    def __init__(self, tasks: list[Future[list[Exception | None]]]) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: list[Future[tuple[list[Exception | None], float]]]) -> None:
+        self._tasks, self.seconds = tasks, 0.0
 
     def done(self) -> bool:
         """Say whether all have ended."""
@@ -39,7 +47,9 @@ class PendingDecodes:
 
     def wait(self) -> list[Exception | None]:
         """Wait for all; return an error for each chunk, None where it was decoded."""
-        return [error for task in self._tasks for error in task.result()]
+        results = [task.result() for task in self._tasks]
+        self.seconds = sum(seconds for _, seconds in results)
+        return [error for errors, _ in results for error in errors]
 
     def abandon(self) -> None:
         """Wait until nothing is written any more."""
@@ -71,7 +81,7 @@ class DecodePool:
             self.close()
             raise
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    def submit(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Let one of the threads make a call."""
         return self._threads().submit(call, *arguments)
 
@@ -87,27 +97,31 @@ class DecodePool:
             self._pool = None
 
 
-def _decode_some(part: Part, rows: list[tuple[int, int]]) -> list[Exception | None]:
+def _decode_some(part: Part, rows: list[tuple[int, int]]) -> tuple[list[Exception | None], float]:
     """Decode spans to addresses; one that fails leaves the others as they are."""
     errors: list[Exception | None] = []
+    seconds = 0.0
     for span, address in rows:
         try:
             buffer = (ctypes.c_ubyte * part.layout.chunk_nbytes).from_address(address)
-            _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
+            seconds += _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
             errors.append(None)
         except Exception as error:
             errors.append(error)
-    return errors
+    return errors, seconds
 
 
-def _decode(part: Part, span: int, buffer: np.ndarray) -> None:
+def _decode(part: Part, span: int, buffer: np.ndarray) -> float:
+    """Read and decode a chunk; return the seconds that decoding took."""
     chain = part.layout.chain
     assert chain is not None
     stored = _read(part, span)
+    begin = time.perf_counter()
     try:
         decode_chunk(chain, stored, buffer)
     except DecodeError as error:
         raise ChunkError(f"{part.chunk_name(span)} cannot be decoded ({chain}): {error}") from error
+    return time.perf_counter() - begin
 
 
 def _read(part: Part, span: int) -> bytes:

@@ -51,7 +51,7 @@ class ReaderStats:
     jobs, chunks, boxes, slabs : int
         Jobs that are over; chunks read; boxes cut; slabs.
     bytes_read : int
-        Stored bytes.
+        Stored bytes of chunks, those that the host decodes counted in, shard indexes not.
     layout_hits, layout_misses, index_hits, index_misses : int
         Of arrays that were opened before, and of shard indexes.
     file_hits, file_misses : int
@@ -64,6 +64,10 @@ class ReaderStats:
         Device memory that is held for slabs and kept chunks.
     times : Times
         Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded.
+    host_decode_seconds : float
+        What that took, of all threads together.
     """
 
     jobs: int
@@ -84,6 +88,8 @@ class ReaderStats:
     cache_misses: int
     device_bytes: int
     times: Times
+    chunks_decoded_by_host: int
+    host_decode_seconds: float
 
 
 class Reader:
@@ -254,7 +260,7 @@ class Reader:
         target = cast_dtype(layout.dtype, out.dtype)
         with _context_of(self._cupy, self.device):
             ready = self._recorded(self._current_stream())
-        ticket = Ticket(out, layout.name, self._order, None)
+        ticket = Ticket(out, layout.name, self._order, None, self._loop.life)
         if not len(start):
             ticket.settle([], None)
             return ticket
@@ -304,7 +310,7 @@ class Reader:
             home = self._current_stream()
             array = self._output(out, box.shape, target)
             ready = self._recorded(home)
-        ticket = Ticket(array, layout.name, self._order, home if out is None else None)
+        ticket = Ticket(array, layout.name, self._order, home if out is None else None, self._loop.life)
         ticket.timed = timed
         strides = array.strides
         if len(strides) < len(box.kept):
@@ -372,7 +378,8 @@ class Reader:
             arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
             ready = self._recorded(home)
         own = home if outs is None else None
-        tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
+        life = self._loop.life
+        tickets = [Ticket(one, layouts[n].name, self._order, own, life) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
             ticket.timed = timed
         strides = strides_of(arrays, kept, start.shape)
@@ -424,6 +431,8 @@ class Reader:
             decoder=_decoder(layout, ticket),
             decode_seconds=decode,
             chunks_decoded_by_host=ticket.counts.by_host,
+            host_decode_seconds=ticket.counts.host_seconds,
+            reads_repeated=ticket.counts.reads_repeated,
         )
 
     def _seconds(self, layout: ArrayLayout, timings: list[Any]) -> tuple[float | None, float | None]:
@@ -468,6 +477,8 @@ class Reader:
             cache_misses=0 if cache is None else cache.misses,
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
             times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
+            chunks_decoded_by_host=int(counts["by_host"]),
+            host_decode_seconds=counts["host"],
         )
 
     @property

@@ -139,7 +139,7 @@ def test_it_is_done_and_told_as_other_jobs_are(array, done, times):
     assert done == [False, True, True][:times] if "shards" in str(array.metadata) else [True, True, True][:times]
     assert same(values, expected)
     assert same(values, array[REGION])
-    differs = {"plan_seconds", "read_seconds"}
+    differs = {"plan_seconds", "read_seconds", "host_decode_seconds"}
     if array.compressors:  # the other way does not tell of files whose chunks the host decodes
         assert told.files_opened == (1 if array.shards else 6)
         differs |= {"engine", "files_opened"}

@@ -217,7 +217,7 @@ def test_a_decoding_thread_that_cannot_be_started(tmp_path, monkeypatch):
     def slow(part, span, buffer):
         writing.wait(0.2)
         written.append(span)
-        real(part, span, buffer)
+        return real(part, span, buffer)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(host_decode, "_decode", slow)
