@@ -22,9 +22,9 @@ class ReadReport:
     source : str
         The array.
     backend : str
-        ``"linumpy"``: linumpy's own reader, which ``backend="kvikio"`` asks for; ``"zarr-gpu"``: zarr-python in its GPU
-        mode; ``"zarr-host"``: zarr-python into host memory, and one copy to the device; ``"zarr-python"``: a read by
-        :func:`linumpy.read_zarr` that stays in host memory.
+        ``"linumpy"``: linumpy's own reader; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python
+        into host memory, and one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays
+        in host memory.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str

@@ -31,6 +31,7 @@ from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, sh
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
+from linumpy.gpu.staging.engines import require_direct
 from linumpy.gpu.staging.host import HostStaging
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
@@ -109,14 +110,15 @@ class Reader:
     slab_nbytes : int, optional
         Bytes of a slab at most, by default what measured fastest.
     direct : bool
-        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
+        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it. What kvikio fails
+        to read so goes through pinned host memory, which is logged once and told in the report.
     timed : bool
         Whether :meth:`stats` tells how long the device copies, decodes and scatters: two events more a slab.
 
     Raises
     ------
     GpuUnavailableError
-        No CUDA device; ``device="cpu"`` needs none.
+        No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, the only thing that needs it.
     ValueError
         Less than 1 MiB of scratch, or an option that cannot be.
 
@@ -142,6 +144,8 @@ class Reader:
         scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
+        if direct and self.on_device:
+            require_direct()
         self._cupy = require_cuda() if self.on_device else None
         self.device: int | None = None
         if self._cupy is not None:

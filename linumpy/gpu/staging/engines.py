@@ -36,7 +36,7 @@ _HOST_TASK = 2**20
 LONG_READ_NBYTES = 2 * 2**20
 #: An error of kvikio's own, which does not say what the system's was.
 _UNNAMED = 2**16
-#: Errors of opening a file that are not the file's: of kvikio's own, and too many open files, which may be over when others are closed.
+#: Errors of opening a file that are not the file's: kvikio's own, and too many open files, which may pass.
 _NOT_THE_FILES = [-_UNNAMED, -errno.EMFILE, -errno.ENFILE, -errno.EAGAIN, -errno.ENOMEM]
 
 
@@ -169,7 +169,7 @@ def require_direct() -> None:
     """Raise :class:`~linumpy.errors.GpuUnavailableError` where nothing can read by GPUDirect Storage."""
     mode, reason = kvikio_mode()
     if mode == "none":
-        raise GpuUnavailableError(f"direct=True reads by GPUDirect Storage, which needs kvikio: {reason}: {install_line()}")
+        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
 
 
 class PendingReads:

@@ -92,8 +92,8 @@ class ReadResults:
     opened : numpy.ndarray of int64, (files,)
         0, or minus the ``errno`` with which the file could not be opened.
     before, after : numpy.ndarray of int64, (files, 4)
-        Inode (low 63 bits), size, time of writing in ns (low 63 bits) and ``st_mode`` of the open file, before its first
-        read and after its last one. Zeros where it could not be opened. They differ where any two looks at the file
+        Inode and time of writing in ns (63 bits of each), size and ``st_mode`` of the open file, before its first read
+        and after its last one. Zeros where it could not be opened. They differ where any two looks at the file
         differed. A file that cannot be looked at after its reads has failed reads, and the same row twice.
     """
 
