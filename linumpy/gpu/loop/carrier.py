@@ -212,6 +212,8 @@ class Carrier:
         errors = pending.wait()
         ((part, spans),) = work.rows
         part.together.host_seconds += pending.seconds
+        part.together.files_opened += len(spans)
+        self.engines.name = pending.name
         for name, count in (
             ("bytes_read", int(part.stored_nbytes[spans].sum())),
             ("by_host", len(spans)),

@@ -36,7 +36,11 @@ class PendingDecodes:
     ----------
     seconds : float
         Of all threads together, reading not counted in; known when they have ended.
+    name : str
+        What reads, for reports.
     """
+
+    name = "threads that pread each chunk and decode it"
 
     def __init__(self, tasks: list[Future[tuple[list[Exception | None], float]]]) -> None:
         self._tasks, self.seconds = tasks, 0.0
