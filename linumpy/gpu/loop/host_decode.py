@@ -19,7 +19,11 @@ import numpy as np
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.io.reads.call_thread import check_thread_memory
 from linumpy.io.reads.plain_reads import version
+
+#: Calls of a pool that may start another thread.
+_STARTING = 1024
 
 Result = TypeVar("Result")
 
@@ -70,35 +74,34 @@ class DecodePool:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
+        self.threads, self._calls = threads, 0
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, part: Part, spans: np.ndarray, addresses: np.ndarray) -> PendingDecodes:
         """Start to decode chunks to addresses, by no more tasks than there are threads: each costs Python."""
-        pool = self._threads()
         step = -(-len(spans) // self.threads)
         rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
         some = [rows[first : first + step] for first in range(0, len(rows), step)]
         try:
-            return PendingDecodes([pool.submit(_decode_some, part, mine) for mine in some])
+            return PendingDecodes([self.submit(_decode_some, part, mine) for mine in some])
         except BaseException:  # a thread cannot be started: wait for the others, which write to the addresses
             self.close()
             raise
 
     def submit(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Let one of the threads make a call."""
-        return self._threads().submit(call, *arguments)
-
-    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
-        return self._pool
+        if self._calls < _STARTING:  # by then it has all its threads
+            self._calls += 1
+            check_thread_memory()
+        return self._pool.submit(call, *arguments)
 
     def close(self) -> None:
         """Let the threads end."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-            self._pool = None
+            self._pool, self._calls = None, 0
 
 
 def _decode_some(part: Part, rows: list[tuple[int, int]]) -> tuple[list[Exception | None], float]:

@@ -26,6 +26,7 @@ from linumpy.gpu.loop.ticket import LoopLife, Together
 from linumpy.gpu.loop.wave import Part, parts_of
 from linumpy.gpu.loop.works import Cutter, Work
 from linumpy.io.budget import PROCESS, Share
+from linumpy.io.reads.call_thread import check_thread_memory
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Loop:
 
     def start(self) -> None:
         """Start the thread."""
+        check_thread_memory()
         self.life.lock.acquire()
         try:
             self._thread.start()
@@ -149,25 +151,26 @@ class Loop:
                     while self._step() or self._rest():
                         pass
                 except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
-                    self._note_failure(error)
-                    self._fail_everything(error)
+                    self._fail_everything(self._note_failure(error))
                     raise
                 finally:
                     self._shut()
         except BaseException as error:
-            self._note_failure(error)
+            failure = self._note_failure(error)
             # There may be no memory for any of this: then who waits learns it of `life`.
             with contextlib.suppress(BaseException):
-                _log.error("the reader's thread ended", exc_info=error)
+                _log.error("the reader's thread ended", exc_info=failure)
             with contextlib.suppress(BaseException):
-                self._fail_everything(error)
+                self._fail_everything(failure)
         finally:
             self.life.lock.release()
 
-    def _note_failure(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException) -> BaseException:
+        """Note why the loop ends, for those whom nobody can tell any more; return it."""
         self._closing = True
         if self.life.failure is None:
-            self.life.failure = error.__cause__ if isinstance(error, UncountedError) else error
+            self.life.failure = (error.__cause__ or error) if isinstance(error, UncountedError) else error
+        return self.life.failure
 
     def _open(self) -> None:
         staging = self._make_staging(_host_memory())

@@ -10,13 +10,35 @@ In: a :class:`Call`. Out: its result. Errors: those of the call; ``RuntimeError`
 from __future__ import annotations
 
 import atexit
+import mmap
 import queue
+import resource
 import threading
 from collections.abc import Callable
 from typing import Any
 
+#: Bytes of a thread's stack at most, where the C library goes by the limit of the process; and what its start takes.
+_MOST_STACK, _STARTED = 8 * 2**20, 2**20
 #: Seconds after which who waits looks again: an interrupt may have come to who was to wake it up.
 _LOOK_AGAIN = 0.1
+
+
+def check_thread_memory() -> None:
+    """Raise where a thread could be made, but would find no memory to begin.
+
+    ``threading.Thread.start`` waits for ever for a thread that dies of that.
+
+    Raises
+    ------
+    MemoryError
+        There are less than some MiB left.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    stack = threading.stack_size() or (_MOST_STACK if limit < 0 else min(limit, _MOST_STACK))
+    try:
+        mmap.mmap(-1, stack + _STARTED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError(f"no memory for a thread: {error.strerror}") from error
 
 
 class Call:
@@ -95,6 +117,7 @@ class CallThread:
     """
 
     def __init__(self, name: str) -> None:
+        check_thread_memory()
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock, self._closed = threading.Lock(), False
         self._alive = threading.Lock()

@@ -95,7 +95,13 @@ ERRORS = {"driver": DRIVER, "its number": OSError(errno.EIO, "Input/output error
 )
 @pytest.mark.parametrize(
     ("error", "when", "every"),
-    [("driver", "get", 1), ("driver", "get", 3), ("driver", "start", 2), ("driver", "open", 2), ("its number", "get", 2)],
+    [
+        ("driver", "get", 1),
+        ("driver", "get", 3),
+        ("driver", "start", 2),
+        ("driver", "open", 2),
+        ("its number", "get", 2),
+    ],
 )
 def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(
     tmp_path, caplog, kind, decode_on, error, when, every
