@@ -246,7 +246,7 @@ def test_after_the_shared_reader_has_died_the_next_read_makes_another(tmp_path, 
     array = make(tmp_path / "a")
     with monkeypatch.context() as patch:
         patch.setattr(Part, "finish", no_memory)
-        with pytest.raises((MemoryError, RuntimeError), match="memory|Memory"):
+        with pytest.raises((MemoryError, RuntimeError), match=r"memory|Memory"):
             linumpy.read_zarr(array, device="cpu")
     assert same(linumpy.read_zarr(array, device="cpu"), array[...])
 
