@@ -153,7 +153,7 @@ def test_the_report_names_the_reader_that_read(folder, monkeypatch, options):
         assert found.get().tolist() == np.arange(20).reshape(4, 5).tolist()
     assert (report.backend, report.fallback, report.bytes_read) == ("linumpy", "", 40)
     assert "kvikio" not in report.engine
-    assert report.gds == "not used (kvikio is not installed)"
+    assert report.gds == "not used (kvikio is not installed, which only GPUDirect Storage needs)"
 
 
 def test_broken_metadata_names_the_array(folder):

@@ -45,7 +45,7 @@ def test_without_kvikio_linumpy_reads_all_the_same(tmp_path, monkeypatch, caplog
         assert same(found.get(), array[...])
         assert same(read_zarr_via_kvikio(array, region=np.s_[3:30, 7]).get(), array[3:30, 7])
     assert (report.backend, report.fallback) == ("linumpy", "")
-    assert report.gds == "not used (kvikio is not installed)"
+    assert report.gds == "not used (kvikio is not installed, which only GPUDirect Storage needs)"
     assert not caplog.records
 
 
