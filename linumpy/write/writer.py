@@ -4,8 +4,8 @@ In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder
 is written in a work folder beside its path and renamed when complete and on the disk, so that a run that is killed
 leaves nothing that looks finished. Raw chunks of a device array go out by GPUDirect Storage, or through pinned memory
 where kvikio or the system does not offer it; encoded ones are copied to the host, once, and left to zarr. Errors:
-``FileExistsError`` for a path that is taken, ``ValueError`` for sizes and regions that do not fit, ``TypeError`` for what
-is not made of numbers, ``OSError`` for a disk that is full.
+``FileExistsError`` for a path that is taken, ``ValueError`` for sizes and regions that do not fit, ``TypeError`` for
+what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
