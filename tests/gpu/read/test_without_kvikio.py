@@ -151,3 +151,50 @@ def test_reads_that_do_not_fail_are_not_repeated(tmp_path):
         assert ticket.report.reads_repeated == 0
         assert ticket.report.engine == "kvikio CuFile.pread into device memory"
         assert "failed" not in str(ticket.report)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "chunks"), [("raw", (64, 96, 128)), ("raw", (16, 16, 16)), ("zstd", (32, 32, 32))])
+def test_a_device_is_read_to_without_kvikio(tmp_path, monkeypatch, cupy, kind, chunks):
+    """Short reads and long ones, which kvikio would do where it is."""
+    values = plain_values("u2", (130, 100, 140), 1)
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=chunks, dtype="u2", **KINDS[kind])
+    array[...] = values
+    release()
+    monkeypatch.setitem(sys.modules, "kvikio", None)
+    try:
+        found, report = read_zarr_to_gpu(array, strict=True, return_report=True)
+    finally:
+        release()
+    assert same(found.get(), values)
+    assert (report.backend, report.gds.split(" (")[0]) == ("linumpy", "not used")
+    assert "kvikio" not in report.engine
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "decode_on"), [("raw", None), ("shards", None), ("zstd", "device")])
+def test_direct_reads_that_fail_on_a_device(tmp_path, monkeypatch, cupy, kind, decode_on):
+    kvikio = pytest.importorskip("kvikio")
+    array, real = make(tmp_path / "a", kind, shape=(400, 480), values=plain_values), kvikio.CuFile
+
+    class Failing:
+        tried = 0
+
+        def __init__(self, path):
+            self._file = real(path, "r")
+            self.fileno, self.close = self._file.fileno, self._file.close
+
+        def pread(self, *arguments):
+            future = self._file.pread(*arguments)
+            Failing.tried += 1
+            if Failing.tried % 2:
+                return future
+            future.get()
+            return engines._Refused(DRIVER)
+
+    monkeypatch.setattr(kvikio, "CuFile", Failing)
+    with Reader(0, direct=True, decode_on=decode_on) as reader:
+        for _ in range(3):
+            ticket = reader.submit(array)
+            assert same(ticket.result().get(), array[...])
+            assert ticket.report.reads_repeated > 0
