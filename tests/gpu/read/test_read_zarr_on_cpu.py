@@ -177,3 +177,20 @@ def test_raw_chunks_take_no_time_to_decode(tmp_path):
         assert (reader.stats().host_decode_seconds, reader.stats().chunks_decoded_by_host) == (0, 0)
         assert ticket.report.host_decode_seconds == 0
         assert "decode" not in str(ticket.report)
+
+
+def test_an_encoded_chunk_that_no_slab_holds_is_decoded_once(tmp_path):
+    """However many boxes it is cut into, and however many regions want parts of it."""
+    values = plain_values("u2", (1500, 1000), 1)
+    array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=values.shape, dtype="u2")
+    array[...] = values
+    nbytes = (tmp_path / "a/c/0/0").stat().st_size
+    wanted = [np.s_[:, 3:50], np.s_[700:, :], np.s_[10, 20:30], np.s_[:, :], np.s_[1499:, 999:]]
+    with Reader(device="cpu", scratch_bytes=2**20) as reader:
+        tickets = reader.submit_many(array, [one for one in wanted if one != np.s_[10, 20:30]])
+        alone = reader.submit(array, wanted[2])
+        for ticket, region in zip([*tickets, alone], [wanted[0], wanted[1], *wanted[3:], wanted[2]], strict=True):
+            assert same(ticket.result(), values[region])
+            assert ticket.report.bytes_read == nbytes
+            assert ticket.report.chunks_decoded_by_host == 1
+        assert reader.stats().chunks_decoded_by_host <= 2
