@@ -25,7 +25,7 @@ class GpuUnavailableError(LinumpyError, RuntimeError):
 
 
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
-    """The kvikio reader cannot read this array; the message says which property of it is the reason."""
+    """linumpy's reader cannot read this array; the message says which property of it is the reason."""
 
 
 class RegionError(LinumpyError, IndexError):

@@ -2,9 +2,10 @@
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
 is written in a work folder beside its path and renamed when complete and on the disk, so that a run that is killed
-leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
-copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a path that is taken, ``ValueError`` for
-sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+leaves nothing that looks finished. Raw chunks of a device array go out by GPUDirect Storage, or through pinned memory
+where kvikio or the system does not offer it; encoded ones are copied to the host, once, and left to zarr. Errors:
+``FileExistsError`` for a path that is taken, ``ValueError`` for sizes and regions that do not fit, ``TypeError`` for
+what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class OmeZarrWriter:
     **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
     eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
 
-    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks need
-    kvikio to leave the device without CuPy's copy; without it they go through host memory like the encoded ones.
+    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks leave
+    the device by GPUDirect Storage where kvikio offers it, else through pinned host memory.
 
     Examples
     --------

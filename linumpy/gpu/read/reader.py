@@ -31,6 +31,7 @@ from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, sh
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
+from linumpy.gpu.staging.engines import require_direct
 from linumpy.gpu.staging.host import HostStaging
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
@@ -51,7 +52,7 @@ class ReaderStats:
     jobs, chunks, boxes, slabs : int
         Jobs that are over; chunks read; boxes cut; slabs.
     bytes_read : int
-        Stored bytes.
+        Stored bytes of chunks, those that the host decodes counted in, shard indexes not.
     layout_hits, layout_misses, index_hits, index_misses : int
         Of arrays that were opened before, and of shard indexes.
     file_hits, file_misses : int
@@ -64,6 +65,10 @@ class ReaderStats:
         Device memory that is held for slabs and kept chunks.
     times : Times
         Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded.
+    host_decode_seconds : float
+        What that took, of all threads together.
     """
 
     jobs: int
@@ -84,6 +89,8 @@ class ReaderStats:
     cache_misses: int
     device_bytes: int
     times: Times
+    chunks_decoded_by_host: int
+    host_decode_seconds: float
 
 
 class Reader:
@@ -103,14 +110,15 @@ class Reader:
     slab_nbytes : int, optional
         Bytes of a slab at most, by default what measured fastest.
     direct : bool
-        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
+        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it. What kvikio fails
+        to read so goes through pinned host memory, which is logged once and told in the report.
     timed : bool
         Whether :meth:`stats` tells how long the device copies, decodes and scatters: two events more a slab.
 
     Raises
     ------
     GpuUnavailableError
-        No CUDA device; ``device="cpu"`` needs none.
+        No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, the only thing that needs it.
     ValueError
         Less than 1 MiB of scratch, or an option that cannot be.
 
@@ -136,6 +144,8 @@ class Reader:
         scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
+        if direct and self.on_device:
+            require_direct()
         self._cupy = require_cuda() if self.on_device else None
         self.device: int | None = None
         if self._cupy is not None:
@@ -257,7 +267,7 @@ class Reader:
         target = cast_dtype(layout.dtype, out.dtype)
         with _context_of(self._cupy, self.device):
             ready = self._recorded(self._current_stream())
-        ticket = Ticket(out, layout.name, self._order, None)
+        ticket = Ticket(out, layout.name, self._order, None, self._loop.life)
         if not len(start):
             ticket.settle([], None)
             return ticket
@@ -307,7 +317,7 @@ class Reader:
             home = self._current_stream()
             array = self._output(out, box.shape, target)
             ready = self._recorded(home)
-        ticket = Ticket(array, layout.name, self._order, home if out is None else None)
+        ticket = Ticket(array, layout.name, self._order, home if out is None else None, self._loop.life)
         ticket.timed = timed
         strides = array.strides
         if len(strides) < len(box.kept):
@@ -375,7 +385,8 @@ class Reader:
             arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
             ready = self._recorded(home)
         own = home if outs is None else None
-        tickets = [Ticket(one, layouts[n].name, self._order, own) for one, n in zip(arrays, numbers, strict=True)]
+        life = self._loop.life
+        tickets = [Ticket(one, layouts[n].name, self._order, own, life) for one, n in zip(arrays, numbers, strict=True)]
         for ticket in tickets:
             ticket.timed = timed
         strides = strides_of(arrays, kept, start.shape)
@@ -427,6 +438,8 @@ class Reader:
             decoder=_decoder(layout, ticket),
             decode_seconds=decode,
             chunks_decoded_by_host=ticket.counts.by_host,
+            host_decode_seconds=ticket.counts.host_seconds,
+            reads_repeated=ticket.counts.reads_repeated,
         )
 
     def _seconds(self, layout: ArrayLayout, timings: list[Any]) -> tuple[float | None, float | None]:
@@ -471,6 +484,8 @@ class Reader:
             cache_misses=0 if cache is None else cache.misses,
             device_bytes=self.device_bytes + (0 if cache is None else cache.held),
             times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
+            chunks_decoded_by_host=int(counts["by_host"]),
+            host_decode_seconds=counts["host"],
         )
 
     @property
