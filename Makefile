@@ -88,4 +88,5 @@ $(VENV)/.has-lint: $(BUILT)
 	$(INSTALL) lint
 
 clean:
-	rm -rf $(VENV) demo-out bench-out build dist *.egg-info
+	$(INSTALL) clean
+	rm -rf demo-out bench-out build dist *.egg-info

@@ -337,7 +337,7 @@ def kvikio_mode() -> tuple[str, str]:
     ``"cufile"`` means only that kvikio hands its reads to cuFile. cuFile may still go through the host by itself.
     """
     if importlib.util.find_spec("kvikio") is None:
-        return "none", "kvikio is not installed"
+        return "none", "kvikio is not installed, which only GPUDirect Storage needs"
     try:
         from kvikio import defaults
 

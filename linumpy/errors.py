@@ -1,4 +1,4 @@
-"""Every exception linumpy raises on its own account.
+"""Every exception linumpy raises on its own account, and the one line of what cannot go to another process.
 
 Each is also the builtin that fits, so ``except OSError`` catches a broken chunk and ``except MemoryError`` a
 volume that does not fit, with no import from here.
@@ -29,7 +29,7 @@ class CoreUnavailableError(LinumpyError, RuntimeError):
 
 
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
-    """The kvikio reader cannot read this array; the message says which property of it is the reason."""
+    """linumpy's reader cannot read this array; the message says which property of it is the reason."""
 
 
 class RegionError(LinumpyError, IndexError):
@@ -48,5 +48,23 @@ class ResumeError(LinumpyError, FileExistsError):
     """An unfinished result is in the way: of another request, or one that another run is writing just now."""
 
 
+class WorkerError(LinumpyError, RuntimeError):
+    """A worker of a dask cluster cannot do its part; the message names the worker and what it lacks."""
+
+
 class VoxelSessionError(LinumpyError, RuntimeError):
     """A voxel session stopped half way; the message names the planes that are done, and its cause is attached."""
+
+
+def not_pickled(one: object, instead: str) -> TypeError:
+    """Make the error of ``__reduce__`` for what belongs to its process: it has threads, memory or files open there.
+
+    Parameters
+    ----------
+    one : object
+        What was to be pickled or copied.
+    instead : str
+        What to send to another process in its stead.
+    """
+    name = type(one).__name__
+    return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

@@ -2,31 +2,75 @@
 # Make the virtual environment if it is not there, and install linumpy into it.
 #
 #   PYTHON=python3 VENV=.venv shell_scripts/install.sh base|test|lint
+#   VENV=.venv shell_scripts/install.sh clean
 #
-# With the CUDA packages that fit the driver, where nvidia-smi finds a GPU.
+# With the CUDA packages that fit the driver, where nvidia-smi finds a GPU. `clean` removes the virtual environment if
+# this script made it.
 set -euo pipefail
 
-part=${1:?which part: base, test or lint}
+part=${1:?which part: base, test, lint or clean}
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
+# A name that begins with a dash is not an option.
+[[ $venv != -* ]] || venv=./$venv
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# In a virtual environment that this script made. Nothing else is ever removed.
+mark=.made-by-linumpy
 
+fail() {
+    printf '%s\n' "$@" >&2
+    exit 1
+}
+
+# Something is there under that name, be it a link that leads nowhere.
+is_there() {
+    [[ -e $1 || -L $1 ]]
+}
+
+remove_unfinished() {
+    [[ -z ${made:-} ]] || rm -rf -- "$made"
+}
+
+make_venv() {
+    if is_there "$venv"; then
+        fail "VENV='$venv' is there already, and is no virtual environment (it has no bin/python): nothing is changed" \
+            "in it. Name another folder, VENV=…, or remove that one yourself."
+    fi
+    mkdir -p -- "$(dirname -- "$venv")"
+    # Fails where another process has just made it, so that what is removed below is this run's own.
+    mkdir -- "$venv" || fail "the folder VENV='$venv' cannot be made."
+    made=$venv
+    trap remove_unfinished EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    "$python" -m venv "$venv" || fail "'$python -m venv' failed. On Debian and Ubuntu: apt install python3-venv"
+    : >"$venv/$mark"
+    made=
+    trap - EXIT INT TERM HUP
+}
+
+if [[ $part == clean ]]; then
+    if [[ -f $venv/$mark ]]; then
+        rm -rf -- "$venv"
+    elif is_there "$venv"; then
+        echo "left '$venv', which linumpy's scripts did not make: remove it yourself if you no longer need it" >&2
+    fi
+    exit 0
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "linumpy needs Python 3.11 or later, and '$python' is $("$python" --version 2>&1 || true)." >&2
-    echo "Name another one: make PYTHON=python3.12 …" >&2
-    exit 1
+    fail "linumpy needs Python 3.11 or later, and '$python' is $("$python" --version 2>&1 || true)." \
+        "Name another one: make PYTHON=python3.12 …"
 fi
-if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
-    rm -rf "$venv"
-    echo "'$python -m venv' failed. On Debian and Ubuntu: apt install python3-venv" >&2
-    exit 1
-fi
+[[ -x $venv/bin/python ]] || make_venv
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+    fail "the virtual environment VENV='$venv' has no pip: add it ('$venv/bin/python' -m ensurepip), or name another one"
 
 extras=()
 if gpu=$("$here/shell_scripts/gpu_extra.sh"); then
     extras+=("$gpu")
 fi
-if [ "$part" != base ]; then
+if [[ $part != base ]]; then
     extras+=("$part")
 fi
 list=$(IFS=,; echo "${extras[*]-}")

@@ -44,11 +44,12 @@ def images(seed=0):
         ("f2", "opencv", (-0.1, 0.02, 0.001, 0.002), {"shutter": (0.0, 0.0, 1.0, 0.0)}),
         ("f4", "opencv_fisheye", (0.05, -0.01, 0.0, 0.0), {"shutter": (0.0, 0.0, 0.0, 1.0)}),
         ("u1", "ftheta", (0.0, 0.03, 1e-5), {"cdf": True}),
-        ("f4", "equirectangular", (), {"focal": (20.0, 20.0)}),
-        ("u1", "latlong", (), {"distance": 0.4}),
+        ("f4", "equirectangular", (), {"focal": (20.0, 20.0), "alpha": "straight"}),
+        ("u1", "latlong", (), {"distance": 0.4, "alpha": "premultiplied"}),
         ("f2", "orthographic", (), {"focal": (10.0, 10.0)}),
         ("f4", "perspective", (), {"distortion": True}),
-        ("u1", "perspective", (), {"rays": True}),
+        ("u1", "perspective", (), {"rays": "camera"}),
+        ("f2", "perspective", (), {"rays": "world", "alpha": "straight", "shutter": (0.0, 0.0, 1.0, 0.0)}),
     ]
     made = []
     for number, (dtype, lens, params, options) in enumerate(kinds):
@@ -66,14 +67,23 @@ def images(seed=0):
             given[..., :3] = rng.normal(0, 0.1, (height, width, 3))
             given[..., 3:] = rng.normal((0, 0, 2), 0.2, (height, width, 3))
             given[:, ::7, 3:] = 0
-            more["rays"] = given
+            if options["rays"] == "world":
+                given[..., :3] += start[:, 3]
+                given[..., 3:] = given[..., 3:] @ start[:, :3].T.astype("f4")
+            more |= {"rays": given, "rays_frame": options["rays"]}
         made.append(
             Image(
                 pixels, focal=options.get("focal", (40.0, 42.0)), principal=(15.5, 12.25), lens=lens,
-                lens_params=params, start_pose=start, extra=(float(number), -1.5), **more,
+                lens_params=params, start_pose=start, extra=(float(number), -1.5),
+                alpha=options.get("alpha"), **more,
             )
         )  # fmt: skip
     return Images.of(made)
+
+
+def without_distributions(images):
+    """Those of the images whose pixels are drawn uniformly."""
+    return Images.of([one for one in images.images if one.pixel_cdf is None])
 
 
 def to_device(images, asarray):

@@ -55,41 +55,49 @@ def linear_of_srgb(value):
 
 
 def pixel_of(image, u, v, snap):
-    """Pixel (column, row) and u, v, of numbers in [0, 1)."""
+    """Pixel (column, row), u, v, and their density, of numbers in [0, 1)."""
+    pdf = 1.0
     height, width = image.pixels.shape[:2]
     if image.pixel_cdf is not None:
         y, x = image.pixel_cdf.y, image.pixel_cdf.x
         row = next(k for k in range(len(y)) if y[k] > v)
         below = y[row - 1] if row else 0
         v = (row + (float(v) - below) / (float(y[row]) - below)) / len(y)
+        pdf *= (float(y[row]) - below) * len(y)
         line = x[row]
         column = next(k for k in range(len(line)) if line[k] > u)
         below = line[column - 1] if column else 0
         u = (column + (float(u) - below) / (float(line[column]) - below)) / len(line)
+        pdf *= (float(line[column]) - below) * len(line)
     column, row = int(np.float32(u) * np.float32(width)), int(np.float32(v) * np.float32(height))
     if snap:
         u, v = (column + 0.5) / width, (row + 0.5) / height
-    return column, row, float(u), float(v)
+    return column, row, float(u), float(v), pdf
 
 
-def color_of(pixel):
-    """Linear RGBA, or None where it is masked."""
+def color_of(pixel, alpha=None):
+    """Linear, premultiplied RGBA, or None where it is masked; `alpha` as of Image."""
     if pixel.dtype == np.uint8:
         if tuple(pixel) == (255, 0, 255, 0):
             return None
-        return [*(linear_of_srgb(float(c)) for c in pixel[:3]), pixel[3] / 255]
-    return None if pixel[0] < 0 else [float(c) for c in pixel]
+        rgb, a = [linear_of_srgb(float(c)) for c in pixel[:3]], pixel[3] / 255
+    elif pixel[0] < 0:
+        return None
+    else:
+        *rgb, a = (float(c) for c in pixel)
+    straight = alpha == "straight" or (alpha is None and pixel.dtype == np.uint8)
+    return [*(c * a for c in rgb), a] if straight else [*rgb, a]
 
 
 def world_ray(image, direction, origin, u, v, t):
-    """A ray of the camera (float64) in the world."""
+    """A ray of the camera (float64) in the world, its direction as long as it was."""
     s = image.shutter
     when = s[0] + s[1] * u + s[2] * v + s[3] * t
     start = np.asarray(image.start_pose, float)
     end = start if image.end_pose is None else np.asarray(image.end_pose, float)
     turn = slerp(start[:, :3], end[:, :3], when)
     moved = start[:, 3] + when * (end[:, 3] - start[:, 3])
-    return turn @ origin + moved, turn @ (direction / np.linalg.norm(direction))
+    return turn @ origin + moved, turn @ direction
 
 
 def voxel_of(x, mip):

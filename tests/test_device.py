@@ -223,7 +223,7 @@ def test_describe_reads_well(no_cupy):
         "Python",
         "CuPy",
         "zarr",
-        "GDS         kvikio is not installed",
+        "GDS         kvikio is not installed, which only GPUDirect Storage needs",
     ):
         assert part in text
 

@@ -164,6 +164,7 @@ class Report(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened")),
         ("seconds", c_double),
+        ("decode_seconds", c_double),
     )
 
 
@@ -174,7 +175,8 @@ class Stats(ctypes.Structure):
         *(
             (name, c_int64)
             for name in (
-                "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened"
+                "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened",
+                "decoded",
             )
         ),
         *((name, c_double) for name in ("plan_seconds", "read_seconds", "decode_seconds", "copy_seconds")),

@@ -1,9 +1,11 @@
-"""Read chunks of a local Zarr array into device memory with kvikio's ``CuFile.pread``, and decode them there.
+"""Read chunks of a local Zarr array by linumpy's reader: into device memory, decoded there, or into host memory.
+
+kvikio, which this module has its name from, is needed for GPUDirect Storage alone.
 
 In: a :class:`~linumpy.plan.read.plan.ReadPlan` or what names an array. Out: a CuPy array, ordered on the caller's
-current stream. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``) for codecs that are
-not decoded here, stores that are not local, and dtypes of no CUDA type; :class:`~linumpy.errors.ChunkError` for stored
-bytes that cannot be right.
+current stream, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``)
+for codecs that are not decoded here, stores that are not local, and dtypes of no CUDA type;
+:class:`~linumpy.errors.ChunkError` for stored bytes that cannot be right.
 """
 
 from __future__ import annotations
@@ -14,20 +16,22 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
-from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
+from linumpy.errors import UnsupportedLayoutError
 from linumpy.gpu.loop.report import ReadReport
 from linumpy.gpu.loop.works import estimate_scratch
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.reader import AnyTicket, Reader
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.source import Source
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.read.plan import ReadPlan, plan_read
 
 
 def read_zarr_via_kvikio(
@@ -40,7 +44,7 @@ def read_zarr_via_kvikio(
     scratch_bytes: int | None = None,
     return_report: bool = False,
 ) -> Any:
-    """Read with kvikio; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters.
+    """Read by linumpy's reader; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters.
 
     Raises
     ------
@@ -49,8 +53,9 @@ def read_zarr_via_kvikio(
     """
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
+    check_elements(plan.layout)
     if plan.layout.unsupported is not None:
-        raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {plan.layout.unsupported}")
+        raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {plan.layout.unsupported}")
     request = output.make_request(plan, dtype, out, scratch_bytes)
     array, report = read_request(request, begin, timed=return_report)
     return (array, report) if return_report else array
@@ -91,7 +96,7 @@ class OwnReader:
 def read_request(
     request: ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
 ) -> tuple[Any, ReadReport]:
-    """Carry out a request whose layout kvikio can read.
+    """Carry out a request whose layout linumpy's reader can read.
 
     Parameters
     ----------
@@ -104,7 +109,6 @@ def read_request(
     own : OwnReader, optional
         The reader to use. By default the shared one, or one for this read where `request` has another limit.
     """
-    require_kvikio()
     plan = request.plan
     with output.device_of(request) as device:
         output.check_memory(request, 0)  # what cannot fit anyway is not planned
@@ -117,35 +121,61 @@ def read_request(
                 output.check_memory(request, more)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
-            try:
-                array = ticket.result()
-            except BaseException:
-                ticket.cancel()  # an interrupt: nothing may write into the output any more
-                ticket.exception()
-                raise
-            report = ticket.report
+            array, report = _wait_for(ticket)
     report = replace(report, gds=gds, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
-def require_kvikio() -> None:
-    """Raise where kvikio cannot be used.
+def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> tuple[np.ndarray, ReadReport]:
+    """Carry out a plan that linumpy's reader can read into host memory, by the reader that all calls share.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        What to read.
+    dtype : numpy.dtype
+        Of the result.
+    why : str
+        Why not into GPU memory, for the report.
+    begin : float
+        ``time.perf_counter()`` at the start of the call, for the report.
+    """
+    planned = time.perf_counter()
+    with shared_reader("cpu") as reader:
+        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype))
+    report = replace(report, fallback=f"host memory: {why}", scratch_bytes=None, plan_seconds=planned - begin)
+    return array, replace(report, read_seconds=time.perf_counter() - planned)
+
+
+def _wait_for(ticket: AnyTicket) -> tuple[Any, ReadReport]:
+    try:
+        return ticket.result(), ticket.report
+    except BaseException:
+        ticket.cancel()  # an interrupt: nothing may write into the output any more
+        ticket.exception()
+        raise
+
+
+def check_elements(layout: ArrayLayout) -> None:
+    """Raise where the elements of an array have no fixed size.
 
     Raises
     ------
-    GpuUnavailableError
-        Saying why.
+    TypeError
+        Naming the array, its dtype, and what reads it.
     """
-    from linumpy.device import install_line
-
-    mode, reason = kvikio_mode()
-    if mode == "none":
-        raise GpuUnavailableError(f"{reason}: {install_line()}")
+    if layout.dtype.hasobject or isinstance(layout.dtype, np.dtypes.StringDType):
+        raise TypeError(
+            f"{layout.name} has dtype {layout.dtype}, elements of any length, which linumpy does not read: read it by "
+            f"zarr-python, zarr.open_array({layout.name!r})[...]"
+        )
 
 
 def gds_mode(folder: str) -> tuple[bool, str]:
     """Say whether reads from a folder are native GDS, and how that is known."""
     mode, reason = kvikio_mode()
+    if mode == "none":
+        return False, f"not used ({reason})"
     if mode != "cufile":
         return False, reason
     from linumpy.gds import gds_verdict

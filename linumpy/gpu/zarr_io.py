@@ -2,7 +2,7 @@
 
 In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a
 NumPy array from :func:`read_zarr` where there is no GPU.
-Raw chunks of a local store, and those of the codecs that are decoded on the device, go through the kvikio reader,
+Raw chunks of a local store, and those of the codecs that are decoded on the device, go through linumpy's own reader,
 everything else through zarr-python: in its GPU mode, or into host memory with one copy to the device. Falling back is
 logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
 """
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import kvikio_mode, resolve
+from linumpy.device import resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
-from linumpy.gpu.loop.report import ReadReport, host_report
+from linumpy.gpu.kvikio_zarr import OwnReader, check_elements, read_zarr_via_kvikio
+from linumpy.gpu.loop.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
@@ -45,7 +45,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_BACKENDS = ("auto", "kvikio", "zarr-gpu")
+_BACKENDS = ("auto", LINUMPY, "zarr-gpu")
+#: What ``"linumpy"`` was called before.
+_ALIASES = {"kvikio": LINUMPY}
 
 
 def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
@@ -80,8 +82,9 @@ def read_zarr(
     source, region, level
         As for :func:`read_zarr_to_gpu`.
     device : {"auto", "cuda", "cpu"}, optional
-        ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` by zarr-python, ``"auto"`` as there is a GPU or not. By
-        default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
+        ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` into host memory, ``"auto"`` as there is a GPU or not.
+        By default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``. What reads is the same on
+        both: linumpy's own reader, and zarr-python for what that cannot read.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. The same
         are taken on both: bool, integers, floats and complex numbers, but no real ones for complex voxels.
@@ -93,12 +96,14 @@ def read_zarr(
     cupy.ndarray or numpy.ndarray
         Axes in the order of the array, C-contiguous; the same voxels on both.
     ReadReport
-        Only with `return_report`: what read it, why there and not on the GPU, bytes, seconds.
+        Only with `return_report`: what read it, in `fallback` why there and not on the GPU, bytes, seconds.
 
     Raises
     ------
     GpuUnavailableError
         ``device="cuda"`` and there is none.
+    TypeError
+        Elements of no fixed size, as strings of any length: zarr-python reads those.
     FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
         As :func:`read_zarr_to_gpu`, on the CPU too.
 
@@ -112,15 +117,29 @@ def read_zarr(
         with where.xp.cuda.Device(where.index):
             return read_zarr_to_gpu(source, region=region, level=level, dtype=dtype, return_report=return_report)
     begin = time.perf_counter()
-    array = open_source(source, level)
-    plan = plan_read(read_layout(array), region)
+    plan = plan_read(LAYOUTS.get(source, level), region)
+    check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
+    if plan.layout.unsupported is None:
+        result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
+    else:
+        result, report = _read_by_zarr(source, level, plan, target, where.reason, begin)
+    return (result, report) if return_report else result
+
+
+def _read_by_zarr(
+    source: Source, level: int, plan: ReadPlan, target: np.dtype, why: str, begin: float
+) -> tuple[np.ndarray, ReadReport]:
+    """Read into host memory by zarr-python; `why` says why not into GPU memory."""
+    reason = why_not_linumpy(plan)
+    log.warning("%s: read by zarr-python, not by linumpy's reader: %s", plan.layout.name, reason)
+    array = open_source(source, level)
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
     result = np.asarray(read_chunks_on_host(array, plan.region.selection)).reshape(plan.shape)
     result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
-    report = host_report(plan, result, where.reason, planned - begin, time.perf_counter() - planned)
-    return (result, report) if return_report else result
+    why = f"{why}; zarr-python: {reason}"
+    return result, host_report(plan, result, why, planned - begin, time.perf_counter() - planned)
 
 
 def read_zarr_to_gpu(
@@ -146,13 +165,13 @@ def read_zarr_to_gpu(
         and of a shard only the inner chunks, that it touches are read.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
-    backend : {"auto", "kvikio", "zarr-gpu"}
-        ``"auto"`` reads chunks of a local store with kvikio where they are raw or encoded by zstd, Blosc (zstd, lz4,
-        lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of zarr format
-        3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
-        ``"kvikio"`` and ``"zarr-gpu"`` force one of the two readers; the report says which way zarr took, and what read
-        the bytes: short reads go in batches through the C library (POSIX AIO), long raw ones and those by GPUDirect
-        Storage through kvikio.
+    backend : {"auto", "linumpy", "zarr-gpu"}
+        ``"auto"`` reads chunks of a local store with linumpy's reader where they are raw or encoded by zstd, Blosc
+        (zstd, lz4, lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of
+        zarr format 3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
+        ``"linumpy"`` and ``"zarr-gpu"`` force one of the two readers; ``"kvikio"`` is another name of ``"linumpy"``.
+        The report says which way zarr took, and what read the bytes: the C library (POSIX AIO), in batches; or kvikio,
+        where it is installed, long raw reads and those by GPUDirect Storage, which it alone can do.
     dtype : dtype, optional
         Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
         that a narrower integer cannot hold are not defined, as in NumPy.
@@ -161,7 +180,7 @@ def read_zarr_to_gpu(
     strict : bool
         Whether to raise where ``"auto"`` would fall back.
     scratch_bytes : int, optional
-        Device memory that the kvikio reader may use beyond the result; by default 512 MiB.
+        Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
         Whether to return a report beside the array, which waits for the read to be complete.
 
@@ -179,14 +198,14 @@ def read_zarr_to_gpu(
     RegionError, TypeError, ValueError
         A region, dtype, `out`, `backend` or `scratch_bytes` that does not fit.
     UnsupportedLayoutError
-        ``backend="kvikio"`` or ``strict=True`` and kvikio cannot read the array; the message says why.
+        ``backend="linumpy"`` or ``strict=True``, and linumpy's reader cannot read the array; the message says why.
     ChunkError
         A chunk or a shard index that is not what the metadata says: wrong length, wrong checksum, outside its file,
         not to be decoded.
     DeviceMemoryError
         It does not fit into device memory; raised before anything is read.
     GpuUnavailableError
-        No CUDA device, or no kvikio for ``backend="kvikio"``.
+        No CUDA device.
 
     Examples
     --------
@@ -194,6 +213,7 @@ def read_zarr_to_gpu(
     >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
     """
+    backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
@@ -223,19 +243,20 @@ def _carry_out(
 ) -> tuple[Any, ReadReport]:
     """Read by linumpy's reader or by zarr-python; see :func:`read_zarr_to_gpu`."""
     plan = request.plan
-    reason = "" if backend == "zarr-gpu" else why_not_kvikio(plan)
-    if reason and (strict or backend == "kvikio"):
-        raise UnsupportedLayoutError(f"kvikio cannot read {plan.layout.name}: {reason}")
+    reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
+    if reason and (strict or backend == LINUMPY):
+        raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
             way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
-            log.warning("%s: read by zarr-python %s, not by kvikio: %s", plan.layout.name, way, reason)
+            log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, way, reason)
         return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
     """Check what is wanted; without a GPU name the call that works without one too."""
+    check_elements(plan.layout)
     try:
         return output.make_request(plan, dtype, out, scratch_bytes)
     except GpuUnavailableError as error:
@@ -243,12 +264,9 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
 
 
-def why_not_kvikio(plan: ReadPlan) -> str:
-    """Say why the kvikio reader cannot carry out a plan; empty if it can."""
-    if plan.layout.unsupported is not None:
-        return plan.layout.unsupported
-    mode, reason = kvikio_mode()
-    return reason if mode == "none" else ""
+def why_not_linumpy(plan: ReadPlan) -> str:
+    """Say why linumpy's reader cannot carry out a plan; empty if it can."""
+    return plan.layout.unsupported or ""
 
 
 def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:

@@ -1,7 +1,7 @@
 """Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
 
 zarr-python parses and checks the metadata; this module only reads what it found and says, in ``unsupported``, what
-the kvikio reader cannot take and why. It opens no chunk.
+linumpy's reader cannot take and why. It opens no chunk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Returns
     -------
     ArrayLayout
-        With ``unsupported`` set where the kvikio reader must leave the array to zarr.
+        With ``unsupported`` set where linumpy's reader must leave the array to zarr.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def _finish(
     reasons = (
         unsupported,
         None if root is not None else f"the store is a {type(array.store).__name__}, not a local folder",
-        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}",
+        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: bool and numbers alone are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",
         codecs.unsupported,

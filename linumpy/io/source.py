@@ -198,6 +198,19 @@ def describe_source(source: Source) -> str:
     return str(source)
 
 
+def name_on_disk(array: zarr.Array) -> str:
+    """Name an array as :func:`describe_source`, the same by whatever path it was opened.
+
+    Symbolic links and ``..`` are followed by the file system: behind a link, ``..`` is not the folder before it.
+    """
+    store = array.store
+    if isinstance(store, LocalStore):
+        return f"file://{os.path.realpath(store.root / array.path)}"
+    if isinstance(store, ZipStore):
+        return f"zip://{os.path.realpath(store.path)}/{array.path}".rstrip("/")
+    return describe_source(array)
+
+
 def folder_of(array: zarr.Array) -> Path | None:
     """Return the folder of an array; None where it is not in a local one."""
     return absolute(Path(array.store.root) / array.path) if isinstance(array.store, LocalStore) else None

@@ -109,7 +109,7 @@ class ArrayLayout:
     codecs : tuple of str
         Names of the codecs of one (inner) chunk in the order of encoding.
     unsupported : str or None
-        Why the kvikio reader cannot read this array; None if it can.
+        Why linumpy's reader cannot read this array; None if it can.
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
     grid : str

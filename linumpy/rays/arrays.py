@@ -57,7 +57,7 @@ def check_cdf(cdf: Any, name: str) -> None:
 def check_array(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> None:
     """Raise ValueError for an array of another dtype or shape, or one that is not C-contiguous."""
     if not hasattr(array, "flags"):
-        raise TypeError(f"{name} is {type(array).__name__}: an array of {np.dtype(dtype)} is needed")
+        raise TypeError(f"{name} is {type(array).__name__}: an array of {np.dtype(dtype)} is needed, of NumPy or CuPy")
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         needed = f"{np.dtype(dtype)} {shape}, C-contiguous,"
         raise ValueError(f"{name} of {array.dtype} {array.shape}: {needed} is needed")

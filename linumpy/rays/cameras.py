@@ -31,6 +31,8 @@ class Drawn:
     ----------
     image : (n,) int64
         Index of the image.
+    pdf : (n, 2) float32
+        How much more probable the image, and where in it, is than if all were drawn alike.
     uv : (n, 2) float32
         Where in it, in [0, 1].
     rgba : (n, 4) float32
@@ -38,17 +40,21 @@ class Drawn:
     unmasked : (n,) bool
         Whether the pixel gives a ray.
     origin, direction : (n, 3) float32
-        In the world's units.
+        In the world's units; directions of length 1.
+    length : (n,) float32
+        Of the directions before they were normalised.
     jitter, level : (n,) float32
         Random numbers in [0, 1).
     """
 
     image: np.ndarray
+    pdf: np.ndarray
     uv: np.ndarray
     rgba: np.ndarray
     unmasked: np.ndarray
     origin: np.ndarray
     direction: np.ndarray
+    length: np.ndarray
     jitter: np.ndarray
     level: np.ndarray
 
@@ -65,10 +71,13 @@ def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray 
     index = np.arange(n_rays, dtype=np.int64)
     u, v, time, jitter, level = as_unit_float(rng.numbers(index, NUMBERS_PER_RAY, _USED))
     image = choose_images(index, len(images), n_rays, image_cdf, rng.state >> 32)
-    u, v, column, row = _draw_pixels(images, image, u, v, snap=snap)
+    pdf = np.ones((n_rays, 2), np.float32)
+    if image_cdf is not None:
+        pdf[:, 0] = _probability(image_cdf[None], np.zeros_like(image), image) * np.float32(len(images))
+    u, v, column, row, pdf[:, 1] = _draw_pixels(images, image, u, v, snap=snap)
     rgba, unmasked = _read_pixels(images, image, column, row)
-    origin, direction = world_rays(images, image, u, v, column, row, time)
-    return Drawn(image, np.stack([u, v], axis=1), rgba, unmasked, origin, direction, jitter, level)
+    origin, direction, length = world_rays(images, image, u, v, column, row, time)
+    return Drawn(image, pdf, np.stack([u, v], axis=1), rgba, unmasked, origin, direction, length, jitter, level)
 
 
 def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray | None, shift: int) -> np.ndarray:
@@ -84,30 +93,39 @@ def first_above(cdf: np.ndarray, u: np.ndarray) -> np.ndarray:
     return np.minimum(np.searchsorted(cdf, u, side="right"), len(cdf) - 1)
 
 
-def _inside(cdf: np.ndarray, u: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """Where u falls along an axis whose cells have these probabilities; `cdf` is (m, cells), a row a ray."""
-    every = np.arange(len(u))
-    below = np.where(cell > 0, cdf[every, np.maximum(cell - 1, 0)], np.float32(0))
+def _below(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    return np.where(cell > 0, cdf[line, np.maximum(cell - 1, 0)], np.float32(0))
+
+
+def _probability(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """Probability of cells, each of a line of `cdf` (lines, cells); what rounding left of 1 goes to the last cell."""
+    above = np.where(cell < cdf.shape[1] - 1, cdf[line, cell], np.float32(1))
+    return above - _below(cdf, line, cell)
+
+
+def _inside(cdf: np.ndarray, u: np.ndarray, line: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where u falls along an axis whose cells have these probabilities, and its density there."""
+    probability, size = _probability(cdf, line, cell), np.float32(cdf.shape[1])
     with np.errstate(all="ignore"):
-        part = np.fmin((u - below) / (cdf[every, cell] - below), _LAST)
-    return np.fmin((cell.astype(np.float32) + part) / np.float32(cdf.shape[1]), _LAST)
+        part = np.fmin((u - _below(cdf, line, cell)) / probability, _LAST)
+    return np.fmin((cell.astype(np.float32) + part) / size, _LAST), probability * size
 
 
 def _draw_pixels(
     images: Images, image: np.ndarray, u: np.ndarray, v: np.ndarray, *, snap: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    u, v = u.copy(), v.copy()
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    u, v, pdf = u.copy(), v.copy(), np.ones_like(u)
     for number in np.unique(image):
         cdf = images.images[number].pixel_cdf
         if cdf is None:
             continue
         these = np.flatnonzero(image == number)
         row = first_above(cdf.y, v[these])
-        v[these] = _inside(np.broadcast_to(cdf.y, (len(these), len(cdf.y))), v[these], row)
-        lines = cdf.x[row]
-        above = lines > u[these, None]
-        column = np.where(above.any(axis=1), above.argmax(axis=1), lines.shape[1] - 1)
-        u[these] = _inside(lines, u[these], column)
+        v[these], of_row = _inside(cdf.y[None], v[these], np.zeros_like(row), row)
+        above = cdf.x[row] > u[these, None]
+        column = np.where(above.any(axis=1), above.argmax(axis=1), cdf.x.shape[1] - 1)
+        u[these], of_column = _inside(cdf.x, u[these], row, column)
+        pdf[these] = of_row * of_column
     width, height = images.table["width"][image], images.table["height"][image]
     wide, high = width.astype(np.float32), height.astype(np.float32)
     column = np.minimum((u * wide).astype(np.int32), width - 1)
@@ -115,7 +133,7 @@ def _draw_pixels(
     if snap:
         u = (column.astype(np.float32) + np.float32(0.5)) / wide
         v = (row.astype(np.float32) + np.float32(0.5)) / high
-    return u, v, column, row
+    return u, v, column, row, pdf
 
 
 def _read_pixels(
@@ -132,6 +150,8 @@ def _read_pixels(
         else:
             rgba[these] = values
             unmasked[these] = ~(values[:, 0] < 0)
+        if images.table["straight"][number]:
+            rgba[these, :3] *= rgba[these, 3:]
     return rgba, unmasked
 
 
@@ -156,28 +176,34 @@ def world_rays(
     column: np.ndarray,
     row: np.ndarray,
     time: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Origins and directions (n, 3) of pixels, in the world's axes; `time` in [0, 1) while the shutter is open."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Origins and unit directions (n, 3) of pixels in the world's axes, and how long the directions were.
+
+    `time` is in [0, 1) while the shutter is open.
+    """
     rows = images.table[image]
     o, d, valid = lens_rays(rows, u, v)
+    in_world = np.zeros(len(image), bool)
     for number in np.unique(image):
         one, these = images.images[number], np.flatnonzero(image == number)
         if one.rays is not None:
             given = one.rays[row[these], column[these]]
-            o[these], d[these] = given[:, :3], given[:, 3:]
+            o[these], d[these], in_world[these] = given[:, :3], given[:, 3:], one.rays_frame == "world"
             with np.errstate(all="ignore"):
                 size = np.abs(given[:, 0]) + np.abs(given[:, 1]) + np.abs(given[:, 2])
                 valid[these] = size < np.float32(1e30)
         elif one.distortion is not None:
             d[these, :2] = d[these, :2] + _distortion(one.distortion, u[these], v[these])
-    d, has_length = normalized(d)
+    d, length, has_length = normalized(d)
     bad = ~(valid & has_length)
-    o[bad], d[bad] = 0, (0, 0, 1)
+    o[bad], d[bad], length[bad] = 0, (0, 0, 1), 1
+    stays = (in_world & ~bad)[:, None]
     s = rows["shutter"]
     when = s[:, 0] + s[:, 1] * u + s[:, 2] * v + s[:, 3] * time
-    o, d = _turned(rows, when, o, d)
+    turned_o, turned_d = _turned(rows, when, o, d)
     moved = rows["translation"] + when[:, None] * rows["motion"]
-    return _rotated(rows["rotation"], o) + moved, _rotated(rows["rotation"], d)
+    origin = np.where(stays, o, _rotated(rows["rotation"], turned_o) + moved)
+    return origin, np.where(stays, d, _rotated(rows["rotation"], turned_d)), length
 
 
 def _rotated(r: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -47,10 +47,9 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
     ValueError
         Other shapes or dtypes, arrays that are not C-contiguous, or on the host a ray whose samples are not there.
     TypeError
-        Arrays of which some are on a device and some on the host.
+        Arrays of which some are on a device and some on the host, or some of torch and some not.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(rgb_sigma, torch.Tensor):
+    if _are_tensors(rgb_sigma=rgb_sigma, dt=dt, base=base, n_steps=n_steps):
         return _torch_function().apply(rgb_sigma, dt, base, n_steps)
     on_device = _check(rgb_sigma, dt, base, n_steps)
     if not on_device:
@@ -87,6 +86,23 @@ def composite_backward(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any, rgba: A
     grad = array_module(rgb_sigma).zeros(rgb_sigma.shape, np.float32)
     _launch("composite_backward", len(base), (rgb_sigma, dt, base, n_steps, rgba, grad_rgba, grad))
     return grad
+
+
+def _are_tensors(**arrays: Any) -> bool:
+    """Say whether all arrays are torch's, on one device; TypeError where some are not."""
+    torch = sys.modules.get("torch")
+    tensors = {name: one for name, one in arrays.items() if torch is not None and isinstance(one, torch.Tensor)}
+    others = {name: type(one) for name, one in arrays.items() if name not in tensors}
+    if tensors and others:
+        found = ", ".join(f"{name} of {kind.__module__.partition('.')[0]}" for name, kind in others.items())
+        raise TypeError(
+            f"{', '.join(tensors)} of torch, {found}: give all as tensors; torch.from_dlpack(array) copies nothing"
+        )
+    devices = {name: str(one.device) for name, one in tensors.items()}
+    if len(set(devices.values())) > 1:
+        found = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise TypeError(f"{found}: move all to one device")
+    return bool(tensors)
 
 
 def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:

@@ -25,12 +25,15 @@ LENSES = {
 }  # fmt: skip
 LENS_NUMBERS = {name: number for number, name in enumerate(LENSES)}
 _FORMATS = {"uint8": 0, "float16": 1, "float32": 2}
+_ALPHAS = ("straight", "premultiplied")
+_FRAMES = ("world", "camera")
 #: An image as the kernels read it, ``struct Image`` of camera.cuh.
 RECORD = np.dtype(
     [
         *((name, "u8") for name in ("pixels", "rays", "distortion", "cdf_y", "cdf_x")),
         *((name, "i4") for name in ("width", "height", "format", "lens")),
         *((name, "i4") for name in ("map_width", "map_height", "cdf_width", "cdf_height")),
+        *((name, "i4") for name in ("straight", "rays_in_camera")),
         *(("focal", "f4", 2), ("principal", "f4", 2), ("lens_params", "f4", 6), ("shutter", "f4", 4)),
         *(
             ("rotation", "f4", (3, 3)),
@@ -88,8 +91,8 @@ class Image:
     Attributes
     ----------
     pixels : (height, width, 4) array
-        Premultiplied RGBA. uint8: colours encoded by sRGB, alpha linear; the bytes 255, 0, 255, 0 (0x00FF00FF as a
-        number) mask a pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels give no ray.
+        RGBA. uint8: colours encoded by sRGB, alpha linear; the bytes 255, 0, 255, 0 (0x00FF00FF as a number) mask a
+        pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels give no ray.
     focal : (float, float)
         Focal lengths (x, y) in pixels; of an orthographic lens pixels per unit of length, of an equirectangular one
         pixels per radian.
@@ -110,13 +113,19 @@ class Image:
         A ray's pose is at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1] across the image
         (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linear.
     rays : (height, width, 6) array, optional
-        float32: origin and direction of each pixel, in the camera's axes, in place of the lens.
+        float32: origin and direction of each pixel (x, y, z), in place of the lens. Where a pixel's ray is not finite
+        or has no direction, the ray is that of the camera's axis.
+    rays_frame : {"world", "camera"}
+        The axes that `rays` are in: the world's, so that poses and shutter have no effect on them, or the camera's.
     distortion : (h, w, 2) array, optional
         float32: added to x and y of the lens's directions, interpolated linearly over the image.
     pixel_cdf : PixelCDF, optional
         By which pixels are drawn; uniformly by default.
     extra : tuple of float
         Extra dimensions, such as an appearance code; of the same length for all images.
+    alpha : {"straight", "premultiplied"}, optional
+        Whether colours have yet to be multiplied by alpha, after they were made linear, or have been (bytes before
+        they were encoded by sRGB). By default straight for uint8, as PNG files are, and premultiplied for floats.
     """
 
     pixels: Any
@@ -131,6 +140,8 @@ class Image:
     distortion: Any = None
     pixel_cdf: PixelCDF | None = None
     extra: tuple[float, ...] = ()
+    rays_frame: str = "world"
+    alpha: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,7 @@ class Images:
         Raises
         ------
         ValueError
-            Poses that are not finite or no rotations, sizes that do not fit, an unknown lens.
+            Poses that are not finite or no rotations, sizes that do not fit, an unknown lens, frame or kind of alpha.
         TypeError
             Pixels of another dtype; arrays of which only some are on a device.
         """
@@ -182,6 +193,11 @@ class Images:
     def on_device(self) -> bool:
         """Whether pixels are on a device."""
         return is_device_array(self.images[0].pixels)
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Whether pixels of any image are drawn by a distribution."""
+        return any(image.pixel_cdf is not None for image in self.images)
 
     @property
     def extra(self) -> np.ndarray:
@@ -232,9 +248,16 @@ def _fill(row: Any, image: Image, name: str) -> None:
     height, width = pixels.shape[:2]
     row["width"], row["height"], row["format"] = width, height, _FORMATS[str(pixels.dtype)]
     row["pixels"] = _address(pixels, f"{name}: pixels")
+    _check_choice(image.alpha, (*_ALPHAS, None), f"{name}: alpha")
+    row["straight"] = image.alpha == "straight" or (image.alpha is None and pixels.dtype == np.uint8)
     _fill_lens(row, image, name)
     _fill_maps(row, image, name)
     _fill_poses(row, image, name)
+
+
+def _check_choice(value: Any, choices: tuple[Any, ...], name: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(map(repr, choices))}")
 
 
 def _fill_lens(row: Any, image: Image, name: str) -> None:
@@ -263,6 +286,8 @@ def _fill_lens(row: Any, image: Image, name: str) -> None:
 
 def _fill_maps(row: Any, image: Image, name: str) -> None:
     height, width = image.pixels.shape[:2]
+    _check_choice(image.rays_frame, _FRAMES, f"{name}: rays_frame")
+    row["rays_in_camera"] = image.rays_frame == "camera"
     if image.rays is not None:
         _check_floats(image.rays, (height, width, 6), f"{name}: rays")
         row["rays"] = _address(image.rays, f"{name}: rays")

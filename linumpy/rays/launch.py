@@ -28,8 +28,8 @@ _MOST_RUNS = 32
 _HEAD_WORDS = 5
 _WORDS = (
     *("images", "image_cdf", "linear", "image_extra", "rays_in", "jitter", "bits", "positions", "directions", "dt"),
-    *("ray_indices", "rays", "n_steps", "base", "max_level", "extra", "image_indices", "uv", "colors", "counts"),
-    *("rng_state", "rng_inc", "image_shift"),
+    *("ray_indices", "rays", "n_steps", "base", "max_level", "extra", "image_indices", "uv", "colors", "pdf"),
+    *("sample_max_level", "sample_extra", "counts", "rng_state", "rng_inc", "image_shift"),
 )
 _NUMBERS = ("n_rays", "n_images", "n_extra", "max_steps", "mips", "snap", "random_level", "keep_empty")
 #: ``struct Batch`` of trace.cu.
@@ -46,12 +46,24 @@ BATCH = np.dtype(
 )
 
 
-def kernel_spec(*, images: bool, grows: bool, ordered: bool, most_runs: int = _MOST_RUNS) -> KernelSpec:
-    """Choose a kernel of trace.cu."""
+def kernel_spec(
+    *,
+    images: bool,
+    grows: bool,
+    ordered: bool,
+    weighted: bool = False,
+    lengths: bool = False,
+    per_sample: bool = False,
+    most_runs: int = _MOST_RUNS,
+) -> KernelSpec:
+    """Choose a kernel of trace.cu; what is not asked for takes no registers of it."""
     defines = {
         "IMAGES": int(images),
         "CONE": int(grows),
         "ORDERED": int(ordered),
+        "WEIGHTED": int(weighted),
+        "LENGTHS": int(lengths),
+        "PER_SAMPLE": int(per_sample),
         "THREADS": THREADS,
         "MOST_RUNS": most_runs,
         "MOST_POINTS": MOST_POINTS,
@@ -68,7 +80,9 @@ def kernel_spec(*, images: bool, grows: bool, ordered: bool, most_runs: int = _M
     )
 
 
-def _allocate(xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool) -> dict[str, Any]:
+def _allocate(
+    xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool, per_sample: bool = False
+) -> dict[str, Any]:
     """Allocate the outputs. Rows without a ray have no samples."""
     arrays = {
         "positions": xp.empty((max_samples, 3), np.float32),
@@ -87,6 +101,12 @@ def _allocate(xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_imag
             "image_indices": xp.empty(n_rays, np.int32),
             "uv": xp.empty((n_rays, 2), np.float32),
             "colors": xp.empty((n_rays, 4), np.float32),
+            "pdf": xp.empty((n_rays, 2), np.float32),
+        }
+    if per_sample:
+        arrays |= {
+            "sample_max_level": xp.empty(max_samples, np.float32),
+            "sample_extra": xp.empty((max_samples, n_extra), np.float32),
         }
     return arrays
 
@@ -134,12 +154,14 @@ def generate(
     snap: bool,
     random_level: bool,
     keep_empty: bool,
+    unit_directions: bool,
+    per_sample: bool,
     deterministic: bool,
 ) -> dict[str, Any]:
     """Draw and march rays; returns the arrays by name, with ``counts``."""
     table, image_extra, linear = _uploads(images)
     n_extra = image_extra.shape[1]
-    arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True)
+    arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)
     batch["images"], batch["image_extra"] = address_of(table), address_of(image_extra)
     batch["linear"] = address_of(linear)
@@ -147,7 +169,11 @@ def generate(
     batch["rng_state"], batch["rng_inc"], batch["image_shift"] = rng.state, rng.inc, rng.state >> 32
     batch["n_images"], batch["n_extra"] = len(images), n_extra
     batch["snap"], batch["random_level"], batch["keep_empty"] = snap, random_level, keep_empty
-    _run(kernel_spec(images=True, grows=setting.grows, ordered=deterministic), n_rays, batch)
+    spec = kernel_spec(
+        images=True, grows=setting.grows, ordered=deterministic, weighted=image_cdf is not None or images.weighted,
+        lengths=not unit_directions, per_sample=per_sample,
+    )  # fmt: skip
+    _run(spec, n_rays, batch)
     return arrays
 
 

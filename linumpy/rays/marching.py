@@ -82,12 +82,12 @@ def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
     return np.where(t < s["t_grows"], t / s["min_step"], np.where(t < s["t_full"], growing, full))
 
 
-def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Directions (n, 3) of length 1, and which of them have a length; the others stay as they are."""
+def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Directions (n, 3) of length 1, their lengths, and which of them have one; the others stay as they are."""
     with np.errstate(all="ignore"):
         length = np.sqrt(d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1] + d[:, 2] * d[:, 2])
         valid = (length > np.float32(1e-30)) & (length < np.float32(1e30))
-        return np.where(valid[:, None], d / length[:, None], d), valid
+        return np.where(valid[:, None], d / length[:, None], d), length, valid
 
 
 def place(setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: np.ndarray, valid: np.ndarray) -> Placed:

@@ -24,6 +24,8 @@ from linumpy.rays.setting import MOST_STEPS, Setting, make_setting
 
 #: Rays of one call; the kernel counts them in 26 bits.
 _MOST_RAYS = 2**26 - 1
+#: Arrays of :class:`RaySamples` that have a row for each sample; those of the others are rays.
+OF_SAMPLES = ("positions", "directions", "dt", "sample_max_level", "sample_extra")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class RaySamples:
     ray_indices : (rays,) uint32
         The number of each ray among those drawn: its random numbers begin at 8 times that.
     rays : (rays, 6) float32
-        Origin and unit direction in the world's units.
+        Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``, and those
+        that were given to :func:`march` stay as they are.
     n_steps : (rays,) int32
         Number of samples.
     base : (rays,) int64
@@ -53,7 +56,8 @@ class RaySamples:
     n_rays, n_samples : () uint64
         Rays that are kept, and their samples.
     max_level : (rays,) float32
-        Part of the levels of a multiresolution encoding to use, in [0, 1); 1 where it is not random.
+        Part of the levels of a multiresolution encoding to use, in [0, 2); from 1 on all of them, as where it is not
+        random.
     extra : (rays, n_extra) float32
         Extra dimensions of the ray's image.
     image_indices : (rays,) int32
@@ -62,6 +66,13 @@ class RaySamples:
         Where in it, in [0, 1] along width and height.
     colors : (rays, 4) float32
         RGBA of the pixel, linear, premultiplied: what the ray should show.
+    pdf : (rays, 2) float32
+        How often the image, and the position in it, is drawn relative to drawing all alike: 1 without distributions. A
+        loss divided by the product of both has the expectation that it has without them.
+    sample_max_level : (max_samples,) float32
+        `max_level` of each sample's ray; with ``per_sample=True``, otherwise None.
+    sample_extra : (max_samples, n_extra) float32
+        `extra` of each sample's ray; likewise.
     n_dropped : () uint64
         Rays that were dropped since `max_samples` was reached.
     """
@@ -80,6 +91,9 @@ class RaySamples:
     image_indices: Any = None
     uv: Any = None
     colors: Any = None
+    pdf: Any = None
+    sample_max_level: Any = None
+    sample_extra: Any = None
     n_dropped: Any = None
 
     def trimmed(self) -> RaySamples:
@@ -88,7 +102,7 @@ class RaySamples:
         if self.max_level is None:
             n_rays = len(self.n_steps)  # given rays keep their places
         counts = ("n_rays", "n_samples", "n_dropped")
-        sizes = {"positions": n_samples, "directions": n_samples, "dt": n_samples}
+        sizes = dict.fromkeys(OF_SAMPLES, n_samples)
         cut = {}
         for one in fields(self):
             value = getattr(self, one.name)
@@ -113,6 +127,8 @@ def generate_training_samples(
     snap_to_pixel_centers: bool = False,
     random_max_level: bool = False,
     train_envmap: bool = False,
+    unit_directions: bool = True,
+    per_sample: bool = False,
     deterministic: bool = False,
 ) -> RaySamples:
     """Draw rays from images and find the samples along them that lie in occupied voxels.
@@ -149,9 +165,15 @@ def generate_training_samples(
     snap_to_pixel_centers : bool
         Whether rays go through pixel centres only.
     random_max_level : bool
-        Whether each ray gets a random `max_level`.
+        Whether each ray gets a random `max_level`, uniform in [0, 2), so that half of the rays use all levels.
     train_envmap : bool
         Whether rays without samples are kept, too.
+    unit_directions : bool
+        Whether the directions in :attr:`RaySamples.rays` have length 1; if not, they are as long as the lens or
+        :attr:`Image.rays` makes them: those of a perspective lens are 1 long along the camera's axis, so that they
+        turn depths into distances. Samples are the same.
+    per_sample : bool
+        Whether `max_level` and `extra` are also returned for each sample.
     deterministic : bool
         Whether rays on a device come in the order of their numbers. On the CPU they always do.
 
@@ -179,7 +201,7 @@ def generate_training_samples(
         arrays = launch.generate(
             array_module(grid.bits), rng, images, grid, setting, n_rays=n_rays, max_samples=max_samples,
             image_cdf=image_cdf, snap=snap_to_pixel_centers, random_level=random_max_level, keep_empty=train_envmap,
-            deterministic=deterministic,
+            unit_directions=unit_directions, per_sample=per_sample, deterministic=deterministic,
         )  # fmt: skip
         rng.advance(n_rays * NUMBERS_PER_RAY)
         return _from_kernel(arrays)
@@ -188,7 +210,10 @@ def generate_training_samples(
     found = find_samples(setting, grid.bits, placed)
     rng.advance(n_rays * NUMBERS_PER_RAY)
     kept = drawn.unmasked & ((found.count > 0) | train_envmap)
-    return _of_images(setting, images, drawn, placed, found, kept, max_samples, random_max_level)
+    return _of_images(
+        setting, images, drawn, placed, found, kept, max_samples, random_level=random_max_level,
+        unit_directions=unit_directions, per_sample=per_sample,
+    )  # fmt: skip
 
 
 def march(
@@ -249,7 +274,7 @@ def march(
     origin = np.ascontiguousarray(rays[:, :3])
     with np.errstate(all="ignore"):
         near_by = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
-    direction, valid = normalized(rays[:, 3:])
+    direction, _, valid = normalized(rays[:, 3:])
     moved = np.zeros(len(rays), np.float32) if jitter is None else jitter
     placed = place(setting, origin, direction, moved, valid & near_by)
     found = find_samples(setting, grid.bits, placed)
@@ -303,24 +328,31 @@ def _samples(
 
 def _of_images(
     setting: Setting, images: Images, drawn: Drawn, placed: Placed, found: Found, kept: np.ndarray,
-    max_samples: int, random_level: bool,
+    max_samples: int, *, random_level: bool, unit_directions: bool, per_sample: bool,
 ) -> RaySamples:  # fmt: skip
     last = np.cumsum(np.where(kept, found.count, 0))
     fits = kept & (last <= max_samples)
     rows = np.flatnonzero(fits)
     count = found.count[rows]
     samples = _samples(setting, placed, drawn.direction, found, fits)
-    level = drawn.level[rows] if random_level else np.ones(len(rows), np.float32)
+    level = drawn.level[rows] * np.float32(2) if random_level else np.ones(len(rows), np.float32)
+    extra = images.extra[drawn.image[rows]]
+    direction = drawn.direction[rows]
+    if not unit_directions:
+        direction = direction * drawn.length[rows, None]
     return RaySamples(
         *samples,
         ray_indices=rows.astype(np.uint32),
-        rays=np.concatenate([drawn.origin[rows], drawn.direction[rows]], axis=1),
+        rays=np.concatenate([drawn.origin[rows], direction], axis=1),
         n_steps=count.astype(np.int32),
         base=last[rows] - count,
         **_counts(len(rows), len(samples[2]), (kept & ~fits).sum()),
         max_level=level,
-        extra=images.extra[drawn.image[rows]],
+        extra=extra,
         image_indices=drawn.image[rows].astype(np.int32),
         uv=drawn.uv[rows],
         colors=drawn.rgba[rows],
+        pdf=drawn.pdf[rows],
+        sample_max_level=np.repeat(level, count) if per_sample else None,
+        sample_extra=np.repeat(extra, count, axis=0) if per_sample else None,
     )

@@ -3,15 +3,14 @@
 In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
 in the arrays of the target, each written whole: raw chunks straight to their files, many at a time
 (``linumpy.write.raw_chunks``), all others by zarr. Reading, making and writing overlap (``linumpy.resample.overlap``);
-on a device there are two buffers for boxes and two for blocks. :func:`make_block` makes a single one, on a worker of
-dask.
+on a device there are two buffers for boxes and two for blocks. :func:`make_block` makes a single one, for
+``linumpy.resample.workers``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
-from linumpy.device import kvikio_mode, require_cuda, resolve
+from linumpy.device import kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_region_into
@@ -229,58 +228,3 @@ def write_block(chunks: Chunks, block: Block, data: Any, entries: tuple[int, ...
     """Write a block of a volume, whole chunks or shards, to the last byte."""
     leading = tuple(slice(one, one + 1) for one in entries)
     chunks.write((*leading, *block.box), data[(None,) * len(entries)])
-
-
-def device_of_workers(client: Any, device: str) -> str:
-    """Settle one device for all workers of a dask cluster: the GPU only where each of them has one.
-
-    Raises
-    ------
-    GpuUnavailableError
-        ``"cuda"`` was asked for and a worker has none.
-    """
-    client.wait_for_workers(1)
-    kinds = set(client.run(_kind, device).values())
-    return kinds.pop() if len(kinds) == 1 else "cpu"
-
-
-def _kind(device: str) -> str:
-    return resolve(device).kind
-
-
-def make_blocks_on(client: Any, job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks on the workers of a dask cluster; a block whose worker is lost is made again by another.
-
-    A few blocks for each thread of each worker are under way, so that the graph stays small however large the volume.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        Of a cluster whose workers see the paths of source and target.
-    job, blocks, done
-        As for :func:`make_blocks`.
-    """
-    from distributed import as_completed
-
-    queue = deque(blocks)
-    threads = sum(client.nthreads().values())
-    under_way = as_completed()
-    pending: dict[Any, Block] = {}
-
-    def submit() -> None:
-        block = queue.popleft()
-        # Not pure: its worth is what it writes, so a result kept from another run must not stand in for it.
-        future = client.submit(make_block, job, block.number, pure=False)
-        pending[future] = block
-        under_way.add(future)
-
-    try:
-        while queue and len(pending) < max(4, 4 * threads):
-            submit()
-        for future in under_way:
-            future.result()
-            done(pending.pop(future))
-            if queue:
-                submit()
-    finally:
-        client.cancel(list(pending))

@@ -26,11 +26,20 @@ import zarr
 
 from linumpy import __version__
 from linumpy.device import resolve
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.io.ome import open_image
 from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url, unfinished_beside
-from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
+from linumpy.io.source import (
+    Source,
+    describe_source,
+    folder_of,
+    identify_data,
+    local_path,
+    local_store,
+    name_on_disk,
+    open_node,
+)
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
@@ -38,8 +47,9 @@ from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block import box_work_bytes
-from linumpy.resample.pipeline import BlockJob, device_of_workers, make_blocks, make_blocks_on
+from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
+from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
 from linumpy.write.new_image import NewImage, plan_image
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
@@ -128,7 +138,8 @@ def resample_zarr(
         Where blocks are made. With `distributed` this is asked of the workers.
     device_memory : int, optional
         Bytes that all blocks under way may take, on the device or, without one, in host memory; with `distributed`
-        on each worker, for one thread of it. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
+        on each worker, for one thread of it, and no more than fits beside its other threads in the worker's memory
+        limit. By default 80 % of what is free, in host memory at most 8 GiB. Host memory
         is taken beyond it: about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to
         100 MiB of pinned memory. Coarser levels keep to it as long as eight of their chunks do.
     overwrite : bool
@@ -138,9 +149,10 @@ def resample_zarr(
         power cut too. Without it, a stopped run is gone on with only on the same machine, until that is started again.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
-    distributed : distributed.Client, optional
-        Makes the blocks on its workers, which must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or
-        CPUs. Blocks of a lost worker are made again by the others.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Makes the blocks on its workers, which need linumpy and
+        must see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Blocks of a lost worker are made
+        again by the others; workers that come later take part, so the cluster may be adaptive.
 
     Returns
     -------
@@ -162,6 +174,9 @@ def resample_zarr(
         Not even a block of one chunk (or shard) fits `device_memory`.
     GpuUnavailableError
         ``device="cuda"`` and there is none.
+    WorkerError
+        A worker of `distributed` lacks linumpy, a disk or memory; the message names it. The same call goes on with what
+        is there.
 
     Notes
     -----
@@ -207,20 +222,39 @@ def resample_zarr(
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
         image.check_fits(target_path)
-    opened_from = local_path(volume.array) if distributed is not None else volume.array
-    kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     stored = image.stored[0][leading:]
-    plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
-    request = _request(volumes, grid, image, stored, kind, cval)
-    create = _creator(image, grid, volume.array)
-    with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
-        job = BlockJob(opened_from, str(state.folder / "0"), plan, float(cval), kind, scratch)
-        with _shown(progress, image) as report:
-            for entries, one in volumes.volumes.items():
-                _fill(replace(job, index=one.index, entries=entries), state, stored, report, distributed)
-        _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
-        _check_unchanged(volume.array, request)
+    opened_from: Any = volume.array if distributed is None else local_path(volume.array)
+    with client_of(distributed) as client:
+        if client is None:
+            needs, kind = None, resolve(device).kind
+            plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory)
+        else:
+            needs = needs_of(opened_from, target_path, device)
+            kind, plan, scratch = _plan_for_workers(client, needs, grid, volume, stored, device_memory)
+        request = _request(volumes, grid, image, stored, kind, cval)
+        create = _creator(image, grid, volume.array)
+        with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
+            job = BlockJob(opened_from, str(state.folder / "0"), plan, float(cval), kind, scratch)
+            with _shown(progress, image) as report:
+                for entries, one in volumes.volumes.items():
+                    _fill(replace(job, index=one.index, entries=entries), state, stored, report, client, needs)
+            _finish(state.folder, image, downsampling, kind if client is None else "cpu", device_memory)
+            _check_unchanged(volume.array, request)
     return Path(target)
+
+
+def _plan_for_workers(
+    client: Any, needs: Needs, grid: AffineGrid, volume: Volume, stored: tuple[int, ...], limit: int | None
+) -> tuple[str, ResamplePlan, int | None]:
+    """Choose where workers make blocks, and blocks that fit each of them; with what a read may use besides."""
+    _check_limit(limit)
+    capacity = survey(client, needs)
+    if limit is not None and limit <= capacity.nbytes:
+        return capacity.kind, *plan_blocks(grid, volume, stored, capacity.kind, limit)
+    try:
+        return capacity.kind, *plan_blocks(grid, volume, stored, capacity.kind, capacity.nbytes)
+    except DeviceMemoryError as error:
+        raise DeviceMemoryError(f"{error}; of more only this is used: {capacity.reason}") from error
 
 
 def _open_volumes(
@@ -277,8 +311,6 @@ def plan_blocks(
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
-    *,
-    shared: bool = False,
 ) -> tuple[ResamplePlan, int | None]:
     """Choose the blocks of :func:`resample_zarr`, and what a read may use besides them.
 
@@ -294,8 +326,6 @@ def plan_blocks(
         Where blocks are made.
     limit : int, optional
         As `device_memory`.
-    shared : bool
-        Whether it is made by workers, whose free memory is not known here.
 
     Returns
     -------
@@ -304,8 +334,7 @@ def plan_blocks(
     scratch : int or None
         Bytes of a read on a device beyond its result.
     """
-    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
-        raise ValueError(f"device_memory={limit!r}: a number of bytes is needed")
+    _check_limit(limit)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
     itemsize = source.dtype.itemsize
     if kind == "cpu":
@@ -314,9 +343,14 @@ def plan_blocks(
         return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
     # On its way out a block is copied into the order of its chunks.
     cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
-    budget = limit if limit is not None else _HOST_MOST if shared else int(_SHARE * free_memory())
+    budget = limit if limit is not None else int(_SHARE * free_memory())
     scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
     return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
+
+
+def _check_limit(limit: Any) -> None:
+    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
+        raise ValueError(f"device_memory={limit!r}: a number of bytes is needed")
 
 
 def _host_memory() -> int:
@@ -329,7 +363,7 @@ def _request(
     """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
     array = volumes.first.array
     settings = {
-        "source": describe_source(array),
+        "source": name_on_disk(array),
         "source metadata": _digest(array.metadata.to_dict()),
         "linumpy": __version__,
         "source shape": grid.source_shape,
@@ -374,7 +408,7 @@ def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array[Any]) -> Call
     def create(folder: Path) -> None:
         image.create(folder)
         origin: Any = {
-            "source": describe_source(source),
+            "source": name_on_disk(source),
             "matrix": [list(row) for row in grid.matrix],
             "offset": list(grid.offset),
             "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
@@ -390,8 +424,10 @@ def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager
     return bytes_progress("resample", image.dtype.itemsize * math.prod(image.shapes[0]))
 
 
-def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any) -> None:
-    """Make the blocks of a volume that are not there."""
+def _fill(
+    job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any, needs: Needs | None
+) -> None:
+    """Make the blocks of a volume that are not there, on workers where there are `needs` of them."""
 
     def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
         start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
@@ -412,10 +448,11 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
             report(nbytes(block))
         else:
             wanted.append(block)
-    if client is None:
+    if needs is None:
         make_blocks(job, wanted, done)
     else:
-        make_blocks_on(client, job, wanted, done)
+        needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))
+        make_blocks_on(client, job, needs, wanted, done)
 
 
 def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling import draws, weighted
 from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
@@ -76,6 +77,9 @@ class Sampler:
         self._cells: Uploaded | None = None  # of the weights, in the order of boxes
         self._draws: dict[str, Draw] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the arguments of create_sampler, and make one there")
 
     @property
     def value_range(self) -> tuple[float, float]:

@@ -6,8 +6,9 @@ In: a sampler. Out: batches of tensors in its memory, without a copy between hos
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
+from linumpy.errors import not_pickled
 from linumpy.sampling.sampler import Sampler
 
 
@@ -23,6 +24,9 @@ def make_dataset(sampler: Sampler, batch_size: int, batches: int | None, order: 
 
     class SampleDataset(IterableDataset):
         """Batches (coords, values) of a sampler, for as long as they are asked for."""
+
+        def __reduce__(self) -> NoReturn:
+            raise not_pickled(self, "DataLoader(num_workers=0) takes it")
 
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
             if get_worker_info() is not None:

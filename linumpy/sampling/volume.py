@@ -15,6 +15,7 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
+from linumpy.gpu.read.request import free_memory
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.host import check_order, normalisation, normalised, range_of
@@ -311,10 +312,3 @@ def _box_indices(boxes: Boxes) -> np.ndarray:
 
 def _address(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
-
-
-def free_memory() -> int:
-    """Bytes that can still be allocated on the current device: free there, or in CuPy's pool."""
-    import cupy
-
-    return int(cupy.cuda.runtime.memGetInfo()[0]) + int(cupy.get_default_memory_pool().free_bytes())

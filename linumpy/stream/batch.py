@@ -7,10 +7,11 @@ from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from linumpy.errors import not_pickled
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, TryAgain
 
@@ -53,6 +54,8 @@ class _Gone:
 
 class Tensor:
     """One part of a batch; goes to PyTorch, JAX, CuPy, NumPy by ``from_dlpack``.
+
+    Pickled, it takes its own elements with it, and comes back in host memory.
 
     Parameters
     ----------
@@ -107,6 +110,11 @@ class Tensor:
         """Address of the first element."""
         return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A view of a batch's memory becomes an array of its own elements; events and leases stay in this process.
+        host = np.array(self._array) if self._ready is None else self.array.get()
+        return _host_tensor, (host, self._is_bf16)
+
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, number = self._array.__dlpack_device__()
         return int(kind), int(number)
@@ -126,6 +134,11 @@ class Tensor:
         return _as_bf16(made) if self._is_bf16 else made
 
 
+def _host_tensor(array: np.ndarray, is_bf16: bool) -> Tensor:
+    """Make the tensor that a pickled one comes back as."""
+    return Tensor(array, Dtype.BF16 if is_bf16 else Dtype.STORED, None, None)
+
+
 def _as_bf16(capsule: Any) -> Any:
     """Set the element type of a DLPack capsule of uint16 to bfloat16, a type that neither NumPy nor CuPy has."""
     api = ctypes.pythonapi
@@ -143,7 +156,14 @@ def _as_bf16(capsule: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _record_of(names: tuple[str, ...]) -> Any:
-    return namedtuple("Parts", names)
+    def reduce(parts: Any) -> tuple[Any, ...]:
+        return _make_record, (names, tuple(parts))  # pickle does not find the class, which is made here, by its name
+
+    return type("Parts", (namedtuple("Parts", names),), {"__slots__": (), "__reduce__": reduce})
+
+
+def _make_record(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> Any:
+    return _record_of(names)(*tensors)
 
 
 class Batch:
@@ -165,6 +185,9 @@ class Batch:
         self.samples, self.batch_id = samples, batch_id
         self._names, self._ready_stream = tuple(tensors), ready_stream
         self._tensors: Any = _record_of(self._names)(*tensors.values())
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send its tensors (batch.tensors), each of which takes its own elements along")
 
     @property
     def tensors(self) -> Any:

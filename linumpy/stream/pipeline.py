@@ -9,9 +9,10 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 from linumpy.device import resolve
+from linumpy.errors import not_pickled
 from linumpy.stream.batch import Batch, Batches, Tensor
 from linumpy.stream.config import Config, Sample, integer
 from linumpy.stream.errors import InvalidArgument, ShutdownError, StreamError, TryAgain, as_stream_error
@@ -94,6 +95,9 @@ class Pipeline:
         self._wait_io = self._wait_compute = self._flush_wait = Metric()
         self._emitted = self._truncated = self._skipped = 0
         self.stats_reset()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send its config and the samples, and make a Pipeline there")
 
     def _make_reader(self) -> Any:
         from linumpy.gpu import Reader

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from linumpy.errors import not_pickled
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.pipeline import Pipeline
 
@@ -33,6 +34,9 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
 
     class StreamDataset(IterableDataset):  # type: ignore[misc,type-arg]
         """Batches of a pipeline."""
+
+        def __reduce__(self) -> NoReturn:
+            raise not_pickled(self, "DataLoader(num_workers=0) takes it, which reads ahead in threads")
 
         def __init__(self) -> None:
             super().__init__()

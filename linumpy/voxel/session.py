@@ -8,12 +8,12 @@ operations look at, taken as they were, so slabs of any size give the same voxel
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from linumpy.device import is_device_array, to_host
-from linumpy.errors import VoxelSessionError
+from linumpy.errors import VoxelSessionError, not_pickled
 from linumpy.voxel.backend import Backend, backend_of, get_backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import as_element
@@ -159,6 +159,9 @@ class VoxelSession:
         self._queue: list[Queued] = []
         self._run: _Run | None = None
         self._written = False
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the path of the volume, and make a VoxelSession there")
 
     def __enter__(self) -> VoxelSession:
         return self

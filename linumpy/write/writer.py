@@ -2,9 +2,10 @@
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
 is written in a work folder beside its path and renamed when complete and on the disk, so that a run that is killed
-leaves nothing that looks finished. Raw chunks of a device array go out by kvikio's ``CuFile.pwrite``; encoded ones are
-copied to the host, once, and left to zarr. Errors: ``FileExistsError`` for a path that is taken, ``ValueError`` for
-sizes and regions that do not fit, ``TypeError`` for what is not made of numbers, ``OSError`` for a disk that is full.
+leaves nothing that looks finished. Raw chunks of a device array go out by GPUDirect Storage, or through pinned memory
+where kvikio or the system does not offer it; encoded ones are copied to the host, once, and left to zarr. Errors:
+``FileExistsError`` for a path that is taken, ``ValueError`` for sizes and regions that do not fit, ``TypeError`` for
+what is not made of numbers, ``OSError`` for a disk that is full.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
+from linumpy.errors import not_pickled
 from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -121,8 +123,8 @@ class OmeZarrWriter:
     **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
     eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
 
-    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks need
-    kvikio to leave the device without CuPy's copy; without it they go through host memory like the encoded ones.
+    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks leave
+    the device by GPUDirect Storage where kvikio offers it, else through pinned host memory.
 
     Examples
     --------
@@ -188,6 +190,9 @@ class OmeZarrWriter:
         self._chunks: list[Chunks] = []
         self._threads = writing_threads()
         self._on_device = self._at_work = False
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send regions to the process that has it, which alone makes the image complete")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -95,6 +95,138 @@ find_mok() {
     done
 }
 
+# Is NVIDIA's repository configured and switched on, in a file that this family's package
+# manager reads? In REPOSITORY.
+find_repository() {
+    local file
+    REPOSITORY=0
+    case $FAMILY in
+        apt)
+            read_one_line_sources "$ROOT/etc/apt/sources.list"
+            for file in "$ROOT"/etc/apt/sources.list.d/*.list; do read_one_line_sources "$file"; done
+            for file in "$ROOT"/etc/apt/sources.list.d/*.sources; do read_stanzas "$file"; done
+            ;;
+        dnf) for file in "$ROOT"/etc/yum.repos.d/*.repo; do read_sections "$file"; done ;;
+        zypper) for file in "$ROOT"/etc/zypp/repos.d/*.repo; do read_sections "$file"; done ;;
+    esac
+}
+
+# apt, one line each: deb [option=value …] URI suite component …, and comments from # on.
+read_one_line_sources() {
+    local line entry='^[[:space:]]*deb[[:space:]]+(\[[^]]*\][[:space:]]*)?[^[:space:]]*compute/cuda/repos'
+    slurp "$1" || return 0
+    while IFS= read -r line; do
+        if [[ ${line%%#*} =~ $entry ]]; then REPOSITORY=1; fi
+    done <<<"$REPLY"
+}
+
+# apt, deb822: stanzas of fields, whose values go on in lines that begin with a blank. A
+# stanza counts unless it says "Enabled: no", or offers sources only.
+read_stanzas() {
+    local line key='' types='' uris='' enabled=''
+    slurp "$1" || return 0
+    while IFS= read -r line; do
+        [[ $line != '#'* ]] || continue
+        if [[ ! $line =~ [^[:space:]] ]]; then
+            count_repository "$enabled" "$types" "$uris"
+            key='' types='' uris='' enabled=''
+        else
+            if [[ $line =~ ^([^[:space:]:]+)[[:space:]]*:(.*)$ ]]; then
+                key=${BASH_REMATCH[1],,} line=${BASH_REMATCH[2]}
+            fi
+            case $key in
+                types) types+=" $line " ;;
+                uris) uris+=" $line" ;;
+                enabled) enabled+=" $line" ;;
+            esac
+        fi
+    done <<<"$REPLY"$'\n'
+    count_repository "$enabled" "$types" "$uris"
+}
+
+# dnf and zypper: sections of key=value. One counts unless it says enabled=0.
+read_sections() {
+    local line key='' uris='' enabled=''
+    slurp "$1" || return 0
+    while IFS= read -r line; do
+        [[ ! $line =~ ^[[:space:]]*[#\;] ]] || continue
+        if [[ $line == '['* ]]; then
+            count_repository "$enabled" ' deb ' "$uris"
+            key='' uris='' enabled=''
+        else
+            if [[ $line =~ ^([A-Za-z_]+)[[:space:]]*=(.*)$ ]]; then
+                key=${BASH_REMATCH[1],,} line=${BASH_REMATCH[2]}
+            fi
+            case $key in
+                baseurl | mirrorlist | metalink) uris+=" $line" ;;
+                enabled) enabled=$line ;;
+            esac
+        fi
+    done <<<"$REPLY"
+    count_repository "$enabled" ' deb ' "$uris"
+}
+
+# count_repository ENABLED TYPES URIS: of one stanza or section.
+count_repository() {
+    local enabled=${1//[[:space:]]/}
+    case ${enabled,,} in
+        0 | no | false | off | without | disable) return 0 ;;
+    esac
+    # A field may be parted by tabs, too.
+    [[ ${2//[[:space:]]/ } == *' deb '* && $3 == *compute/cuda/repos* ]] || return 0
+    REPOSITORY=1
+}
+
+# The package lists of apt in LISTS: plain ones, and those that it keeps compressed
+# (Acquire::GzipIndexes). Lists of NVIDIA's repository that are left from before it was
+# switched off offer nothing.
+find_lists() {
+    local list
+    LISTS=()
+    for list in "$ROOT"/var/lib/apt/lists/*Packages "$ROOT"/var/lib/apt/lists/*Packages.{gz,xz,lzma,lz4,zst,bz2}; do
+        [[ -f $list && -r $list ]] || continue
+        if ((!REPOSITORY)) && [[ ${list##*/} == *compute_cuda_repos* ]]; then
+            NOTES+=("the package list ${list##*/} is left from a repository that is not configured now")
+        elif unpacker "$list"; then
+            LISTS+=("$list")
+        else
+            NOTES+=("the package list ${list##*/} cannot be read: $REPLY is not here to unpack it")
+        fi
+    done
+}
+
+# The command that writes a package list to its output, in REPLY; where it is not here, its
+# name, and a failure. apt's own helper takes every kind.
+unpacker() {
+    case $1 in
+        *Packages) REPLY='cat' ;;
+        *.gz) REPLY='gzip -dcq' ;;
+        *.xz | *.lzma) REPLY='xz -dcq' ;;
+        *.lz4) REPLY='lz4 -dcq' ;;
+        *.zst) REPLY='zstd -dcq' ;;
+        *.bz2) REPLY='bzip2 -dcq' ;;
+    esac
+    command -v "${REPLY%% *}" >/dev/null && return 0
+    [[ ! -x $APT_HELPER ]] || {
+        REPLY="$APT_HELPER cat-file"
+        return 0
+    }
+    REPLY=${REPLY%% *}
+    return 1
+}
+APT_HELPER=/usr/lib/apt/apt-helper
+
+unpack_list() {
+    local -a command
+    unpacker "$1"
+    read -r -a command <<<"$REPLY"
+    if [[ $REPLY == *cat-file ]]; then
+        "${command[@]}" "$1" 2>/dev/null
+    else
+        "${command[@]}" <"$1" 2>/dev/null
+    fi
+}
+
 # Is the distribution's signed module offered? The nvidia flavour is built with it; for
 # the others the package lists on disk tell.
 find_signed_package() {
@@ -105,26 +237,20 @@ find_signed_package() {
         SIGNED=$name
         return 0
     fi
-    for list in "$ROOT"/var/lib/apt/lists/*Packages; do
-        [[ -r $list ]] || continue
-        if grep -qxF "Package: $name" "$list"; then
+    for list in ${LISTS[@]+"${LISTS[@]}"}; do
+        # Not a pipe, whose writer would die of SIGPIPE and take the answer with it.
+        if grep -qxF "Package: $name" < <(unpack_list "$list"); then
             SIGNED=$name
             return 0
         fi
     done
 }
 
-# Newest nvidia-fs that a package list offers, in OFFERED; and whether NVIDIA's
-# repository is configured at all, in REPOSITORY.
+# Newest nvidia-fs that a package list offers, in OFFERED.
 find_offered() {
     local list line version inside
-    OFFERED='' REPOSITORY=0
-    if grep -rqs 'compute/cuda/repos' "$ROOT/etc/apt/sources.list" "$ROOT/etc/apt/sources.list.d" \
-        "$ROOT/etc/yum.repos.d" "$ROOT/etc/zypp/repos.d"; then
-        REPOSITORY=1
-    fi
-    for list in "$ROOT"/var/lib/apt/lists/*Packages; do
-        [[ -r $list ]] || continue
+    OFFERED=
+    for list in ${LISTS[@]+"${LISTS[@]}"}; do
         inside=0
         while IFS= read -r line; do
             case $line in
@@ -136,7 +262,7 @@ find_offered() {
             version=${version#*:}
             version=${version%%-*}
             if [[ -z $OFFERED ]] || version_ge "$version" "$OFFERED"; then OFFERED=$version; fi
-        done < <(grep -A 20 -x 'Package: nvidia-fs-dkms' "$list")
+        done < <(grep -A 20 -x 'Package: nvidia-fs-dkms' < <(unpack_list "$list"))
     done
 }
 
@@ -387,6 +513,8 @@ main() {
     kernel_flavour
     read_driver
     secure_boot
+    find_repository
+    find_lists
     find_signed_package
     find_offered
     find_source

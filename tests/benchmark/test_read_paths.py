@@ -195,8 +195,6 @@ def fake_gpu(monkeypatch):
     cupy = SimpleNamespace(
         empty=lambda shape, dtype: np.zeros(shape, dtype).view(FakeArray),
         asarray=lambda host: host.copy().view(FakeArray),
-        cuda=SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (10**6, 10**6))),
-        get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
     )
     modules = {
         "kvikio": SimpleNamespace(CuFile=FakeCuFile),
@@ -205,6 +203,7 @@ def fake_gpu(monkeypatch):
     }
     really = paths.importlib.import_module
     monkeypatch.setattr(paths, "_need_cuda", lambda: cupy)
+    monkeypatch.setattr(paths, "free_memory", lambda: 10**6)
     for module in (paths, machine):
         monkeypatch.setattr(
             module, "importlib", SimpleNamespace(import_module=lambda name: modules.get(name) or really(name))
@@ -234,9 +233,9 @@ def test_the_flat_limit_has_the_readers_threads_for_as_long_as_it_is_timed(tmp_p
     assert fake_gpu.settings == []
 
 
-def test_what_does_not_fit_into_the_device_gets_no_flat_file(tmp_path, fake_gpu):
+def test_what_does_not_fit_into_the_device_gets_no_flat_file(tmp_path, fake_gpu, monkeypatch):
     case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
-    fake_gpu.cupy.cuda.runtime.memGetInfo = lambda: (100, 1000)
+    monkeypatch.setattr(paths, "free_memory", lambda: 100)
     with pytest.raises(CannotRunError, match="180 bytes to read, 100 bytes"), path_of("flat", True).prepare(case):
         pass
 

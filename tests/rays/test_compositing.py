@@ -1,6 +1,8 @@
 """Volume rendering against the definition, sample by sample, and its gradient against differences."""
 
 import math
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,6 +132,34 @@ def test_lists_are_no_arrays():
         composite([[1, 1, 1, 1]], [1], [0], [1])
 
 
+class Tensor:
+    """Of torch, as far as arguments are looked at."""
+
+    def __init__(self, device="cpu"):
+        self.device = device
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "rgb_sigma of torch, dt of numpy, base of numpy, n_steps of numpy: give all as tensors"),
+        ({1: Tensor(), 2: Tensor()}, "rgb_sigma, dt, base of torch, n_steps of numpy: give all"),
+        ({0: np.zeros((9, 4), "f4"), 3: Tensor()}, "n_steps of torch, rgb_sigma of numpy, dt of numpy"),
+        (
+            {1: Tensor("cuda:0"), 2: Tensor(), 3: Tensor()},
+            "rgb_sigma on cpu, dt on cuda:0, base on cpu, n_steps on cpu: move all to one device",
+        ),
+    ],
+)
+def test_arrays_of_torch_and_numpy_do_not_mix(monkeypatch, change, message):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
+    arrays = [Tensor(), np.zeros(9, "f4"), np.zeros(4, "i8"), np.zeros(4, "i4")]
+    for place, value in change.items():
+        arrays[place] = value
+    with pytest.raises(TypeError, match=message):
+        composite(*arrays)
+
+
 @pytest.mark.sanitize
 def test_the_same_on_a_device(device):
     cupy = device
@@ -157,6 +187,15 @@ def torch_gradient(device):
     assert np.allclose(rgba.detach().cpu(), expected, atol=1e-6)
     gradient = tensors[0].grad.cpu().numpy()
     assert np.allclose(gradient, composite_backward(*arrays, expected, to), atol=2e-6)
+
+
+def test_torch_and_numpy_do_not_mix():
+    torch = pytest.importorskip("torch")
+    rgb_sigma, *others = case(7, (3, 0, 40))
+    with pytest.raises(TypeError, match="rgb_sigma of torch, dt of numpy"):
+        composite(torch.from_numpy(rgb_sigma), *others)
+    with pytest.raises(TypeError, match="dt of torch, rgb_sigma of numpy"):
+        composite(rgb_sigma, torch.from_numpy(others[0]), *others[1:])
 
 
 def test_torch_on_the_cpu():

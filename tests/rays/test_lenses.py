@@ -33,7 +33,7 @@ def rays(one, u, v, time=0.0):
     images, n = Images.of([one]), len(u)
     u, v = u.astype("f4"), v.astype("f4")
     column, row = (u * SIZE[1]).astype(int), (v * SIZE[0]).astype(int)
-    return world_rays(images, np.zeros(n, int), u, v, column, row, np.full(n, time, "f4"))
+    return world_rays(images, np.zeros(n, int), u, v, column, row, np.full(n, time, "f4"))[:2]
 
 
 def places(n=400, seed=0):
@@ -164,7 +164,7 @@ def test_rays_may_be_given_for_each_pixel():
     given[5, 8, 1] = np.nan
     turn = Rotation.from_rotvec([0.1, 0.2, 0.3]).as_matrix()
     pose = np.column_stack([turn, [1, -1, 2]])
-    one = image("perspective", rays=given, start_pose=pose)
+    one = image("perspective", rays=given, rays_frame="camera", start_pose=pose)
     column, row = np.array([3, 7, 8]), np.array([4, 5, 5])
     origin, direction = rays(one, (column + 0.5) / SIZE[1], (row + 0.5) / SIZE[0])
     o, d = given[4, 3, :3], given[4, 3, 3:]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emulator import COMPILER, Kernel, emulated, library
 from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
-from ray_scenes import BOX, grid, images, to_device
+from ray_scenes import BOX, grid, images, to_device, without_distributions
 
 from linumpy.gpu.kernels import source_text
 from linumpy.rays import PCG32, compositing, generate_training_samples, launch, march, samples
@@ -20,6 +20,10 @@ SPECS = [
     for from_images in (False, True)
     for grows in (False, True)
     for ordered in (False, True)
+]
+SPECS += [
+    launch.kernel_spec(images=True, grows=False, ordered=False, **{option: True})
+    for option in ("weighted", "lengths", "per_sample")
 ]
 COMPOSITES = [compositing.kernel_spec(name) for name in ("composite", "composite_backward")]
 STEPS = [{}, {"cone_angle": 1 / 64, "max_step": 0.05}]
@@ -76,7 +80,7 @@ def in_order(found):
     values = {one.name: getattr(found, one.name) for one in fields(found)}
     for name, value in values.items():
         if value is not None and value.ndim:
-            values[name] = value[every if name in ("positions", "directions", "dt") else order]
+            values[name] = value[every if name in samples.OF_SAMPLES else order]
     values["base"] = np.cumsum(values["n_steps"]) - values["n_steps"]
     return samples.RaySamples(**values)
 
@@ -99,20 +103,22 @@ def test_the_structures_are_laid_out_as_in_c():
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
 @pytest.mark.parametrize(("kind", "mips"), [("sparse", 2), ("blobs", 2), ("full", 3), ("empty", 2)])
 def test_rays_of_images_are_those_of_the_cpu(by_kernel, steps, kind, mips):
-    where = grid(kind, mips)
+    where, scene = grid(kind, mips), images() if kind in ("sparse", "full") else without_distributions(images())
+    assert scene.weighted == (kind in ("sparse", "full"))
     options = {"train_envmap": kind != "full", "snap_to_pixel_centers": kind == "blobs", **steps}
-    expected = generate(where=where, **options)
+    expected = generate(scene, where, **options)
     by_kernel()
-    assert_same(generate(where=where, deterministic=True, **options), expected)
+    assert_same(generate(scene, where, deterministic=True, **options), expected)
     assert kind == "empty" or expected.n_samples > 1500
 
 
 @needs_compiler
 @pytest.mark.parametrize("steps", STEPS, ids=["equal", "growing"])
 def test_images_by_their_weights_and_other_options(by_kernel, steps):
-    where, share = grid("blobs", 1), np.arange(9.0)
+    where, share = grid("blobs", 1), np.arange(10.0)
     cdf = (np.cumsum(share) / share.sum()).astype("f4")
     options = {"image_cdf": cdf, "box": None, "near": 2.4, "max_steps": 100, **steps}
+    options |= {"unit_directions": False, "per_sample": True}
     expected = generate(where=where, **options)
     assert 0 not in expected.image_indices
     assert set(expected.image_indices.tolist()) > {1, 8}
@@ -195,21 +201,21 @@ def test_rays_along_axes_faces_and_diagonals(by_kernel):
 def test_what_does_not_fit_is_dropped_and_nothing_is_written_beyond(by_kernel, monkeypatch, ordered):
     where = grid("blobs")
     every = generate(where=where)
-    limit = int(every.base[150]) + 3
-    expected = generate(where=where, max_samples=limit)
+    limit = int(every.base[100]) + 3
+    expected = generate(where=where, max_samples=limit, per_sample=True)
     by_kernel()
     room = 50_000
     allocate = launch._allocate
 
-    def with_a_margin(xp, n_rays, max_samples, n_extra, *, from_images):
-        arrays = allocate(xp, n_rays, max_samples, n_extra, from_images=from_images)
-        for name in ("positions", "directions", "dt"):
+    def with_a_margin(xp, n_rays, max_samples, n_extra, **options):
+        arrays = allocate(xp, n_rays, max_samples, n_extra, **options)
+        for name in set(samples.OF_SAMPLES) & set(arrays):
             arrays[name] = np.full((max_samples + room, *arrays[name].shape[1:]), 7, "f4")
         return arrays
 
     monkeypatch.setattr(launch, "_allocate", with_a_margin)
-    found = generate(where=where, max_samples=limit, deterministic=ordered)
-    for name in ("positions", "directions", "dt"):
+    found = generate(where=where, max_samples=limit, deterministic=ordered, per_sample=True)
+    for name in samples.OF_SAMPLES:
         assert (getattr(found, name)[int(found.n_samples) :] == 7).all()
     assert found.n_rays + found.n_dropped == every.n_rays
     assert found.n_samples <= limit
@@ -236,7 +242,7 @@ extern "C" __global__ void looks_back(uint64 *states, uint64 *out, int block) {
 def test_a_block_adds_aggregates_back_to_an_inclusive_prefix(known):
     """Under the emulator blocks run one after another, so each finds its neighbour ready; on a device it may not."""
     text = source_text("trace", "linumpy.rays.cuda") + _LOOKS_BACK
-    run = Kernel(library(text, SPECS[-1].defines, ("looks_back",)).emulate_looks_back)
+    run = Kernel(library(text, SPECS[7].defines, ("looks_back",)).emulate_looks_back)
     counts = np.random.default_rng(known).integers(0, 1000, (100, 2)).astype(np.uint64)
     sums = counts[:, 0] << np.uint64(36) | counts[:, 1]
     states = sums | np.uint64(1 << 62)
@@ -256,10 +262,10 @@ def test_without_races_or_undefined_behaviour(by_kernel, ordered):
         made = library(source_text(spec.source, spec.package), spec.defines, (spec.name,), True)
         return Kernel(getattr(made, f"emulate_{spec.name}"))
 
-    where = grid("blobs")
-    expected = generate(where=where, n_rays=150)
+    where, options = grid("blobs"), {"n_rays": 150, "per_sample": True, "unit_directions": False}
+    expected = generate(where=where, **options)
     by_kernel(2, checked)
-    assert_same(in_order(generate(where=where, n_rays=150, deterministic=ordered)), expected)
+    assert_same(in_order(generate(where=where, deterministic=ordered, **options)), expected)
 
 
 @pytest.mark.parametrize(("spec", "architecture"), compilations([*SPECS, *COMPOSITES]))
@@ -269,7 +275,7 @@ def test_they_compile(spec, architecture):
     assert declared_shared(code, spec.name) <= 48 * 1024
 
 
-@pytest.mark.parametrize("spec", [SPECS[-1], SPECS[-3]], ids=["growing", "equal"])
+@pytest.mark.parametrize("spec", [SPECS[7], SPECS[5]], ids=["growing", "equal"])
 def test_no_multiply_and_add_is_fused(spec):
     """What decides the number of samples is rounded after each operation, as NumPy does it."""
     _, ptx = compile_with_ptx(spec, "sm_90")
@@ -289,18 +295,22 @@ def test_the_grid_of_the_kernel_is_that_of_python():
 @pytest.mark.parametrize("kind", [pytest.param("sparse", marks=pytest.mark.sanitize), "blobs"])
 def test_the_same_on_a_device(device, many, kind, steps):
     cupy = device
-    where, scene = grid(kind), images()
+    where, scene = grid(kind), images() if kind == "blobs" else without_distributions(images())
     there = type(where)(cupy.asarray(where.density), cupy.asarray(where.bits), where.centre, where.edge)
     uploaded = to_device(scene, cupy.asarray)
-    options = {"n_rays": many, "max_samples": 2_000_000, **steps}
-    expected = generate(scene, where, **options)
+    options = {"n_rays": many, "max_samples": 2_000_000, "per_sample": kind == "blobs", **steps}
+    options["unit_directions"] = kind != "blobs"
+    cdf = np.linspace(0.1, 1, len(scene), dtype="f4") ** 2 if kind == "blobs" else None
+    expected = generate(scene, where, image_cdf=cdf, **options)
     assert expected.n_samples > 4 * many
+    options["image_cdf"] = None if cdf is None else cupy.asarray(cdf)
     found = generate(uploaded, there, deterministic=True, **options)
     assert isinstance(found.n_samples, cupy.ndarray)
     assert_same(found, expected)
     found = generate(uploaded, there, **options)
-    host = {one.name: getattr(found, one.name) for one in fields(found)}
-    assert_same(in_order(samples.RaySamples(**{k: cupy.asnumpy(v) for k, v in host.items()})), expected)
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    host = {name: None if value is None else cupy.asnumpy(value) for name, value in values.items()}
+    assert_same(in_order(samples.RaySamples(**host)), expected)
     rays, jitter = given_rays(many)
     options = {"aabb": BOX, "max_samples": 2_000_000, "min_step": 0.006, **steps}
     expected = march(rays, where, jitter=jitter, **options)

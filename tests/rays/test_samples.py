@@ -33,25 +33,28 @@ def numbers_of(seed, stream, count):
 
 
 def camera_rays(one, u, v, column, row):
-    """Rays in the camera's axes; lenses have tests of their own."""
+    """Rays in the camera's axes, directions as long as they are; lenses have tests of their own."""
+    if one.rays is not None and one.rays[row, column, 3:].any():
+        return one.rays[row, column, :3].astype(float), one.rays[row, column, 3:].astype(float)
     still = replace(one, start_pose=np.eye(3, 4), end_pose=None)
-    (o,), (d,) = world_rays(
+    (o,), (d,), (length,) = world_rays(
         Images.of([still]), np.zeros(1, int), np.array([u], "f4"), np.array([v], "f4"), np.array([column]),
         np.array([row]), np.zeros(1, "f4"),
     )  # fmt: skip
-    return o.astype(float), d.astype(float)
+    return o.astype(float), d.astype(float) * length
 
 
 @pytest.mark.parametrize("snap", [False, True])
 def test_pixels_colors_and_rays_are_those_of_the_definition(snap):
     scene, n = images(), 180
-    found = generate(snap_to_pixel_centers=snap, train_envmap=True, random_max_level=True)
+    options = {"snap_to_pixel_centers": snap, "train_envmap": True, "random_max_level": True}
+    found, as_long = generate(**options), generate(unit_directions=False, **options)
     kept = []
     for i, (u, v, time, _, level) in enumerate(row[:5] for row in numbers_of(7, 3, n)):
         number = i * len(scene) // n % len(scene)
         one = scene.images[number]
-        column, row, u, v = pixel_of(one, u, v, snap)
-        rgba = color_of(one.pixels[row, column])
+        column, row, u, v, pdf = pixel_of(one, u, v, snap)
+        rgba = color_of(one.pixels[row, column], one.alpha)
         if rgba is None:
             continue
         at = len(kept)
@@ -59,12 +62,19 @@ def test_pixels_colors_and_rays_are_those_of_the_definition(snap):
         assert found.image_indices[at] == number
         assert np.allclose(found.uv[at], (u, v), atol=1e-6)
         assert np.allclose(found.colors[at], rgba, atol=1e-6)
-        assert found.max_level[at] == level
+        assert np.allclose(found.pdf[at], (1, pdf), rtol=1e-5)
+        assert found.max_level[at] == 2 * level
         assert found.extra[at].tolist() == [number, -1.5]
         o, d = camera_rays(one, u, v, column, row)
-        origin, direction = world_ray(one, d, o, u, v, float(time))
+        origin, direction = o, d
+        if one.rays is None or one.rays_frame == "camera" or not one.rays[row, column, 3:].any():
+            origin, direction = world_ray(one, d, o, u, v, float(time))
         assert np.allclose(found.rays[at, :3], origin, atol=1e-5)
-        assert np.allclose(found.rays[at, 3:], direction, atol=1e-5)
+        assert np.allclose(found.rays[at, 3:], direction / np.linalg.norm(direction), atol=1e-5)
+        assert np.allclose(as_long.rays[at], [*origin, *direction], rtol=1e-5, atol=1e-5)
+    assert not np.array_equal(as_long.rays, found.rays)
+    assert np.array_equal(as_long.positions, found.positions)
+    assert np.array_equal(as_long.directions, found.directions)
     assert found.ray_indices.tolist() == kept
     assert found.n_rays == len(kept) < n
 
@@ -244,11 +254,12 @@ def test_a_pose_that_is_not_finite_names_its_image():
 
 def test_what_does_not_fit_is_dropped_as_a_whole():
     every = generate()
-    limit = int(every.base[100]) + 5
+    first = 80 + int(np.argmax(every.n_steps[80:] > 5))  # that does not fit
+    limit = int(every.base[first]) + 5
     some = generate(max_samples=limit)
-    assert some.n_rays == 100
-    assert some.n_samples == every.base[100] <= limit
-    assert some.n_dropped == every.n_rays - 100
+    assert some.n_rays == first
+    assert some.n_samples == every.base[first] <= limit
+    assert some.n_dropped == every.n_rays - first
     for name in ("positions", "rays", "n_steps", "colors"):
         whole = getattr(every, name)
         assert np.array_equal(getattr(some, name), whole[: len(getattr(some, name))])
@@ -304,6 +315,8 @@ def test_pixels_are_drawn_by_their_weights():
     found = drawn(noise_images([(12, 16)], PixelCDF.from_weights(weights)))
     fine = np.kron(weights, np.full((2, 2), 0.25)).ravel() / weights.sum()  # each cell covers 2 × 2 pixels
     counts = pixels_of(found, 16, 12)
+    pixel = ((found.uv * (16, 12)).astype(int) * (1, 16)).sum(axis=1)
+    assert np.allclose(found.pdf, np.stack([np.ones(len(pixel)), fine[pixel] * 12 * 16], axis=1), rtol=1e-4, atol=1e-4)
     assert counts[fine == 0].sum() == 0
     assert chisquare(counts[fine > 0], fine[fine > 0] * counts.sum()).pvalue > 1e-3
 
@@ -315,7 +328,9 @@ def test_images_are_shared_by_neighbours_or_drawn_by_their_weights():
     share = np.array([0.3, 0.0, 0.2, 0.1, 0.25, 0.05, 0.1])
     cdf = np.cumsum(share).astype("f4")
     cdf[-1] = 1
-    counts = np.bincount(drawn(scene, image_cdf=cdf).image_indices, minlength=7)
+    found = drawn(scene, image_cdf=cdf)
+    assert np.allclose(found.pdf, np.stack([7 * share[found.image_indices], np.ones(40000)], axis=1), rtol=1e-5)
+    counts = np.bincount(found.image_indices, minlength=7)
     # Of low discrepancy: far nearer to what is expected than random numbers come.
     assert np.abs(counts - share * 40000).max() < 20
     rng, sums, empty = PCG32.seeded(1), np.zeros(7), grid("empty", mips=1)
@@ -323,6 +338,104 @@ def test_images_are_shared_by_neighbours_or_drawn_by_their_weights():
         one = generate(rng, scene, empty, None, n_rays=5, train_envmap=True, image_cdf=cdf)
         sums += np.bincount(one.image_indices, minlength=7)
     assert chisquare(sums[share > 0], share[share > 0] * 2000).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("snap", [False, True])
+def test_dividing_by_the_densities_undoes_the_distributions(snap):
+    """A loss over pixels has the same mean however they are drawn."""
+    rng = np.random.default_rng(2)
+    scene = Images.of([
+        Image(rng.random((6, 9, 4)).astype("f4"), pixel_cdf=PixelCDF.from_weights(0.1 + rng.random((4, 5))))
+        for _ in range(3)
+    ])  # fmt: skip
+    cdf = np.array([0.2, 0.9, 1], "f4")
+    found = drawn(scene, 200_000, image_cdf=cdf, snap_to_pixel_centers=snap)
+    mean = np.mean([one.pixels for one in scene.images])
+    values = found.colors.mean(axis=1)
+    assert abs((values / found.pdf.prod(axis=1)).mean() - mean) < 0.01
+    assert abs((1 / found.pdf.prod(axis=1)).mean() - 1) < 0.01
+
+
+def test_the_last_cell_takes_what_rounding_left_of_1():
+    """Otherwise numbers above the end of a distribution would be drawn with a density of 0."""
+    end = np.float32(1 - 9e-6)
+    cdf = PixelCDF(np.array([0.5, end], "f4"), np.array([[end, end], [1, 1]], "f4"))
+    found = drawn(noise_images([(2, 2)], cdf), 500_000)
+    assert (found.pdf > 0).all()
+    assert np.isfinite(found.uv).all()
+    assert np.allclose(found.pdf[found.uv[:, 0] > 0.5, 1], 4 * 0.5 * 9e-6, rtol=0.1)
+    assert (found.uv[:, 0] > 0.5).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pixel", "alpha", "color"),
+    [
+        ("u1", (255, 128, 0, 128), None, (0.50196, 0.10835, 0, 0.50196)),
+        ("u1", (255, 128, 0, 128), "straight", (0.50196, 0.10835, 0, 0.50196)),
+        ("u1", (255, 128, 0, 128), "premultiplied", (1, 0.21586, 0, 0.50196)),
+        ("u1", (255, 128, 0, 0), None, (0, 0, 0, 0)),
+        ("f4", (1, 0.5, 0, 0.5), None, (1, 0.5, 0, 0.5)),
+        ("f4", (1, 0.5, 0, 0.5), "straight", (0.5, 0.25, 0, 0.5)),
+        ("f2", (1, 0.5, 0, 0.5), "straight", (0.5, 0.25, 0, 0.5)),
+    ],
+)
+def test_colors_are_multiplied_by_alpha_once(dtype, pixel, alpha, color):
+    pixels = np.full((2, 3, 4), pixel, dtype)
+    found = drawn(Images.of([Image(pixels, alpha=alpha)]), 10)
+    assert np.allclose(found.colors, color, atol=1e-5)
+
+
+def test_half_of_the_rays_use_all_levels():
+    level = drawn(noise_images([(4, 5)]), random_max_level=True).max_level
+    assert (level.min() >= 0) & (level.max() < 2)
+    assert abs((level >= 1).mean() - 0.5) < 0.01
+    assert chisquare(np.histogram(level, 20, (0, 2))[0]).pvalue > 1e-3
+    assert (drawn(noise_images([(4, 5)]), 50).max_level == 1).all()
+
+
+def test_levels_and_extra_dimensions_of_samples_are_those_of_their_rays():
+    options = {"random_max_level": True, "max_samples": 1500}
+    found = generate(per_sample=True, **options)
+    assert found.n_dropped > 0
+    ray = np.repeat(np.arange(int(found.n_rays)), found.n_steps)
+    assert np.array_equal(found.sample_max_level, found.max_level[ray])
+    assert np.array_equal(found.sample_extra, found.extra[ray])
+    assert len(found.sample_extra) == len(found.dt) > 1000
+    without = generate(**options)
+    assert without.sample_max_level is without.sample_extra is None
+    assert np.array_equal(without.positions, found.positions)
+
+
+def test_given_rays_of_pixels_are_in_the_world_and_leave_poses_alone():
+    rng = np.random.default_rng(5)
+    given = rng.normal(size=(3, 4, 6)).astype("f4")
+    given[0, 0, 3:], given[1, 1, 0] = 0, np.nan
+    start, end = pose(rng), pose(rng)
+    one = Image(np.ones((3, 4, 4), "f4"), rays=given, start_pose=start, end_pose=end, shutter=(0.5, 0, 0, 0))
+    found = drawn(Images.of([one]), 200, unit_directions=False)
+    row, column = (found.uv[:, ::-1] * (3, 4)).astype(int).T
+    bad = (row == column) & (row < 2)
+    assert 10 < bad.sum() < 100
+    assert np.allclose(found.rays[~bad], given[row, column][~bad], rtol=1e-6)
+    axis = np.array(world_ray(one, np.array([0.0, 0, 1]), np.zeros(3), 0, 0, 0)).ravel()
+    assert np.allclose(found.rays[bad], axis, atol=1e-5)
+    moved = drawn(Images.of([replace(one, rays_frame="camera")]), 200, unit_directions=False)
+    assert np.array_equal(moved.uv, found.uv)
+    for at in np.flatnonzero(~bad)[:20]:
+        o, d = given[row[at], column[at]].astype(float).reshape(2, 3)
+        assert np.allclose(moved.rays[at], np.array(world_ray(one, d, o, 0, 0, 0)).ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": "none"}, "image 0: alpha='none' is unknown; choose from 'straight', 'premultiplied'"),
+        ({"rays_frame": "image"}, "image 0: rays_frame='image' is unknown; choose from 'world', 'camera'"),
+    ],
+)
+def test_unknown_choices_of_images(options, message):
+    with pytest.raises(ValueError, match=message):
+        Images.of([Image(np.ones((2, 2, 4), "f4"), **options)])
 
 
 def test_one_image_of_many_more_than_rays():
@@ -350,10 +463,10 @@ def test_one_image_of_many_more_than_rays():
         ({"n_rays": True}, "n_rays=True: a whole number"),
         ({"max_samples": 1e6}, "max_samples=1000000.0: a whole number from 0 on"),
         ({"max_steps": 1.5}, "max_steps=1.5: a whole number between 1 and 1024"),
-        ({"image_cdf": np.linspace(0, 0.5, 9, dtype="f4")}, "image_cdf: .* ends at 1"),
-        ({"image_cdf": np.full(9, np.nan, "f4")}, "image_cdf: a cumulative distribution"),
-        ({"image_cdf": np.array([0, 0.5, 0.4, 0.6, 0.7, 0.8, 0.9, 1, 1], "f4")}, "image_cdf: .* grows"),
-        ({"image_cdf": np.ones(3, "f4")}, r"image_cdf of float32 \(3,\): float32 \(9,\)"),
+        ({"image_cdf": np.linspace(0, 0.5, 10, dtype="f4")}, "image_cdf: .* ends at 1"),
+        ({"image_cdf": np.full(10, np.nan, "f4")}, "image_cdf: a cumulative distribution"),
+        ({"image_cdf": np.array([0, 0.5, 0.4, 0.6, 0.7, 0.8, 0.9, 1, 1, 1], "f4")}, "image_cdf: .* grows"),
+        ({"image_cdf": np.ones(3, "f4")}, r"image_cdf of float32 \(3,\): float32 \(10,\)"),
     ],
 )
 def test_bad_input(options, message):

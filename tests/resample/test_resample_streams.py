@@ -15,7 +15,7 @@ import pytest
 import reference
 import zarr
 
-from linumpy.gpu import kvikio_zarr, zarr_io
+from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
@@ -214,9 +214,7 @@ def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(kvikio_zarr, "Reader", Counted)
-    monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
-    monkeypatch.setattr(zarr_io, "kvikio_mode", lambda: ("compat", "a stand-in"))
     monkeypatch.setattr(output, "free_memory", lambda *_: 2**30)
     with reference.fake_device():
         with closing(pipeline.open_stage(job, slots=2)) as stage:

@@ -626,6 +626,35 @@ def test_a_source_that_was_written_anew_is_another(tmp_path, rewrite, caplog):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.parametrize("spelling", ["x/../a", "link/../a", "a/", "here/a", "there/../other"])
+def test_a_run_is_gone_on_with_by_another_spelling_of_the_source(tmp_path, spelling):
+    """Behind a link ``..`` is the folder above the one that it leads to; the metadata tells the folder itself."""
+    options = begin(tmp_path)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    (tmp_path / "here").symlink_to(tmp_path)
+    far = tmp_path / "far"
+    (far / "deep").mkdir(parents=True)
+    (tmp_path / "there").symlink_to(far / "deep")
+    (far / "other").symlink_to(tmp_path / "a")
+    marked = zarr.open_array(next((tmp_path / ".b.unfinished").glob("image-*/0")), mode="r+")
+    marked[:8, :8, :8] = 77
+    resample_zarr(f"{tmp_path}/{spelling}", tmp_path / "b", 4.0, **options)
+    assert (result(tmp_path / "b")[:8, :8, :8] == 77).all()
+    written = zarr.open_group(tmp_path / "b", mode="r").attrs["linumpy"]["resampled"]["source"]
+    assert written == f"file://{os.path.realpath(tmp_path / 'a' / '0')}"
+
+
+def test_what_the_dots_of_text_would_name_is_another_source(tmp_path):
+    options = begin(tmp_path)
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    write(tmp_path / "far" / "a", volume(seed=1))
+    resample_zarr(f"{tmp_path}/link/../a", tmp_path / "b", 4.0, **options)
+    got = result(tmp_path / "b")
+    assert same(got, by_spacing(volume(seed=1), got.shape))
+
+
 def test_a_source_that_is_written_meanwhile_gives_no_result(tmp_path):
     write(tmp_path / "a", volume())
     seen = itertools.count()

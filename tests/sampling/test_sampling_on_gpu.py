@@ -9,6 +9,7 @@ from linumpy import sampling
 from linumpy.sampling import create_sampler, draws
 from linumpy.sampling.boxes import plan_boxes, window
 from linumpy.sampling.generator import Use, key_of
+from linumpy.sampling.volume import DeviceVolume
 
 pytestmark = pytest.mark.gpu
 
@@ -127,6 +128,20 @@ def test_guard_pages(cupy):
         coords = np.stack(np.meshgrid(extreme, extreme, extreme), -1).reshape(-1, 3)
         values = sampler.decode(cupy.asarray(coords)).get()
         assert np.isnan(values[0]).tolist() == (~np.isfinite(coords).all(1)).tolist()
+
+
+def test_copies_of_a_volume_keep_to_the_limit_of_the_pool(cupy):
+    voxels = cupy.zeros((1, 64, 64, 64), np.float32)
+    pool = cupy.get_default_memory_pool()
+    before = pool.get_limit()
+    pool.free_all_blocks()
+    try:
+        pool.set_limit(size=pool.used_bytes() + 2 * voxels.nbytes)
+        assert DeviceVolume(voxels).layout == "rows"
+        pool.set_limit(size=pool.used_bytes() + 40 * voxels.nbytes)
+        assert DeviceVolume(voxels).layout == "cells"
+    finally:
+        pool.set_limit(size=before)
 
 
 def test_arguments(cupy):

@@ -1,6 +1,7 @@
 """Values of volumes: NumPy's against SciPy's, and the kernels against NumPy's and the truth in double precision."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from nvrtc import compilations, compile_kernel
 from sampling_reference import truth
 
 from linumpy.gpu.kernels import KernelSpec, source_text
+from linumpy.gpu.read import request
 from linumpy.sampling import boxes, draws, volume
 from linumpy.sampling.boxes import window
 from linumpy.sampling.draws import Draw, host_coordinates
@@ -239,6 +241,24 @@ def test_memory_decides_on_the_layout(monkeypatch):
     assert DeviceVolume(voxels, memory_limit=2**30).layout == "quads"
     with pytest.raises(ValueError, match="layout='tiles'"):
         DeviceVolume(voxels, layout="tiles")
+
+
+@pytest.mark.parametrize(
+    ("limit", "layout"), [(0, "cells"), (300, "cells"), (200, "quads"), (101, "rows"), (50, "rows")]
+)
+def test_the_limit_of_the_memory_pool_decides_on_the_layout(monkeypatch, limit, layout):
+    """A volume, of which 100 are used, on a device with plenty of free memory."""
+    voxels = random_volume()
+    unit = voxels.nbytes * 0.2
+    pool = SimpleNamespace(
+        free_bytes=lambda: 0, used_bytes=lambda: int(100 * unit), get_limit=lambda: int(limit * unit)
+    )
+    runtime = SimpleNamespace(memGetInfo=lambda: (2**40, 2**40))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
+    monkeypatch.setattr(request, "require_cuda", lambda: cupy)
+    monkeypatch.setattr(volume, "is_device_array", lambda _: True)
+    assert DeviceVolume(voxels).layout == layout
+    assert request.free_memory() >= 0
 
 
 @pytest.mark.parametrize("make", [HostVolume, DeviceVolume])

@@ -89,9 +89,148 @@ working_manager() {
     says 'nvidia-fs 2.29 or later'
 }
 
+# Does the plan count NVIDIA's repository as configured? The other way it is refused.
+counted() {
+    run "$INSTALL"
+    exits 0
+    says 'nvidia-fs 2.29 or later'
+}
+
+not_counted() {
+    run "$INSTALL"
+    exits 3
+    says 'no package list and no source tree offers nvidia-fs'
+}
+
+URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
+
+@test "apt's one-line sources: only those that are switched on count" {
+    local apt=$TREE/etc/apt line
+    mkdir -p "$apt/sources.list.d"
+    for line in "# deb $URI /" "#deb $URI /" "deb-src $URI /" "deb https://other.example/ / # $URI" "# $URI"; do
+        printf 'deb https://other.example noble main\n%s\n' "$line" | tee "$apt/sources.list" >"$apt/sources.list.d/cuda.list"
+        not_counted
+    done
+    # Names that apt does not read.
+    for line in cuda.list.disabled cuda.list.save cuda.sources.disabled cuda; do
+        rm -f "$apt"/sources.list "$apt"/sources.list.d/*
+        echo "deb $URI /" >"$apt/sources.list.d/$line"
+        not_counted
+    done
+    for line in "deb $URI /" "  deb	[arch=amd64 signed-by=/k] $URI / # on" "deb [ trusted=yes ]$URI /"; do
+        printf '# deb %s /\n%s' "$URI" "$line" >"$apt/sources.list"
+        counted
+    done
+}
+
+@test "apt's deb822 sources: Enabled, Types, comments, several stanzas and lines" {
+    local file=$TREE/etc/apt/sources.list.d/cuda.sources
+    mkdir -p "${file%/*}"
+    local off="Types: deb\nURIs: $URI\nSuites: /\n"
+    for line in "${off}Enabled: no" "Enabled: No\n$off" "${off}Enabled:false" "${off}enabled:\t0" \
+        "Types: deb-src\nURIs: $URI" "#Types: deb\n#URIs: $URI" "Types: deb\n# URIs: $URI\nURIs: https://other.example" \
+        "${off}Enabled: no\n\nTypes: deb\nURIs: https://other.example"; do
+        printf "$line\n" >"$file"
+        not_counted
+    done
+    for line in "$off" "${off}Enabled: yes" "Types: deb-src deb\nURIs: $URI" "Types: deb\r\nURIs: $URI\r" \
+        "${off}Enabled: no\n \n$off" "Types: deb\nURIs: https://other.example\n#\n $URI" \
+        "Types:\n deb\nURIs:\n $URI\n"; do
+        printf "$line" >"$file"
+        counted
+    done
+}
+
+@test "repositories of dnf and zypper: enabled=0, comments, other sections and names" {
+    change distribution ident=rocky version=9.6 'name=Rocky Linux 9.6' 'like=rhel centos fedora'
+    local folder=$TREE/etc/yum.repos.d again
+    for again in dnf zypper; do
+        mkdir -p "$folder"
+        for line in "[cuda]\nbaseurl=$URI\nenabled=0" "[cuda]\nenabled = False\nbaseurl = $URI" "[cuda]\n#baseurl=$URI" \
+            "[a]\nbaseurl=$URI\nenabled=0\n[b]\nbaseurl=https://other.example\nenabled=1" "; baseurl=$URI" \
+            "[cuda]\nname=$URI"; do
+            printf "$line\n" >"$folder/cuda.repo"
+            not_counted
+        done
+        printf "[cuda]\nbaseurl=$URI\n" >"$folder/cuda.repo.disabled"
+        not_counted
+        for line in "[cuda]\nbaseurl=$URI" "[cuda]\nbaseurl=https://other.example\n  $URI\nenabled=1" \
+            "[b]\nenabled=0\n[cuda]\nbaseurl=$URI"; do
+            printf "$line\n" >"$folder/cuda.repo"
+            counted
+        done
+        # What another distribution's package manager reads does not count here.
+        change distribution ident=sles version=15.7 name=SLES like=suse
+        [[ $again == zypper ]] || not_counted
+        folder=$TREE/etc/zypp/repos.d
+    done
+}
+
+@test "package lists that apt keeps compressed" {
+    local list=$TREE/var/lib/apt/lists/cuda_Packages kind
+    for kind in gz xz lzma lz4 zst bz2; do
+        offer 2.29.1-1
+        echo 'Package: linux-modules-nvidia-fs-6.17.0-14-generic' >"${list%/*}/noble_Packages"
+        # Longer than a pipe holds, so that a search that ends early leaves its writer with SIGPIPE.
+        seq 100000 >>"${list%/*}/noble_Packages"
+        for file in "$list" "${list%/*}/noble_Packages"; do
+            case $kind in
+                gz) gzip "$file" ;;
+                xz) xz "$file" ;;
+                lzma) xz --format=lzma "$file" ;;
+                lz4) lz4 -q --rm "$file" "$file.lz4" ;;
+                zst) zstd -q --rm "$file" ;;
+                bz2) bzip2 "$file" ;;
+            esac
+        done
+        run "$INSTALL"
+        exits 0
+        says 'distribution-package'
+        rm "${list%/*}"/noble_*
+        run "$INSTALL"
+        exits 0
+        says 'nvidia-package: nvidia-fs 2.29.1'
+        rm "$list".*
+    done
+    echo garbage >"$list.gz"
+    run "$INSTALL"
+    exits 3
+}
+
+@test "a compressed list that nothing here unpacks is named" {
+    offer 2.29.1-1
+    gzip "$TREE/var/lib/apt/lists/cuda_Packages"
+    # A machine without gzip and without apt's own helper.
+    sed 's#^APT_HELPER=.*#APT_HELPER=/none#; s#gzip -dcq#no-such-gzip -dcq#' "$INSTALL" >"$BOX/install.sh"
+    cp "$SETUP_DIR/lib.sh" "$BOX"
+    run bash "$BOX/install.sh"
+    exits 3
+    says 'note: the package list cuda_Packages.gz cannot be read: no-such-gzip is not here to unpack it'
+    sed 's#gzip -dcq#no-such-gzip -dcq#' "$INSTALL" >"$BOX/install.sh"
+    if [ -x /usr/lib/apt/apt-helper ]; then
+        run bash "$BOX/install.sh"
+        exits 0
+        says 'nvidia-fs 2.29.1'
+    fi
+}
+
+@test "a list of NVIDIA's repository that is switched off now offers nothing" {
+    offer 2.29.1-1
+    mv "$TREE/var/lib/apt/lists/cuda_Packages" "$TREE/var/lib/apt/lists/repository.example_compute_cuda_repos_ubuntu2404_x86%5f64_Packages"
+    mkdir -p "$TREE/etc/apt"
+    echo "# deb $URI /" >"$TREE/etc/apt/sources.list"
+    not_counted
+    says 'is left from a repository that is not configured now'
+    echo "deb $URI /" >"$TREE/etc/apt/sources.list"
+    run "$INSTALL"
+    exits 0
+    says 'nvidia-fs 2.29.1'
+}
+
 @test "RHEL and SLES take their own package managers" {
     mkdir -p "$TREE/etc/yum.repos.d" "$TREE/etc/zypp/repos.d"
     echo baseurl=https://repository.example/compute/cuda/repos/rhel9/x86_64 >"$TREE/etc/yum.repos.d/cuda.repo"
+    cp "$TREE/etc/yum.repos.d/cuda.repo" "$TREE/etc/zypp/repos.d"
     change distribution ident=rocky version=9.6 'name=Rocky Linux 9.6' 'like=rhel centos fedora'
     run "$INSTALL"
     exits 0

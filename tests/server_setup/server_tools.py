@@ -19,6 +19,8 @@ PACKAGES = {
     "gzip": "gzip",
     "xz": "xz-utils",
     "zstd": "zstd",
+    "lz4": "lz4",
+    "bzip2": "bzip2",
 }
 
 

@@ -1,6 +1,7 @@
 """Which crops: inside of arrays, as often as asked for, the same again; grids that cover, stitched together again."""
 
 import itertools
+import re
 from collections import Counter
 
 import numpy as np
@@ -110,6 +111,46 @@ def test_classes_are_drawn_equally_often_or_by_weight(arrays):
     drawn = classes_of(weights, 1000)
     assert set(drawn) == {1, 7}
     assert 0.7 < drawn[1] < 0.8
+
+
+@pytest.mark.parametrize("shape", [(24, 32), (1, 24, 32, 40), (24, 32, 39), (40, 32, 24), (10, 10, 10), (25, 32, 40)])
+def test_histograms_of_other_arrays_are_refused(arrays, shape):
+    made = stream.Histogram.of(make_array(arrays / "other", np.ones(shape, "u1")))
+    volume = stream.Volume(str(arrays / "a"), histogram=made)
+    for mode in ("foreground", "balanced", "uniform"):
+        problem = re.escape(f"of an array of {shape}, does not fit {arrays / 'a'} of (24, 32, 40): pass that of")
+        with pytest.raises(stream.InvalidArgument, match=problem):
+            stream.CropSampler([volume], (2, 2, 2), mode=mode)
+
+
+def test_histograms_of_levels_and_of_finer_labels_fit(arrays):
+    for factor in range(1, 41):
+        for way in ("floor", "ceil"):
+            shape = [max(1, int(getattr(np, way)(n / factor))) for n in (24, 32, 40)]
+            many = [n * factor for n in (24, 32, 40)]
+            for one in (shape, many):
+                fake = stream.Histogram(tuple(one), tuple(one), np.array([1]), np.array([0]), np.array([[5]]))
+                volume = stream.Volume(str(arrays / "a"), histogram=fake)
+                crop = stream.CropSampler([volume], (2, 2, 2), mode="foreground").sample_at(0)
+                assert all(0 <= a < b <= n for (a, b), n in zip(crop.aabb, (24, 32, 40), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cell": (8, 8)}, r"cells of \(8, 8\) do not fit an array of \(24, 32, 40\)"),
+        ({"cell": (8, 8, 0)}, "do not fit"),
+        ({"cells": np.array([60])}, r"cells must be numbers from 0 to 59, for a grid of \(3, 4, 5\)"),
+        ({"cells": np.array([-1])}, "cells must be numbers from 0 to 59"),
+        ({"counts": np.array([[1, 2]])}, r"counts must be \(1, 1\) numbers \(cells, classes\) of 0 or more"),
+        ({"counts": np.array([[-1]])}, "of 0 or more"),
+    ],
+)
+def test_histograms_that_hold_together(change, message):
+    values = {"shape": (24, 32, 40), "cell": (8, 8, 8), "classes": np.array([1])}
+    values |= {"cells": np.array([3]), "counts": np.array([[1]])} | change
+    with pytest.raises(stream.InvalidArgument, match=f"histogram: .*{message}"):
+        stream.Histogram(**values)
 
 
 def test_foreground_from_the_histogram_of_a_coarse_level(arrays):

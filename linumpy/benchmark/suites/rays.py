@@ -86,7 +86,7 @@ def _case(
 ) -> Case:
     found = call()
     n_rays, n_samples, all_rays = int(found.n_rays), int(found.n_samples), len(found.n_steps)
-    nbytes = n_samples * 28 + n_rays * (12 if found.max_level is None else 72)
+    nbytes = n_samples * 28 + n_rays * (12 if found.max_level is None else 80)
     del found
     # Bytes are what the harness compares; marks are for rays and samples.
     per_ray, per_sample = all_rays / nbytes * 2**30, n_samples / nbytes * 2**30

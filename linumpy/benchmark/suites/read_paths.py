@@ -30,6 +30,7 @@ from linumpy.benchmark.cases import CannotRunError, Prepared
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import install_line, why_no_cuda
+from linumpy.gpu.read.request import free_memory
 from linumpy.io.zarr_mode import gpu_mode
 
 _PINNED_LIMIT = 8 * 2**30
@@ -66,7 +67,7 @@ class ReadPath:
 def _flat_to_device(stored: StoredArray) -> Iterator[Prepared]:
     """Read one file with the same decoded bytes in one call of kvikio's."""
     cupy, kvikio = _need_cuda(), _need("kvikio")
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    free = free_memory()
     if stored.nbytes > free:
         raise CannotRunError(f"{stored.nbytes:,} bytes to read, {free:,} bytes of device memory free")
     with _flat_file(stored) as flat, _kvikio_settings():

@@ -41,7 +41,8 @@ void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
     const lc::IndexCache &indexes = handle->reader->indexes;
     *stats = {from.jobs.load(),         from.chunks.load(),       from.boxes.load(),          from.tasks.load(),
               from.bytes_read.load(),   indexes.hits(),           indexes.misses(),           from.files_opened.load(),
-              from.plan_seconds.load(), from.read_seconds.load(), from.decode_seconds.load(), from.copy_seconds.load()};
+              from.decoded.load(),      from.plan_seconds.load(), from.read_seconds.load(),   from.decode_seconds.load(),
+              from.copy_seconds.load()};
 }
 
 int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {

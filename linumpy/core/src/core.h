@@ -171,6 +171,7 @@ typedef struct {
     int64_t bytes_read;
     int64_t files_opened;
     double seconds;
+    double decode_seconds;  // of the host's threads, chunks that several jobs want counted for each
 } lc_report;
 
 typedef struct {
@@ -182,6 +183,7 @@ typedef struct {
     int64_t index_hits;
     int64_t index_misses;
     int64_t files_opened;
+    int64_t decoded;  // chunks that the host decoded
     double plan_seconds;
     double read_seconds;
     double decode_seconds;

@@ -72,7 +72,7 @@ public:
     void run();
     i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
 
-    i64 bytes_read = 0, files_opened = 0;
+    i64 bytes_read = 0, files_opened = 0, decoded = 0;
     Seconds seconds;
 
 private:
@@ -89,6 +89,7 @@ private:
     bool read_straight(const Span &span);
     void place(u32 chunk, const u8 *decoded, i64 first_byte);
     void fill(u32 chunk);
+    void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);
     void fail_chunk(u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
     void stage_group(const Span *spans, size_t count);
@@ -209,7 +210,6 @@ std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &path)
     } catch (const std::exception &error) {
         throw FailedRead{{LC_INDEX, 0, 0, 0, error.what()}};
     }
-    bytes_read += nbytes;
     for_jobs_of_object([](Job &job, i64 n) { job.bytes_read += n; }, nbytes);
     indexes_.keep(path, object_.version, geometry_, index);
     return index;
@@ -313,7 +313,7 @@ void Execution::read_group(const Span *spans, size_t count) {
             u8 *to = straight ? box.target : scratch().decoded.reserve(geometry_.chunk_nbytes);
             decode_chunk(geometry_.chain, {from, static_cast<size_t>(span.nbytes)},
                          {to, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
-            seconds.decode += lap_.take();
+            note_decoded(span.chunk);
             if (!straight) place(span.chunk, to, 0);
             seconds.copy += lap_.take();
             finish(span.chunk, READ, span.nbytes);
@@ -397,6 +397,18 @@ void Execution::fill(u32 chunk) {
     finish(chunk, FILLED, 0);
 }
 
+// Count a chunk that the host decoded, and what that took since the last look at the clock.
+void Execution::note_decoded(u32 chunk) {
+    const double took = lap_.take();
+    seconds.decode += took;
+    ++decoded;
+    const WantedBox *first = boxes(chunk);
+    for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
+        box->job->decoded.fetch_add(1, std::memory_order_relaxed);
+        box->job->decode_nanoseconds.fetch_add(static_cast<i64>(1e9 * took), std::memory_order_relaxed);
+    }
+}
+
 void Execution::finish(u32 chunk, State how, i64 nbytes) {
     state(chunk) = how;
     if (how == READ) bytes_read += nbytes;
@@ -405,9 +417,7 @@ void Execution::finish(u32 chunk, State how, i64 nbytes) {
         Job &job = *box->job;
         job.chunks.fetch_add(1, std::memory_order_relaxed);
         if (how == FILLED) job.filled.fetch_add(1, std::memory_order_relaxed);
-        if (how != READ) continue;
-        job.bytes_read.fetch_add(nbytes, std::memory_order_relaxed);
-        if (geometry_.encoded() && !device_) job.decoded.fetch_add(1, std::memory_order_relaxed);
+        if (how == READ) job.bytes_read.fetch_add(nbytes, std::memory_order_relaxed);
     }
 }
 
@@ -561,9 +571,8 @@ void Execution::stage_decoded(const Span &span, const u8 *stored) {
             box->staged = true;
         }
         device_->commit(range, wave, rows);
-        seconds.decode += lap_.take();
     }
-    for (u32 k = 0; k < chunk.boxes; ++k) boxes(span.chunk)[k].job->decoded.fetch_add(1, std::memory_order_relaxed);
+    note_decoded(span.chunk);
     finish(span.chunk, READ, span.nbytes);
 }
 
@@ -671,6 +680,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         stats.chunks += execution.chunks_read();
         stats.bytes_read += execution.bytes_read;
         stats.files_opened += execution.files_opened;
+        stats.decoded += execution.decoded;
         add(stats.read_seconds, execution.seconds.read);
         add(stats.decode_seconds, execution.seconds.decode);
         add(stats.copy_seconds, execution.seconds.copy);

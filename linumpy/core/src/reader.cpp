@@ -88,7 +88,8 @@ lc_error Job::error() const {
 
 lc_report Job::report() const {
     const std::lock_guard lock(mutex_);
-    return {chunks.load(), filled.load(), decoded.load(), bytes_read.load(), files_opened.load(), end_ - begin_};
+    return {chunks.load(), filled.load(), decoded.load(), bytes_read.load(), files_opened.load(), end_ - begin_,
+            1e-9 * static_cast<double>(decode_nanoseconds.load())};
 }
 
 // Waves
@@ -235,8 +236,12 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
     const i64 job_count = record.one_job ? 1 : record.region_count;
     for (i64 n = 0; n < job_count; ++n)
-        batch->jobs.push_back(std::make_shared<Job>(record.one_job ? record.region_count : 1));
+        batch->jobs.push_back(std::make_shared<Job>(record.one_job ? std::max<i64>(1, record.region_count) : 1));
     jobs = batch->jobs;
+    if (!record.region_count) {
+        for (const auto &job : jobs) settle(*job, 1);
+        return true;
+    }
     int state = 0;
     {
         const std::lock_guard lock(mutex_);

@@ -24,7 +24,7 @@ namespace lc {
 // One job of a caller. Python holds a handle; the core holds it until it is over.
 class Job {
 public:
-    explicit Job(i64 regions) : left_(regions), begin_(now()) {}
+    explicit Job(i64 parts) : left_(parts), begin_(now()) {}
 
     bool given_up() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
     void fail(const lc_error &error);
@@ -37,7 +37,7 @@ public:
     lc_error error() const;
     lc_report report() const;
 
-    std::atomic<i64> chunks{0}, filled{0}, decoded{0}, bytes_read{0}, files_opened{0};
+    std::atomic<i64> chunks{0}, filled{0}, decoded{0}, bytes_read{0}, files_opened{0}, decode_nanoseconds{0};
 
 private:
     enum State { RUNNING, CANCELLING, OVER };
@@ -128,7 +128,7 @@ private:
 };
 
 struct Stats {
-    std::atomic<i64> jobs{0}, chunks{0}, boxes{0}, tasks{0}, bytes_read{0}, files_opened{0};
+    std::atomic<i64> jobs{0}, chunks{0}, boxes{0}, tasks{0}, bytes_read{0}, files_opened{0}, decoded{0};
     std::atomic<double> plan_seconds{0}, read_seconds{0}, decode_seconds{0}, copy_seconds{0};
 };
 

@@ -30,6 +30,7 @@ from linumpy.gpu.staging.tables import Placed, TablePlan
 from linumpy.io.decode import decode_chunk
 from linumpy.io.reads.file_reads import COLD_BATCHES, SLOW, SMALL_FILES, SMALL_NBYTES, NotCachedError, read_cached
 from linumpy.io.reads.plain_reads import OPEN_FLAGS, Version, refusal, version
+from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.alone import AlonePlan, ChunkSpan, first_object, plan_alone, within_object
 from linumpy.plan.read.boxes import is_cut_whole
@@ -78,6 +79,7 @@ class SmallJobs:
         self._carrier, self._indexes, self._describe, self._counts = carrier, indexes, describe, counts
         self._known: OrderedDict[tuple[Any, ...], _Known | None] = OrderedDict()
         self._read_seconds, self._cold = 0.0, 0  # of one job; jobs that are left to the threads that read
+        self._decode_seconds = 0.0  # of one job
 
     def carry_out(self, job: SmallJob) -> bool:
         """Carry a job out, if that goes as it mostly does; False where nothing was done."""
@@ -121,6 +123,8 @@ class SmallJobs:
         for name, number in (("jobs", 1), ("slabs", 1), ("chunks", len(plan)), ("boxes", len(plan))):
             counts[name] += number
         counts["bytes_read"] += bytes_read
+        counts["host"] += self._decode_seconds
+        counts["by_host"] += len(plan) if job.layout.chain is not None else 0
         counts["plan"] += planned - begin
         counts["io"] += read - planned
         counts["place"] += end - read
@@ -156,7 +160,8 @@ class SmallJobs:
 
     def _fill(self, layout: ArrayLayout, plan: AlonePlan, first: tuple[int, ...], address: int, out: np.ndarray) -> int:
         """Read all chunks to `out`, which lies at an address, and decode them; return the stored bytes."""
-        pending: list[Future[None]] = []
+        pending: list[Future[float]] = []
+        seconds: list[float] = []
         self._read_seconds = 0.0
 
         def take(descriptor: int, span: ChunkSpan, offset: int, nbytes: int) -> None:
@@ -167,9 +172,9 @@ class SmallJobs:
             self._read(descriptor, int(encoded.ctypes.data), nbytes, offset)
             into = out[span.place : span.place + layout.chunk_nbytes]
             if len(plan) == 1:
-                decode_chunk(layout.chain, encoded.data, into)
+                seconds.append(_timed_decode(layout.chain, encoded.data, into))
             else:
-                pending.append(self._carrier.pool.submit(decode_chunk, layout.chain, encoded.data, into))
+                pending.append(self._carrier.pool.submit(_timed_decode, layout.chain, encoded.data, into))
 
         prefix, separator = layout.chunk_path
         try:
@@ -182,6 +187,7 @@ class SmallJobs:
         for error in errors:
             if error is not None:
                 raise error
+        self._decode_seconds = sum(seconds) + sum(one.result() for one in pending)
         return total
 
     def _read_object(
@@ -242,14 +248,15 @@ class SmallJobs:
             timings.append(("host" if encoded else "raw", placed.timing))
         if self._carrier.clock is not None:
             self._carrier.clock.add(placed, 0)
-        ticket.count(JobCounts(len(plan), 0, len(plan) if encoded else 0, bytes_read, len(plan.objects)))
-        ticket.portions -= 1
+        by_host, files = len(plan) if encoded else 0, len(plan.objects)
+        ticket.count(JobCounts(len(plan), 0, by_host, bytes_read, files, host_seconds=self._decode_seconds))
         event = placed.event
         if ticket.decide() and event is not None:  # its output must not be written any more
             event.synchronize()
         engine = self._carrier.engines.batches
         name = "" if engine is None else engine.name
         describe = functools.partial(self._describe, layout, job.conversion, timings, name)
+        ticket.portions -= 1
         ticket.settle([] if event is None else [event], describe)
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
@@ -257,6 +264,13 @@ class SmallJobs:
         ticket.end_request(Together())
         self._counts["jobs"] += 1
         ticket.settle([], None)
+
+
+def _timed_decode(chain: DecodeChain, encoded: memoryview, into: np.ndarray) -> float:
+    """Decode a chunk, and return the seconds that it took."""
+    begin = time.perf_counter()
+    decode_chunk(chain, encoded, into)
+    return time.perf_counter() - begin
 
 
 def _table(job: SmallJob, plan: AlonePlan) -> ScatterTable:

@@ -17,7 +17,7 @@ import numpy as np
 from linumpy.gpu.loop.cache import ChunkCache
 from linumpy.gpu.loop.checks import lost_chunks, lost_reads
 from linumpy.gpu.loop.clock import Clock
-from linumpy.gpu.loop.host_decode import DecodePool
+from linumpy.gpu.loop.host_decode import DecodePool, PendingDecodes
 from linumpy.gpu.loop.limits import Limits
 from linumpy.gpu.loop.wave import VERSION_COLUMNS, Part
 from linumpy.gpu.loop.works import Work, buffer_nbytes, host_works, kind_of
@@ -25,6 +25,16 @@ from linumpy.gpu.staging.engines import Engines
 from linumpy.io.reads.file_reads import FileReads
 from linumpy.plan.decode.workspace import MARGIN
 from linumpy.plan.read.ring import aligned
+
+
+class UncountedError(BaseException):
+    """What was done could not be counted, so that nobody knows any more which jobs are over: the loop must end.
+
+    No ``Exception``, which would end the jobs of one work alone; made beforehand, since memory may have ended.
+    """
+
+
+_UNCOUNTED = UncountedError("what was read could not be counted")
 
 
 class Carrier:
@@ -195,11 +205,29 @@ class Carrier:
             self.abandon(work, error)
 
     def _check_decodes(self, work: Work) -> bool:
-        return lost_chunks(work, work.pending.wait())
+        return lost_chunks(work, self._decoded(work, work.pending))
+
+    def _decoded(self, work: Work, pending: PendingDecodes) -> list[Exception | None]:
+        """Wait for chunks that the host decodes, and count what it did; return an error for each, or None."""
+        errors = pending.wait()
+        ((part, spans),) = work.rows
+        part.together.host_seconds += pending.seconds
+        part.together.files_opened += len(spans)
+        self.engines.name = pending.name
+        for name, count in (
+            ("bytes_read", int(part.stored_nbytes[spans].sum())),
+            ("by_host", len(spans)),
+            ("host", pending.seconds),
+        ):
+            self._counts[name] += count
+        return errors
 
     def _check_reads(self, work: Work) -> bool:
         """Check reads; what is missing is filled, what is broken fails its jobs. Returns whether anything was lost."""
         results = work.pending.wait()
+        if work.pending.repeated:
+            for part, _ in work.rows:
+                part.together.note_repeated(work.pending.repeated, work.pending.failure)
         work.pending = None
         assert work.slab is not None
         self._counts["bytes_read"] += int(work.slab.nbytes.sum())
@@ -250,7 +278,7 @@ class Carrier:
         """Decode a chunk that no slab holds, and scatter it window after window."""
         (part, spans), *_ = work.rows
         buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
-        (error,) = self.pool.start(part, spans, np.array([buffer.ctypes.data])).wait()
+        (error,) = self._decoded(work, self.pool.start(part, spans, np.array([buffer.ctypes.data])))
         if error is not None:
             part.fail(spans, error)
             self._finish(work, stored=False)
@@ -302,14 +330,26 @@ class Carrier:
                 self.cache.keep(part, spans, slot)
         for part, spans in work.rows:
             self._counts["chunks"] += len(spans) if stored else 0
+            self._count_done(part, spans, stored=stored, by_host=by_host)
+
+    def _count_done(self, part: Part, spans: np.ndarray, *, stored: bool, by_host: bool = False) -> None:
+        try:
             self._settle(part, part.finish(spans, stored=stored, by_host=by_host))
+        except Exception as error:
+            raise _UNCOUNTED from error
 
     def fail_spans(self, part: Part, spans: np.ndarray) -> None:
         """Count spans as done whose jobs know that they are broken."""
-        self._settle(part, part.finish(spans, stored=False))
+        self._count_done(part, spans, stored=False)
 
     def abandon(self, work: Work, error: BaseException) -> None:
         """Fail all jobs of a work that cannot go on."""
+        try:
+            self._abandon(work, error)
+        except Exception as again:
+            raise _UNCOUNTED from again
+
+    def _abandon(self, work: Work, error: BaseException) -> None:
         if work.pending is not None:
             work.pending.abandon()
         with contextlib.suppress(Exception):  # what a device that has failed says of this, it has said already
@@ -319,7 +359,7 @@ class Carrier:
         self._drop_slots(work)
         for part, spans in work.rows:
             part.fail(spans, error)
-            self._settle(part, part.finish(spans, stored=False))
+            self._count_done(part, spans, stored=False)
 
     def abandon_all(self, error: BaseException) -> None:
         """Give up all works, once nothing reads or writes for them any more."""

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop.wave import Part
 from linumpy.io.decode import DecodeError, decode_chunk
+from linumpy.io.reads.call_thread import check_thread_memory
 from linumpy.io.reads.plain_reads import version
+
+#: Calls of a pool that may start another thread.
+_STARTING = 1024
+
+Result = TypeVar("Result")
 
 
 class PendingDecodes:
@@ -27,11 +34,20 @@ class PendingDecodes:
     Parameters
     ----------
     tasks : list of Future
-        Each gives an error or None for each of its chunks.
+        Each gives an error or None for each of its chunks, and the seconds that it has decoded for.
+
+    Attributes
+    ----------
+    seconds : float
+        Of all threads together, reading not counted in; known when they have ended.
+    name : str
+        What reads, for reports.
     """
 
-    def __init__(self, tasks: list[Future[list[Exception | None]]]) -> None:
-        self._tasks = tasks
+    name = "threads that pread each chunk and decode it"
+
+    def __init__(self, tasks: list[Future[tuple[list[Exception | None], float]]]) -> None:
+        self._tasks, self.seconds = tasks, 0.0
 
     def done(self) -> bool:
         """Say whether all have ended."""
@@ -39,7 +55,9 @@ class PendingDecodes:
 
     def wait(self) -> list[Exception | None]:
         """Wait for all; return an error for each chunk, None where it was decoded."""
-        return [error for task in self._tasks for error in task.result()]
+        results = [task.result() for task in self._tasks]
+        self.seconds = sum(seconds for _, seconds in results)
+        return [error for errors, _ in results for error in errors]
 
     def abandon(self) -> None:
         """Wait until nothing is written any more."""
@@ -56,58 +74,61 @@ class DecodePool:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
+        self.threads, self._calls = threads, 0
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, part: Part, spans: np.ndarray, addresses: np.ndarray) -> PendingDecodes:
         """Start to decode chunks to addresses, by no more tasks than there are threads: each costs Python."""
-        pool = self._threads()
         step = -(-len(spans) // self.threads)
         rows = list(zip(spans.tolist(), addresses.tolist(), strict=True))
         some = [rows[first : first + step] for first in range(0, len(rows), step)]
         try:
-            return PendingDecodes([pool.submit(_decode_some, part, mine) for mine in some])
+            return PendingDecodes([self.submit(_decode_some, part, mine) for mine in some])
         except BaseException:  # a thread cannot be started: wait for the others, which write to the addresses
             self.close()
             raise
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    def submit(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Let one of the threads make a call."""
-        return self._threads().submit(call, *arguments)
-
-    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, "linumpy-decode")
-        return self._pool
+        if self._calls < _STARTING:  # by then it has all its threads
+            self._calls += 1
+            check_thread_memory()
+        return self._pool.submit(call, *arguments)
 
     def close(self) -> None:
         """Let the threads end."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-            self._pool = None
+            self._pool, self._calls = None, 0
 
 
-def _decode_some(part: Part, rows: list[tuple[int, int]]) -> list[Exception | None]:
+def _decode_some(part: Part, rows: list[tuple[int, int]]) -> tuple[list[Exception | None], float]:
     """Decode spans to addresses; one that fails leaves the others as they are."""
     errors: list[Exception | None] = []
+    seconds = 0.0
     for span, address in rows:
         try:
             buffer = (ctypes.c_ubyte * part.layout.chunk_nbytes).from_address(address)
-            _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
+            seconds += _decode(part, span, np.frombuffer(memoryview(buffer), np.uint8))
             errors.append(None)
         except Exception as error:
             errors.append(error)
-    return errors
+    return errors, seconds
 
 
-def _decode(part: Part, span: int, buffer: np.ndarray) -> None:
+def _decode(part: Part, span: int, buffer: np.ndarray) -> float:
+    """Read and decode a chunk; return the seconds that decoding took."""
     chain = part.layout.chain
     assert chain is not None
     stored = _read(part, span)
+    begin = time.perf_counter()
     try:
         decode_chunk(chain, stored, buffer)
     except DecodeError as error:
         raise ChunkError(f"{part.chunk_name(span)} cannot be decoded ({chain}): {error}") from error
+    return time.perf_counter() - begin
 
 
 def _read(part: Part, span: int) -> bytes:

@@ -17,15 +17,16 @@ from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 from linumpy.gpu.loop.alone import SmallJobs
-from linumpy.gpu.loop.carrier import Carrier
+from linumpy.gpu.loop.carrier import Carrier, UncountedError
 from linumpy.gpu.loop.jobs import Request, SmallJob
 from linumpy.gpu.loop.limits import DEPTH, STAGED_SLAB, Limits
 from linumpy.gpu.loop.locate import IndexCache, locate
 from linumpy.gpu.loop.report import ReadReport
-from linumpy.gpu.loop.ticket import JobCounts, Together
+from linumpy.gpu.loop.ticket import LoopLife, Together
 from linumpy.gpu.loop.wave import Part, parts_of
 from linumpy.gpu.loop.works import Cutter, Work
 from linumpy.io.budget import PROCESS, Share
+from linumpy.io.reads.call_thread import check_thread_memory
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ WAVE_BOXES, QUEUED_BOXES = 2**17, 2**19
 _PAUSE = 0.05
 #: Seconds between two looks at decoders that are at work.
 _GLANCE = 50e-6
+#: Seconds between two looks of who waits to submit: the thread may have ended without a word.
+_LOOK_AGAIN = 0.1
 
 
 class Source(Protocol):
@@ -98,22 +101,29 @@ class Loop:
         self._shares = contextlib.ExitStack()
         self._held = False
         self.counts: dict[str, float] = dict.fromkeys(
-            ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place"), 0
+            ("jobs", "bytes_read", "chunks", "boxes", "slabs", "plan", "io", "place", "by_host", "host"), 0
         )
-        self._failure: BaseException | None = None
+        self.life = LoopLife()
         self._thread = threading.Thread(target=self._run, name="linumpy-reader", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        check_thread_memory()
+        self.life.lock.acquire()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.life.lock.release()
+            raise
 
     def submit(self, source: Source, boxes: int) -> None:
         """Queue requests; waits while too many boxes are queued."""
         with self._lock:
-            while self._queued_boxes > QUEUED_BOXES and not self._closing:
-                self._changed.wait()
-            if self._closing:
-                why = "is closed" if self._failure is None else f"has ended with an error: {self._failure!r}"
+            while self._queued_boxes > QUEUED_BOXES and not self.is_closing:
+                self._changed.wait(_LOOK_AGAIN)
+            if self.is_closing:
+                failure = self.life.failure
+                why = "is closed" if failure is None else f"has ended with an error: {failure!r}"
                 source.abandon(RuntimeError(f"the reader {why}"))
                 return
             self._queue.append(source)
@@ -123,7 +133,7 @@ class Loop:
     @property
     def is_closing(self) -> bool:
         """Whether no further request is taken."""
-        return self._closing
+        return self._closing or self.life.has_ended()
 
     def close(self) -> None:
         """Cancel what is queued, finish what is under way, and give everything back."""
@@ -141,14 +151,26 @@ class Loop:
                     while self._step() or self._rest():
                         pass
                 except BaseException as error:  # nobody waits for this thread: its jobs must learn of it
-                    self._fail_everything(error)
+                    self._fail_everything(self._note_failure(error))
                     raise
                 finally:
                     self._shut()
         except BaseException as error:
-            self._failure = error
-            _log.exception("the reader's thread ended")
-            self._fail_everything(error)
+            failure = self._note_failure(error)
+            # There may be no memory for any of this: then who waits learns it of `life`.
+            with contextlib.suppress(BaseException):
+                _log.error("the reader's thread ended", exc_info=failure)
+            with contextlib.suppress(BaseException):
+                self._fail_everything(failure)
+        finally:
+            self.life.lock.release()
+
+    def _note_failure(self, error: BaseException) -> BaseException:
+        """Note why the loop ends, for those whom nobody can tell any more; return it."""
+        self._closing = True
+        if self.life.failure is None:
+            self.life.failure = (error.__cause__ or error) if isinstance(error, UncountedError) else error
+        return self.life.failure
 
     def _open(self) -> None:
         staging = self._make_staging(_host_memory())
@@ -156,10 +178,14 @@ class Loop:
         self._small = SmallJobs(self.carrier, self.indexes, self._describe, self.counts)
 
     def _shut(self) -> None:
-        self._fail_everything(CancelledError("the reader was closed"))
-        self._shares.close()
-        if self.carrier is not None:
-            self.carrier.close()
+        try:
+            self._fail_everything(CancelledError("the reader was closed"))
+        finally:  # nothing may read or write for a job any more when the thread ends, whatever was raised
+            try:
+                self._shares.close()
+            finally:
+                if self.carrier is not None:
+                    self.carrier.close()
 
     @property
     def _under_way(self) -> Carrier:
@@ -356,7 +382,9 @@ class Loop:
                 continue
             done, ticket.together = ticket.together, []
             for one in done:
-                ticket.count(JobCounts(bytes_read=one.index_nbytes, files_opened=one.files_opened))
+                ticket.count(one.counts)
+            if failure := next((one.failure for one in done if one.failure), ""):
+                engine_name = f"{engine_name}, failed reads by way of host memory: {failure}"
             events = [event for one in done for event in one.events.values()]
             if ticket.decide():  # its output must not be written any more
                 with contextlib.suppress(Exception):

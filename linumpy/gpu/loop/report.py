@@ -22,9 +22,9 @@ class ReadReport:
     source : str
         The array.
     backend : str
-        ``"linumpy"``: linumpy's own reader, which ``backend="kvikio"`` asks for; ``"zarr-gpu"``: zarr-python in its GPU
-        mode; ``"zarr-host"``: zarr-python into host memory, and one copy to the device; ``"zarr-python"``: a read by
-        :func:`linumpy.read_zarr` that stays in host memory.
+        ``"linumpy"``: linumpy's own reader; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python
+        into host memory, and one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays
+        in host memory.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
@@ -56,6 +56,11 @@ class ReadReport:
         Time of the decoding kernels on the device, slab by slab. They overlap the reading and each other.
     chunks_decoded_by_host : int
         Chunks that the host decoded, because that is faster or because the device could not.
+    host_decode_seconds : float
+        Time that this took, of all threads together; with that of regions that were read together with this one.
+    reads_repeated : int
+        Reads that kvikio failed to do, by GPUDirect Storage or into host memory, and that plain system calls did
+        instead; `engine` says why the first of them failed.
     """
 
     source: str
@@ -77,6 +82,8 @@ class ReadReport:
     decoder: str = ""
     decode_seconds: float | None = None
     chunks_decoded_by_host: int = 0
+    host_decode_seconds: float = 0.0
+    reads_repeated: int = 0
 
     @property
     def seconds(self) -> float:
@@ -94,7 +101,7 @@ class ReadReport:
         rows = [
             ("source", self.source),
             ("backend", self.backend),
-            ("GDS", self.gds),
+            ("GDS", self.gds + (f"; {self.reads_repeated:,} reads failed" if self.reads_repeated else "")),
             ("engine", self.engine),
             ("result", f"{' × '.join(map(str, self.shape)) or 'one element'} {self.dtype}"),
             ("bytes", f"{read}{self.bytes_decoded:,} in the result"),
@@ -122,6 +129,8 @@ class ReadReport:
 
     def _times(self) -> str:
         decode = "" if not self.decode_seconds else f", decode {self.decode_seconds * 1e3:.2f} ms on the device"
+        if self.host_decode_seconds:
+            decode += f", decode {self.host_decode_seconds * 1e3:.2f} ms in threads of the host"
         scatter = "" if self.scatter_seconds is None else f", scatter {self.scatter_seconds * 1e3:.2f} ms on the device"
         return f"plan {self.plan_seconds * 1e3:.2f} ms, read {self.read_seconds * 1e3:.2f} ms{decode}{scatter}"
 

@@ -9,8 +9,9 @@ import time
 import weakref
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from linumpy.errors import not_pickled
 from linumpy.gpu.loop.report import ReadReport
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ class JobCounts:
         Chunks; those of them that are not stored; those that the host decoded.
     bytes_read : int
         Stored bytes, shard indexes counted in.
-    files_opened : int
-        Files, with those of the jobs that were carried out together.
+    files_opened, reads_repeated : int
+        Files, and reads that kvikio failed to do and the host repeated, with those of the jobs that were carried out
+        together.
+    host_seconds : float
+        Of the threads that decoded on the host, with those of the jobs that were carried out together.
     """
 
     chunks: int = 0
@@ -68,6 +72,8 @@ class JobCounts:
     by_host: int = 0
     bytes_read: int = 0
     files_opened: int = 0
+    reads_repeated: int = 0
+    host_seconds: float = 0.0
 
     def __add__(self, other: JobCounts) -> JobCounts:
         return JobCounts(
@@ -76,6 +82,8 @@ class JobCounts:
             self.by_host + other.by_host,
             self.bytes_read + other.bytes_read,
             self.files_opened + other.files_opened,
+            self.reads_repeated + other.reads_repeated,
+            self.host_seconds + other.host_seconds,
         )
 
 
@@ -89,14 +97,52 @@ class Together:
         For each stream the last one that was recorded behind their kernels.
     timings : list of (str, tuple of events)
         Kind of a slab; events before decoding, before and behind the scatter.
-    files_opened, index_nbytes : int
-        Files; bytes of shard indexes.
+    files_opened, index_nbytes, reads_repeated : int
+        Files; bytes of shard indexes; reads that kvikio failed to do.
+    failure : str
+        Why the first of those reads failed.
+    host_seconds : float
+        Of the threads that decode: the time of each, for its chunks.
     """
 
     events: dict[int, Any] = field(default_factory=dict)
     timings: list[tuple[str, tuple[Any, Any, Any]]] = field(default_factory=list)
     files_opened: int = 0
     index_nbytes: int = 0
+    reads_repeated: int = 0
+    failure: str = ""
+    host_seconds: float = 0.0
+
+    def note_repeated(self, reads: int, failure: str) -> None:
+        """Count reads that were repeated without kvikio."""
+        self.reads_repeated += reads
+        self.failure = self.failure or failure
+
+    @property
+    def counts(self) -> JobCounts:
+        """As all these jobs have them in common."""
+        return JobCounts(
+            bytes_read=self.index_nbytes,
+            files_opened=self.files_opened,
+            reads_repeated=self.reads_repeated,
+            host_seconds=self.host_seconds,
+        )
+
+
+class LoopLife:
+    """Whether the loop that tickets wait for still runs.
+
+    The loop's thread holds the lock until it ends, and nothing is allocated to release it. So whoever waits learns of
+    an end that the loop could tell nobody, as where there was no memory for the errors of its jobs.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    def has_ended(self) -> bool:
+        """Say whether nothing is read any more."""
+        return not self.lock.locked()
 
 
 class Ticket:
@@ -113,6 +159,7 @@ class Ticket:
         "_error",
         "_events",
         "_home",
+        "_life",
         "_order",
         "_report",
         "_settled",
@@ -125,8 +172,10 @@ class Ticket:
         "together",
     )
 
-    def __init__(self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any) -> None:
-        self._array, self.source, self._order, self._home = array, source, order, home
+    def __init__(
+        self, array: Any, source: str, order: Callable[[Any, list[Any]], None], home: Any, life: LoopLife | None = None
+    ) -> None:
+        self._array, self.source, self._order, self._home, self._life = array, source, order, home, life
         self._dropped: Any = None  # what is done where nobody asks for the result
         self._settled = Ending()
         self._error: BaseException | None = None
@@ -140,6 +189,9 @@ class Ticket:
         self.counts = JobCounts()
         self.portions = 1  # requests that are not over yet
         self.together: list[Together] = []  # of its requests, until it is over
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the array that result() returns")
 
     def result(self, stream: Any = None) -> Any:
         """Wait until the region has been read, and return its array.
@@ -156,8 +208,10 @@ class Ticket:
             A chunk of this region is not what the metadata says.
         concurrent.futures.CancelledError
             The job was cancelled.
+        RuntimeError
+            The reader's thread has ended by an error, of which it could tell nobody; memory may have ended twice.
         """
-        self._settled.wait()
+        self._wait()
         if self._error is not None:
             raise own_copy(self._error)
         self._order(stream, self._events)
@@ -170,12 +224,25 @@ class Ticket:
 
     def exception(self) -> BaseException | None:
         """Wait until the job is over; return its error, or None."""
-        self._settled.wait()
+        self._wait()
         return self._error
 
     def done(self) -> bool:
         """Say whether :meth:`result` returns or raises at once."""
-        return self._settled.is_set()
+        return self._settled.is_set() or (self._life is not None and self._life.has_ended())
+
+    def _wait(self) -> None:
+        """Wait for the end of the job, or of the loop, which could not end it."""
+        while not self._settled.wait(_LOOK_AGAIN):
+            if self._life is None or not self._life.has_ended():
+                continue
+            with self._deciding:  # of several that wait one ends it
+                if not self._settled.is_set():
+                    self._decided = True
+                    if self._error is None:
+                        self._error = RuntimeError(f"the reader has ended with an error: {self._life.failure!r}")
+                        self._error.__cause__ = self._life.failure
+                    self._settled.set()
 
     def cancel(self) -> bool:
         """Give the job up.
@@ -194,7 +261,7 @@ class Ticket:
     @property
     def report(self) -> ReadReport:
         """What was done; waits until the job is over."""
-        self._settled.wait()
+        self._wait()
         if self._error is not None or self._describe is None:
             raise own_copy(self._error or CancelledError("the job was cancelled"))
         if self._report is None:
@@ -230,7 +297,7 @@ class Ticket:
         if not any(one is done for one in self.together):
             self.together.append(done)
         self.portions -= 1
-        return self.portions == 0
+        return self.portions <= 0
 
     def decide(self) -> bool:
         """Take no :meth:`cancel` any more; for the reader. Says whether the job is given up."""
@@ -239,17 +306,23 @@ class Ticket:
         return self.given_up
 
     def settle(self, events: list[Any], describe: Callable[[Ticket], ReadReport] | None) -> None:
-        """End the job; for the reader. `describe` makes its report."""
-        self.decide()
-        self._events, self._describe = events, describe
-        if self._home is not None and events:
-            # Not by __del__: in a cycle of references streams and events may be gone before it is called.
-            self._dropped = weakref.finalize(self, _order_after, self._order, self._home, events)
-            self._dropped.atexit = False
-        self.end = time.perf_counter()
-        if self._cancelled and self._error is None:
-            self._error = CancelledError("the job was cancelled")
-        self._settled.set()
+        """End the job, whatever is raised meanwhile; for the reader. `describe` makes its report."""
+        try:
+            self.decide()
+            self._events, self._describe = events, describe
+            if self._home is not None and events:
+                # Not by __del__: in a cycle of references streams and events may be gone before it is called.
+                self._dropped = weakref.finalize(self, _order_after, self._order, self._home, events)
+                self._dropped.atexit = False
+            self.end = time.perf_counter()
+            if self._cancelled and self._error is None:
+                self._error = CancelledError("the job was cancelled")
+        except Exception as error:
+            if self._error is None:
+                self._error = error
+            raise
+        finally:
+            self._settled.set()
 
 
 def _order_after(order: Callable[[Any, list[Any]], None], home: Any, events: list[Any]) -> None:

@@ -42,7 +42,9 @@ class Part:
         self._first_of_ticket = _first_of_each(self.tickets)
         regions = Regions.joined([request.regions for request in requests])
         self._boxes = boxes = _boxes_of(requests, regions)
-        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
+        # An encoded chunk is decoded once, however many boxes it is cut into.
+        whole = self.by_chunk or self.layout.chain is not None
+        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=whole)
         self._geometry = geometry(self.layout, boxes, regions.strides)
         if whole_chunks and self.by_chunk and self.layout.chain is None:
             none, size = np.zeros(len(self.wanted), np.int64), self.layout.chunk_nbytes
@@ -143,7 +145,10 @@ class Part:
         region, jobs = self._boxes.region[rows], len(self.tickets)
         done = np.bincount(region, minlength=jobs)
         if stored:
-            self.bytes_read += np.bincount(region, self.stored_nbytes[spans][which], jobs).astype(np.int64)
+            wanting, read = region, which
+            if not self.by_chunk:  # a chunk that a job has several boxes of is read once
+                wanting, read = np.unique(np.column_stack([region, which]), axis=0).T
+            self.bytes_read += np.bincount(wanting, self.stored_nbytes[spans][read], jobs).astype(np.int64)
         chunks = done if self.by_chunk else _count_chunks(self._boxes, jobs, rows)
         self.by_host += chunks if by_host else 0
         self.filled += 0 if stored else chunks

@@ -7,6 +7,7 @@ array and the corners of blocks, never data and never an open store. dask is imp
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +45,28 @@ class BlockReader:
     def __call__(self, block_info: Any = None) -> Any:
         """Read the block that dask asks for."""
         region = tuple(slice(int(a), int(b)) for a, b in block_info[None]["array-location"])
+        try:
+            return self._read(region)
+        except Exception as error:
+            if worker := _worker():
+                error.add_note(f"on worker {worker}, which needs linumpy and the disk of {self.path}")
+            raise
+
+    def _read(self, region: tuple[slice, ...]) -> Any:
         if self.reader is not None:
             return self.reader(self.path, region=region)
         array = open_source(self.path)
         return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+
+
+def _worker() -> str:
+    """Name the worker of dask that this thread works for; nothing where there is none."""
+    if "distributed" not in sys.modules:
+        return ""
+    try:
+        return str(sys.modules["distributed"].get_worker().address)
+    except ValueError:
+        return ""
 
 
 def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:

@@ -75,7 +75,7 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     fallback : str
-        Why the kvikio reader was not taken; empty where it was not asked.
+        Why linumpy's reader was not taken; empty where it was not asked.
     """
     plan, reason = request.plan, why_by_host(request)
     with output.device_of(request):

@@ -7,12 +7,13 @@ In: layouts, regions, NumPy arrays. Out: :class:`HostTicket`, which is to its ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreReader
+from linumpy.errors import not_pickled
 from linumpy.gpu.loop.jobs import Regions
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import own_copy
@@ -87,9 +88,19 @@ class HostTicket:
             plan_seconds=0.0,
             read_seconds=counts.seconds,
             scatter_seconds=None,
-            decoder="" if layout.chain is None else f"{layout.chain}, on the host",
+            decoder=self._decoder(counts),
             chunks_decoded_by_host=counts.decoded,
+            host_decode_seconds=counts.decode_seconds,
         )
+
+    def _decoder(self, counts: native.Report) -> str:
+        chain, stored = self._layout.chain, counts.chunks - counts.filled
+        if chain is None:
+            return ""
+        return f"{chain}, on the {'host' if stored == counts.decoded else 'device'}"
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send its result")
 
 
 def submit_to_core(

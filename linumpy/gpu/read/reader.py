@@ -13,14 +13,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from linumpy.core import native
 from linumpy.core.reader import CoreReader, takes
 from linumpy.device import require_cuda
-from linumpy.errors import UnsupportedLayoutError
+from linumpy.errors import UnsupportedLayoutError, not_pickled
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.loop.alone import FEW_CHUNKS
 from linumpy.gpu.loop.jobs import Jobs, Regions, SmallJob
@@ -36,6 +36,7 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_sc
 from linumpy.gpu.read.stats import ReaderStats, with_core, with_loop
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
+from linumpy.gpu.staging.engines import require_direct
 from linumpy.gpu.staging.host import HostStaging
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
@@ -66,14 +67,15 @@ class Reader:
     slab_nbytes : int, optional
         Bytes of a slab at most, by default what measured fastest.
     direct : bool
-        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it.
+        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it. What kvikio fails
+        to read so goes through pinned host memory, which is logged once and told in the report.
     timed : bool
         Whether :meth:`stats` tells how long the device copies, decodes and scatters: two events more a slab.
 
     Raises
     ------
     GpuUnavailableError
-        No CUDA device; ``device="cpu"`` needs none.
+        No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, the only thing that needs it.
     ValueError
         Less than 1 MiB of scratch, or an option that cannot be.
 
@@ -99,6 +101,8 @@ class Reader:
         scratch_bytes = check_scratch(scratch_bytes)
         _check_options(device, decode_on, slab_nbytes, cache_bytes)
         self.on_device = device != "cpu"
+        if direct and self.on_device:
+            require_direct()
         self._cupy = require_cuda() if self.on_device else None
         self.device: int | None = None
         if self._cupy is not None:
@@ -140,6 +144,9 @@ class Reader:
         """Return the native core where it reads arrays of this layout into host memory."""
         core, device = self._engines.core, self._core_device
         return core if core is not None and (takes(layout) if device is None else device.takes(layout)) else None
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the path of the array, and make a Reader there")
 
     def submit(
         self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
@@ -244,9 +251,9 @@ class Reader:
             ready = self._recorded(self._current_stream())
         every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
         conversion = Conversion(layout.dtype, target, layout.swapped)
-        if len(start) and (core := self._core_for(layout)) is not None:
+        if (core := self._core_for(layout)) is not None:
             return self._to_core(core, [layout], conversion, every, [out], ready, one_job=True)[0]
-        ticket = Ticket(out, layout.name, self._order, None)
+        ticket = Ticket(out, layout.name, self._order, None, self._loop.life)
         if not len(start):
             ticket.settle([], None)
             return ticket
@@ -314,7 +321,7 @@ class Reader:
             home = self._current_stream()
             array = self._output(out, box.shape, target)
             ready = self._recorded(home)
-        ticket = Ticket(array, layout.name, self._order, home if out is None else None)
+        ticket = Ticket(array, layout.name, self._order, home if out is None else None, self._loop.life)
         ticket.timed = timed
         strides = array.strides
         if len(strides) < len(box.kept):
@@ -399,7 +406,7 @@ class Reader:
                     tickets[row] = ticket
                 continue
             for row in rows:
-                tickets[row] = Ticket(arrays[row], layouts[numbers[row]].name, self._order, own)
+                tickets[row] = Ticket(arrays[row], layouts[numbers[row]].name, self._order, own, self._loop.life)
                 tickets[row].timed = timed
             made.append(Jobs(self.limits, mine, conversion, regions, ready, [tickets[row] for row in rows]))
         for jobs in made:  # none of them is queued where one cannot be made
@@ -440,6 +447,8 @@ class Reader:
             decoder=_decoder(layout, ticket),
             decode_seconds=decode,
             chunks_decoded_by_host=ticket.counts.by_host,
+            host_decode_seconds=ticket.counts.host_seconds,
+            reads_repeated=ticket.counts.reads_repeated,
         )
 
     def _seconds(self, layout: ArrayLayout, timings: list[Any]) -> tuple[float | None, float | None]:

@@ -143,6 +143,7 @@ def check_memory(request: ReadRequest, scratch: int) -> None:
 def free_memory(enough: float = math.inf) -> int:
     """Bytes that an allocation can still get on the current device: the driver's and CuPy's own unused ones.
 
+    A limit that is set on CuPy's memory pool is taken into account.
     Where the latter alone are `enough`, the driver, which takes longer to tell, is not asked.
     """
     cupy = require_cuda()
@@ -152,7 +153,7 @@ def free_memory(enough: float = math.inf) -> int:
         return free
     free += cupy.cuda.runtime.memGetInfo()[0]
     limit = pool.get_limit()
-    return min(free, limit - pool.used_bytes()) if limit else free
+    return max(0, min(free, limit - pool.used_bytes())) if limit else free
 
 
 def allocate(request: ReadRequest) -> Any:

@@ -18,7 +18,7 @@ class ReaderStats:
     jobs, chunks, boxes, slabs : int
         Jobs that are over; chunks read; boxes cut; slabs.
     bytes_read : int
-        Stored bytes.
+        Stored bytes of chunks, those that the host decodes counted in, shard indexes not.
     layout_hits, layout_misses, index_hits, index_misses : int
         Of arrays that were opened before, and of shard indexes.
     file_hits, file_misses : int
@@ -31,6 +31,10 @@ class ReaderStats:
         Device memory that is held for slabs and kept chunks.
     times : Times
         Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
+    chunks_decoded_by_host : int
+        Chunks that the host decoded.
+    host_decode_seconds : float
+        What that took, of all threads together.
     """
 
     jobs: int = 0
@@ -51,6 +55,8 @@ class ReaderStats:
     cache_misses: int = 0
     device_bytes: int = 0
     times: Times = field(default_factory=Times)
+    chunks_decoded_by_host: int = 0
+    host_decode_seconds: float = 0.0
 
 
 def with_core(stats: ReaderStats, core: native.Stats) -> ReaderStats:
@@ -67,7 +73,9 @@ def with_core(stats: ReaderStats, core: native.Stats) -> ReaderStats:
         file_misses=core.files_opened,
         plan_seconds=core.plan_seconds,
         io_seconds=core.read_seconds,
-        place_seconds=core.decode_seconds + core.copy_seconds,
+        place_seconds=core.copy_seconds,
+        chunks_decoded_by_host=core.decoded,
+        host_decode_seconds=core.decode_seconds,
     )
 
 
@@ -95,4 +103,6 @@ def with_loop(stats: ReaderStats, loop: Loop) -> ReaderStats:
         cache_misses=0 if cache is None else cache.misses,
         device_bytes=held + (0 if cache is None else cache.held),
         times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
+        chunks_decoded_by_host=stats.chunks_decoded_by_host + int(counts["by_host"]),
+        host_decode_seconds=stats.host_decode_seconds + counts["host"],
     )

@@ -152,6 +152,16 @@ class DeviceStaging:
         self.order_behind([self._event(self._cupy.cuda.get_current_stream())])
         return array, int(array.data.ptr)
 
+    def allocate_pinned(self, nbytes: int) -> np.ndarray:
+        """Take pinned host memory, as long as somebody refers to it."""
+        return np.asarray(self._cupyx.empty_pinned((max(1, nbytes),), dtype=np.uint8))
+
+    def copy_up(self, targets: list[int], sources: list[int], nbytes: list[int]) -> None:
+        """Copy pinned host memory to device memory, address by address, and wait for it."""
+        for target, source, count in zip(targets, sources, nbytes, strict=True):
+            self._copy(target, source, count)
+        self._copies.synchronize()
+
     def place(self, taken: Range, nbytes: int, plan: TablePlan, *, timed: bool, in_place: bool = False) -> Placed:
         """Copy a slab of decoded chunks up with its tables, and scatter it; without bytes, fill values.
 

@@ -4,6 +4,9 @@ Without GPUDirect Storage kvikio reads with POSIX calls too. Each read passes th
 that short ones are faster in batches (:mod:`linumpy.io.reads.file_reads`); of long ones there are few, and kvikio's
 threads go on from one slab to the next.
 
+kvikio is needed for GPUDirect Storage alone: without it batches read everything. What it fails to read, although the
+file is sound, is read once more by plain system calls, for device memory by way of pinned host memory.
+
 In: :class:`~linumpy.io.reads.plain_reads.FileReads`. Out: the same
 :class:`~linumpy.io.reads.plain_reads.ReadResults` as batches give.
 """
@@ -12,16 +15,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import kvikio_mode
+from linumpy.device import install_line, kvikio_mode
+from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.io.reads.file_reads import ReadEngine
-from linumpy.io.reads.plain_reads import INODE_BITS, FileReads, ReadResults, read_files
+from linumpy.io.reads.plain_reads import FileReads, ReadResults, read_files, version
+
+_log = logging.getLogger(__name__)
 
 #: One task of a read into host memory; into device memory tasks are of kvikio's own size.
 _HOST_TASK = 2**20
@@ -29,7 +36,7 @@ _HOST_TASK = 2**20
 LONG_READ_NBYTES = 2 * 2**20
 #: An error of kvikio's own, which does not say what the system's was.
 _UNNAMED = 2**16
-#: Errors that are not the file's: of kvikio's own, and too many open files, which may be over when others are closed.
+#: Errors of opening a file that are not the file's: kvikio's own, and too many open files, which may pass.
 _NOT_THE_FILES = [-_UNNAMED, -errno.EMFILE, -errno.ENFILE, -errno.EAGAIN, -errno.ENOMEM]
 
 
@@ -48,10 +55,11 @@ class Engines:
         self._descriptors = 0
         self._counts_before = 0, 0
         self.name = "no file was read"
+        self._staging = staging
         if staging.direct:
-            self._direct = CuFileEngine(staging.read_view, direct=True)
+            self._direct = CuFileEngine(staging.read_view, self._by_way_of_host)
         elif staging.on_device and kvikio_mode()[0] != "none":
-            self._long = CuFileEngine(staging.pinned_view, direct=False)
+            self._long = CuFileEngine(staging.pinned_view)
 
     def use(self, descriptors: int, batches: int) -> None:
         """Have so many files open at most, in so many batches at a time and between them."""
@@ -83,6 +91,18 @@ class Engines:
         is_long = raw and int(reads.nbytes.sum()) > LONG_READ_NBYTES * len(reads.nbytes)
         return self._long if is_long and self._long is not None else self.batches
 
+    def _by_way_of_host(self, reads: FileReads) -> ReadResults:
+        """Carry out reads into device memory by way of pinned host memory."""
+        assert self.batches is not None
+        place = np.cumsum([0, *reads.nbytes.tolist()])
+        pinned = self._staging.allocate_pinned(int(place[-1]))
+        addresses = pinned.ctypes.data + place[:-1]
+        results = self.batches.start(
+            FileReads(reads.paths, reads.file, reads.offset, reads.nbytes, addresses, pinned)
+        ).wait()
+        self._staging.copy_up(reads.address.tolist(), addresses.tolist(), np.maximum(results.nbytes, 0).tolist())
+        return results
+
     def rest(self) -> None:
         """Close files that are kept open, and put process-wide settings back that only reads need."""
         for engine in (self._direct, self._long, self.batches):
@@ -103,14 +123,18 @@ class CuFileEngine:
     ----------
     view : callable
         Makes the buffer of so many bytes at an address: a device array, or a view of host memory.
-    direct : bool
-        Whether addresses lie on the device.
+    by_way_of_host : callable, optional
+        Carries out reads into device memory that kvikio has failed to do. Without it addresses lie in host memory.
     """
 
-    def __init__(self, view: Callable[[int, int], Any], *, direct: bool) -> None:
+    def __init__(
+        self, view: Callable[[int, int], Any], by_way_of_host: Callable[[FileReads], ReadResults] | None = None
+    ) -> None:
         import kvikio
 
-        self._open, self._view, self._in_host = kvikio.CuFile, view, not direct
+        direct = by_way_of_host is not None
+        self._open, self._view, self._by_way_of_host = kvikio.CuFile, view, by_way_of_host
+        self._is_told = False
         self.name = f"kvikio CuFile.pread into {'device' if direct else 'pinned host'} memory"
         self._task = None if direct or "KVIKIO_TASK_SIZE" in os.environ else _HOST_TASK
         self._scope = contextlib.ExitStack()
@@ -126,7 +150,7 @@ class CuFileEngine:
         if not self._is_set_up:  # to make its threads takes kvikio milliseconds
             self._scope.enter_context(transfer_settings())
             self._is_set_up = True
-        pending = PendingReads(reads, in_host=self._in_host)
+        pending = PendingReads(reads, self._by_way_of_host, self._tell)
         try:
             pending.start(self._open, self._view, self._task)
         except BaseException:
@@ -134,12 +158,39 @@ class CuFileEngine:
             raise
         return pending
 
+    def _tell(self, reads: int, why: str) -> None:
+        """Log once that reads are repeated without kvikio."""
+        if not self._is_told:
+            self._is_told = True
+            _log.warning("%s failed %d reads (%s), which go through host memory without it", self.name, reads, why)
+
+
+def require_direct() -> None:
+    """Raise :class:`~linumpy.errors.GpuUnavailableError` where nothing can read by GPUDirect Storage."""
+    mode, reason = kvikio_mode()
+    if mode == "none":
+        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
+
 
 class PendingReads:
-    """Reads under way; those into host memory that fail by no fault of the file are repeated without kvikio."""
+    """Reads under way; those that fail by no fault of the file are repeated without kvikio.
 
-    def __init__(self, reads: FileReads, *, in_host: bool) -> None:
-        self._reads, self._in_host = reads, in_host
+    Attributes
+    ----------
+    repeated : int
+        Reads that were repeated.
+    failure : str
+        Why the first of them had failed; empty where none had.
+    """
+
+    def __init__(
+        self,
+        reads: FileReads,
+        by_way_of_host: Callable[[FileReads], ReadResults] | None,
+        tell: Callable[[int, str], None],
+    ) -> None:
+        self._reads, self._by_way_of_host, self._tell = reads, by_way_of_host, tell
+        self.repeated, self.failure = 0, ""
         self._files: list[Any] = []
         self._futures: list[Any] = []
         count = len(reads.paths)
@@ -155,25 +206,30 @@ class PendingReads:
             reads.file.tolist(), reads.offset.tolist(), reads.nbytes.tolist(), reads.address.tolist(), strict=True
         )
         for number, offset, nbytes, address in rows:
-            file = self._files[number]
-            self._futures.append(None if file is None else file.pread(view(address, nbytes), nbytes, offset, task))
+            file, future = self._files[number], None
+            if file is not None:
+                try:
+                    future = file.pread(view(address, nbytes), nbytes, offset, task)
+                except Exception as error:
+                    future = _Refused(error)
+            self._futures.append(future)
 
     def _open(self, open_file: Callable[[str], Any], path: str, number: int) -> Any:
+        file = None
         try:
             if not os.path.isfile(path):  # kvikio would wait for a pipe
                 os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-                self._before[number] = self._after[number] = _version(os.stat(path))
+                self._before[number] = self._after[number] = version(os.stat(path))
                 self._opened[number] = 0
                 return None
             file = open_file(path)
-        except OSError as error:
-            self._opened[number] = -(error.errno or errno.EIO)
-            return None
-        except Exception:
-            self._opened[number] = -_UNNAMED
-            return None
-        self._before[number] = _version(os.fstat(file.fileno()))
-        return file
+            self._before[number] = version(os.fstat(file.fileno()))
+            return file
+        except Exception as error:
+            self._opened[number] = self._note(error)
+        if file is not None:
+            file.close()
+        return None
 
     def done(self) -> bool:
         """Say whether all reads have ended; kvikio tells only who waits."""
@@ -182,43 +238,59 @@ class PendingReads:
     def wait(self) -> ReadResults:
         """Wait for all reads, and close the files."""
         got = np.array([self._got(future) for future in self._futures], np.int64)
-        for number, file in enumerate(self._files):
-            if file is not None:
-                self._after[number] = _version(os.fstat(file.fileno()))
+        lost = self._look_again()[self._reads.file]
         failed = self._opened[self._reads.file]
         refused = np.array([file is None for file in self._files], bool)[self._reads.file]
         self._close()
-        got = np.where(failed < 0, failed, np.where(refused, -errno.EINVAL, got))
-        if self._in_host:
-            self._repeat(got)
+        # A read's own error may be the driver's, whatever its number is: the system says whether it is the file's.
+        again = np.isin(failed, _NOT_THE_FILES) | ((failed == 0) & ~refused & (got < 0))
+        got = np.where(failed < 0, failed, np.where(refused, -errno.EINVAL, np.where(lost < 0, lost, got)))
+        self._repeat(np.flatnonzero(again), got)
         for codes in (got, self._opened):
             codes[codes == -_UNNAMED] = -errno.EIO
         return ReadResults(got, self._opened, self._before, self._after)
 
-    def _repeat(self, got: np.ndarray) -> None:
+    def _look_again(self) -> np.ndarray:
+        """Note the versions behind all reads; return 0, or minus the ``errno`` of a file that cannot be looked at."""
+        lost = np.zeros(len(self._files), np.int64)
+        for number, file in enumerate(self._files):
+            if file is None:
+                continue
+            try:
+                self._after[number] = version(os.fstat(file.fileno()))
+            except OSError as error:
+                lost[number], self._after[number] = -(error.errno or errno.EIO), self._before[number]
+        return lost
+
+    def _repeat(self, rows: np.ndarray, got: np.ndarray) -> None:
         """Repeat reads by plain system calls: they succeed, or the error is the system's own."""
-        rows = np.flatnonzero(np.isin(got, _NOT_THE_FILES))
         if not rows.size:
             return
+        self.repeated = len(rows)
+        self._tell(self.repeated, self.failure)
         reads = self._reads
         files, file = np.unique(reads.file[rows], return_inverse=True)
         paths = [reads.paths[number] for number in files.tolist()]
-        again = read_files(FileReads(paths, file, reads.offset[rows], reads.nbytes[rows], reads.address[rows]))
+        again = (self._by_way_of_host or read_files)(
+            FileReads(paths, file, reads.offset[rows], reads.nbytes[rows], reads.address[rows])
+        )
         got[rows] = again.nbytes
         unopened = self._opened[files] < 0
         self._before[files[unopened]] = again.before[unopened]
         self._opened[files], self._after[files] = again.opened, again.after
 
-    @staticmethod
-    def _got(future: Any) -> int:
+    def _got(self, future: Any) -> int:
         if future is None:
             return 0
         try:
             return int(future.get())
-        except OSError as error:
-            return -(error.errno or errno.EIO)
-        except Exception:
-            return -_UNNAMED
+        except Exception as error:
+            return self._note(error)
+
+    def _note(self, error: Exception) -> int:
+        """Note what a call of kvikio's has failed with; return minus its ``errno``."""
+        self.failure = self.failure or " ".join(f"{type(error).__name__}: {error}".split())
+        return -(error.errno or errno.EIO) if isinstance(error, OSError) else -_UNNAMED
 
     def abandon(self) -> None:
         """Wait for every read, whatever became of it."""
@@ -234,5 +306,11 @@ class PendingReads:
                 file.close()
 
 
-def _version(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_ino & INODE_BITS, found.st_size, found.st_mtime_ns, found.st_mode
+class _Refused:
+    """A read that could not be started."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def get(self) -> int:
+        raise self._error

@@ -93,6 +93,8 @@ class Pending:
         Files that are open already, and take over those of this batch.
     """
 
+    repeated, failure = 0, ""  # those of an engine that another one repeats
+
     def __init__(self, reads: FileReads, kept: KeptFiles) -> None:
         self._reads, self._kept = reads, kept
         self._files: OpenFiles | FilesOnce = FilesOnce() if reads.versions is None else OpenFiles()
@@ -188,7 +190,8 @@ class Pending:
             if self._is_copy():
                 return read_files(self._reads)
             nbytes = self._counts()
-            self._files.look_again()
+            lost = self._files.look_again()[self._reads.file]
+            nbytes = np.where(lost < 0, lost, nbytes)
             opened, before, after = self._files.versions()
             if isinstance(self._files, OpenFiles):
                 self._kept.keep_from(self._files, self._reads.paths, self._reads.expected)

@@ -15,7 +15,7 @@ import threading
 
 import numpy as np
 
-from linumpy.io.reads.plain_reads import INODE_BITS, OPEN_FLAGS, Version, refusal, version
+from linumpy.io.reads.plain_reads import INT64_BITS, OPEN_FLAGS, Version, refusal, version
 
 _NONE: Version = (0, 0, 0, 0)
 #: Says whether a number is that of an open file.
@@ -23,13 +23,16 @@ _is_open = (0).__le__
 
 
 class OpenFile:
-    """A file that is being read: its descriptors, and its versions before and after."""
+    """A file that is being read: its descriptors, and its versions before and after.
 
-    __slots__ = ("after", "before", "descriptors", "opened", "refusal")
+    `lost` is minus the ``errno`` with which it could not be looked at after its reads, else 0.
+    """
+
+    __slots__ = ("after", "before", "descriptors", "lost", "opened", "refusal")
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self.opened = self.refusal = 0
+        self.opened = self.refusal = self.lost = 0
         self.before = self.after = _NONE
 
     def open(self, path: str) -> None:
@@ -52,8 +55,12 @@ class OpenFile:
 
     def look_again(self) -> None:
         """Note the version behind all reads."""
-        if self.descriptors:
-            self.after = version(os.fstat(self.descriptors[0]))
+        if not self.descriptors:
+            return
+        try:
+            self.lost, self.after = 0, version(os.fstat(self.descriptors[0]))
+        except OSError as error:
+            self.lost, self.after = -(error.errno or errno.EIO), self.before
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -83,10 +90,11 @@ class OpenFiles(list[OpenFile]):
         """Return that many descriptors of a file, or as many as there may be."""
         return self[number].duplicates(count)
 
-    def look_again(self) -> None:
-        """Note the versions behind all reads."""
+    def look_again(self) -> np.ndarray:
+        """Note the versions behind all reads; return 0, or minus the ``errno`` of a file that cannot be looked at."""
         for file in self:
             file.look_again()
+        return np.array([file.lost for file in self], np.int64)
 
     def versions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what :class:`~linumpy.io.reads.plain_reads.ReadResults` tells of files."""
@@ -135,25 +143,30 @@ class FilesOnce:
         try:
             self._before = self._look()
         except OSError:
-            self._note_lost()
-            self._before = self._look()
+            self._before, lost = self._look_one_by_one()
+            self._opened = np.where(self._opened < 0, self._opened, lost)
         self._after = self._before
         refusals = np.fromiter(map(refusal, self._before[:, 3].tolist()), np.int64)
         self.refusals = np.where(self._opened < 0, self._opened, refusals)
 
-    def _note_lost(self) -> None:
-        """Note which files cannot be looked at, as where a network has lost them."""
+    def _look_one_by_one(self) -> tuple[np.ndarray, np.ndarray]:
+        """Look at files of which some cannot be looked at, as where a network has lost them: minus their ``errno``."""
+        found, lost = np.zeros((len(self._numbers), 4), np.int64), np.zeros(len(self._numbers), np.int64)
         for file in np.flatnonzero(self._opened == 0).tolist():
             try:
-                os.fstat(self._numbers[file])
+                found[file] = version(os.fstat(self._numbers[file]))
             except OSError as error:
-                self._opened[file] = -(error.errno or errno.EIO)
+                lost[file] = -(error.errno or errno.EIO)
+        return found, lost
 
     def _look(self) -> np.ndarray:
         found, there = np.zeros((len(self._numbers), 4), np.int64), self._opened == 0
         numbers = self._numbers if there.all() else [*itertools.compress(self._numbers, there.tolist())]
         # As plain_reads.version has it, but without a call for each file.
-        rows = [(one.st_ino & INODE_BITS, one.st_size, one.st_mtime_ns, one.st_mode) for one in map(os.fstat, numbers)]
+        rows = [
+            (one.st_ino & INT64_BITS, one.st_size, one.st_mtime_ns & INT64_BITS, one.st_mode)
+            for one in map(os.fstat, numbers)
+        ]
         if rows:
             found[there] = rows
         return found
@@ -170,9 +183,15 @@ class FilesOnce:
             self._more.extend(map(os.dup, itertools.repeat(self._numbers[number], count - 1)))
         return [self._numbers[number], *self._more[first:]]
 
-    def look_again(self) -> None:
-        """Note the versions behind all reads."""
-        self._after = self._look()
+    def look_again(self) -> np.ndarray:
+        """Do what :meth:`OpenFiles.look_again` does."""
+        try:
+            self._after = self._look()
+        except OSError:
+            self._after, lost = self._look_one_by_one()
+            self._after[lost < 0] = self._before[lost < 0]
+            return lost
+        return np.zeros(len(self._numbers), np.int64)
 
     def versions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what :class:`~linumpy.io.reads.plain_reads.ReadResults` tells of files."""
@@ -235,7 +254,7 @@ class KeptFiles:
         with self._lock:
             for number in reversed(range(len(paths))):
                 file, path = files[number], paths[number]
-                as_expected = file.before[:3] == file.after[:3] == expected[number]
+                as_expected = file.before[:3] == file.after[:3] == expected[number] and not file.lost
                 if as_expected and file.descriptors and path not in self._files:
                     self._files.update(zip((path,), map(files.pop, (number,)), strict=True))
             self._drop_above(self._most)

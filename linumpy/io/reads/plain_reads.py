@@ -24,7 +24,8 @@ from linumpy.io.reads import posix_aio
 
 #: O_NONBLOCK means nothing to a file, but without it a pipe in its place would be waited for.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-INODE_BITS = 2**63 - 1
+#: Of inodes and times, so that both fit int64: a file system's inode may have 64 bits, and a date lie behind 2262.
+INT64_BITS = 2**63 - 1
 Version = tuple[int, int, int, int]
 
 
@@ -91,8 +92,9 @@ class ReadResults:
     opened : numpy.ndarray of int64, (files,)
         0, or minus the ``errno`` with which the file could not be opened.
     before, after : numpy.ndarray of int64, (files, 4)
-        Inode (low 63 bits), size, time of writing in ns and ``st_mode`` of the open file, before its first read and
-        after its last one. Zeros where it could not be opened. They differ where any two looks at the file differed.
+        Inode and time of writing in ns (63 bits of each), size and ``st_mode`` of the open file, before its first read
+        and after its last one. Zeros where it could not be opened. They differ where any two looks at the file
+        differed. A file that cannot be looked at after its reads has failed reads, and the same row twice.
     """
 
     nbytes: np.ndarray
@@ -103,7 +105,7 @@ class ReadResults:
 
 def version(found: os.stat_result) -> Version:
     """Return the row of :attr:`ReadResults.before`."""
-    return found.st_ino & INODE_BITS, found.st_size, found.st_mtime_ns, found.st_mode
+    return found.st_ino & INT64_BITS, found.st_size, found.st_mtime_ns & INT64_BITS, found.st_mode
 
 
 def refusal(mode: int) -> int:
@@ -144,6 +146,7 @@ def read_file(
         0 or minus the ``errno`` of the open, version before and after, counts.
     """
     descriptor: list[int] = []
+    before: Version | None = None
     try:
         # One call of the interpreter, so that no interrupt comes between the descriptor and its place in the list.
         descriptor.extend(map(os.open, (path,), (OPEN_FLAGS,)))
@@ -153,6 +156,8 @@ def read_file(
         return 0, before, version(os.fstat(descriptor[0])), counts
     except OSError as error:
         code = -(error.errno or errno.EIO)
+        if before is not None:
+            return 0, before, before, [code] * len(rows)
         return code, (0, 0, 0, 0), (0, 0, 0, 0), [code] * len(rows)
     finally:
         if descriptor:

@@ -17,6 +17,7 @@ import errno
 import functools
 import os
 import platform
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -39,6 +40,8 @@ _CONTROL = np.dtype(
         "itemsize": 168,
     }
 )
+#: Seconds between two tries to wait for reads where memory has ended.
+_LOOK_AGAIN = 0.01
 #: Threads of a batch in a forked child.
 _CHILD_THREADS = 16
 
@@ -152,8 +155,14 @@ def read_batch(
     )
     control["opcode"], control["notify"] = _LIO_READ, _SIGEV_NONE
     pointers = control.ctypes.data + np.arange(len(control), dtype=np.uint64) * _CONTROL.itemsize
+    waiting = np.empty(len(control), bool)
     _library().lio_listio(_LIO_NOWAIT, ctypes.c_void_p(pointers.ctypes.data), len(control), None)
-    _wait(control, pointers)
+    while True:
+        try:
+            _wait(control["error"], pointers, waiting)
+            break
+        except MemoryError:  # the library's threads write into `control` and to the addresses until all have ended
+            time.sleep(_LOOK_AGAIN)
     counts = np.where(control["error"] != 0, -control["error"].astype(np.int64), control["result"])
     if retry:
         for row in np.flatnonzero(counts != nbytes).tolist():
@@ -161,13 +170,17 @@ def read_batch(
     return counts
 
 
-def _wait(control: np.ndarray, pointers: np.ndarray) -> None:
-    """Wait for all reads. A signal ends ``aio_suspend`` early, which leaves nothing behind: then it is called again."""
-    first = pointers.ctypes.data
-    while len(waiting := np.flatnonzero(control["error"] == errno.EINPROGRESS)):
+def _wait(errors: np.ndarray, pointers: np.ndarray, waiting: np.ndarray) -> None:
+    """Wait for all reads. A signal ends ``aio_suspend`` early, which leaves nothing behind: then it is called again.
+
+    No array is made for it: where memory has ended, the reads are under way all the same. `waiting` is overwritten.
+    """
+    first, from_last = pointers.ctypes.data, waiting[::-1]
+    while np.equal(errors, errno.EINPROGRESS, out=waiting).any():
         # One request at a time, the last one first, since most of the others are complete by then: to wait for any of
         # n requests takes a time of n at each call.
-        _library().aio_suspend(ctypes.c_void_p(first + pointers.itemsize * int(waiting[-1])), 1, None)
+        row = len(waiting) - 1 - int(from_last.argmax())
+        _library().aio_suspend(ctypes.c_void_p(first + pointers.itemsize * row), 1, None)
     if len(pointers):
         # It takes the lock under which the threads note their results: from here on all that they wrote is seen.
         _library().aio_error(ctypes.c_void_p(int(pointers[0])))

@@ -1,4 +1,4 @@
-"""How zarr-python reads what the kvikio reader leaves to it: straight into device memory, or into host memory first.
+"""How zarr-python reads what linumpy's reader leaves to it: straight into device memory, or into host memory first.
 
 In: a layout and a region. Out: why zarr's GPU mode is not taken. Pure. What is not refused here is what
 ``tests/gpu/test_fallback.py`` compares with zarr-python on the host, bit for bit, on a device; everything else is read

@@ -75,12 +75,12 @@ class ReadPlan:
 
     @property
     def backend(self) -> str:
-        """What ``backend="auto"`` takes where kvikio is installed: ``"kvikio"``, ``"zarr-gpu"`` or ``"zarr-host"``.
+        """What ``backend="auto"`` takes: ``"linumpy"``, ``"zarr-gpu"`` or ``"zarr-host"``.
 
         That of a read without a cast, to device 0.
         """
         if self.layout.unsupported is None:
-            return "kvikio"
+            return "linumpy"
         return "zarr-host" if why_not_gpu_mode(self.layout, self.region) else "zarr-gpu"
 
     @property
@@ -206,7 +206,7 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
     ]
     if layout.unsupported is None:
         rows += _explain_survey(plan)
-        rows.append(("backend", "kvikio, from a local store"))
+        rows.append(("backend", "linumpy, from a local store"))
     else:
         rows.append(("backend", f"{plan.backend}: {layout.unsupported}"))
         if reason := why_not_gpu_mode(layout, plan.region):

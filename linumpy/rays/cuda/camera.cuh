@@ -2,7 +2,7 @@
 // linumpy.rays.cameras and linumpy.rays.lenses, operation for operation.
 struct Image {
     uint64 pixels, rays, distortion, cdf_y, cdf_x;  // addresses
-    int width, height, format, lens, map_width, map_height, cdf_width, cdf_height;
+    int width, height, format, lens, map_width, map_height, cdf_width, cdf_height, straight, rays_in_camera;
     float focal[2], principal[2], lens_params[6], shutter[4];
     float rotation[9], translation[3], motion[3], axis[3], angle;
 };
@@ -21,22 +21,34 @@ __device__ inline int first_above(const float *cdf, int size, float u) {
     return low;
 }
 
-// Where u falls along an axis whose cells have these cumulative probabilities, in [0, 1).
-__device__ inline float drawn(const float *cdf, int size, float u, int &cell) {
-    cell = first_above(cdf, size, u);
-    const float below = cell ? cdf[cell - 1] : 0.0f;
-    const float part = fminf((u - below) / (cdf[cell] - below), 0.99999994f);
-    return fminf((static_cast<float>(cell) + part) / static_cast<float>(size), 0.99999994f);
+// The probability of a cell; what rounding left of 1 goes to the last one.
+__device__ inline float probability_of(const float *cdf, int size, int cell) {
+    return (cell < size - 1 ? cdf[cell] : 1.0f) - (cell ? cdf[cell - 1] : 0.0f);
 }
 
-__device__ inline void draw_pixel(const Image &image, bool snap, float &u, float &v, int &column, int &row) {
+// Where u falls along an axis whose cells have these cumulative probabilities, in [0, 1), and its density there.
+__device__ inline float drawn(const float *cdf, int size, float u, int &cell, float &pdf) {
+    cell = first_above(cdf, size, u);
+    const float probability = probability_of(cdf, size, cell), cells = static_cast<float>(size);
+    const float part = fminf((u - (cell ? cdf[cell - 1] : 0.0f)) / probability, 0.99999994f);
+    pdf = probability * cells;
+    return fminf((static_cast<float>(cell) + part) / cells, 0.99999994f);
+}
+
+__device__ inline void draw_pixel(const Image &image, bool snap, float &u, float &v, int &column, int &row,
+                                  float &pdf) {
+    pdf = 1.0f;
+#if WEIGHTED
     if (image.cdf_y) {
         int cell;
-        v = drawn(reinterpret_cast<const float *>(image.cdf_y), image.cdf_height, v, cell);
+        float of_row, of_column;
+        v = drawn(reinterpret_cast<const float *>(image.cdf_y), image.cdf_height, v, cell, of_row);
         const float *const line =
             reinterpret_cast<const float *>(image.cdf_x) + static_cast<int64>(cell) * image.cdf_width;
-        u = drawn(line, image.cdf_width, u, cell);
+        u = drawn(line, image.cdf_width, u, cell, of_column);
+        pdf = of_row * of_column;
     }
+#endif
     const float width = static_cast<float>(image.width), height = static_cast<float>(image.height);
     column = min(static_cast<int>(u * width), image.width - 1);
     row = min(static_cast<int>(v * height), image.height - 1);
@@ -49,20 +61,25 @@ __device__ inline void draw_pixel(const Image &image, bool snap, float &u, float
 // Linear, premultiplied RGBA; false where the pixel is masked. `linear` turns bytes of sRGB into linear values.
 __device__ inline bool read_pixel(const Image &image, const float *linear, int column, int row, float (&rgba)[4]) {
     const int64 index = static_cast<int64>(row) * image.width + column;
+    bool unmasked;
     if (image.format == 0) {
         const unsigned bytes = reinterpret_cast<const unsigned *>(image.pixels)[index];
         for (int c = 0; c < 3; ++c) rgba[c] = linear[bytes >> 8 * c & 255u];
         rgba[3] = static_cast<float>(bytes >> 24) / 255.0f;
-        return bytes != 0x00FF00FFu;
+        unmasked = bytes != 0x00FF00FFu;
+    } else {
+        for (int c = 0; c < 4; ++c)
+            rgba[c] = image.format == 1 ? as_float(reinterpret_cast<const half_bits *>(image.pixels)[index * 4 + c])
+                                        : reinterpret_cast<const float *>(image.pixels)[index * 4 + c];
+        unmasked = !(rgba[0] < 0.0f);
     }
-    for (int c = 0; c < 4; ++c)
-        rgba[c] = image.format == 1 ? as_float(reinterpret_cast<const half_bits *>(image.pixels)[index * 4 + c])
-                                    : reinterpret_cast<const float *>(image.pixels)[index * 4 + c];
-    return !(rgba[0] < 0.0f);
+    if (image.straight)
+        for (int c = 0; c < 3; ++c) rgba[c] *= rgba[3];
+    return unmasked;
 }
 
-__device__ inline bool normalize(Vector &d) {
-    const float length = sqrtf(d.x * d.x + d.y * d.y + d.z * d.z);
+__device__ inline bool normalize(Vector &d, float &length) {
+    length = sqrtf(d.x * d.x + d.y * d.y + d.z * d.z);
     if (!(length > 1e-30f && length < 1e30f)) return false;
     d = {d.x / length, d.y / length, d.z / length};
     return true;
@@ -172,9 +189,10 @@ __device__ inline void distortion_at(const Image &image, float u, float v, float
     }
 }
 
-// The ray of a pixel in the world's axes; t in [0, 1) is a random time while the shutter is open.
+// The ray of a pixel in the world's axes, its direction of length 1, and how long that was; t in [0, 1) is a random time
+// while the shutter is open.
 __device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o,
-                                 Vector &d) {
+                                 Vector &d, float &length) {
     bool valid;
     if (image.rays) {
         const float *const given =
@@ -191,8 +209,9 @@ __device__ inline void world_ray(const Image &image, float u, float v, int colum
             d.y = d.y + shift[1];
         }
     }
-    valid = valid && normalize(d);
-    if (!valid) o = {0.0f, 0.0f, 0.0f}, d = {0.0f, 0.0f, 1.0f};
+    valid = valid && normalize(d, length);
+    if (valid && image.rays && !image.rays_in_camera) return;
+    if (!valid) o = {0.0f, 0.0f, 0.0f}, d = {0.0f, 0.0f, 1.0f}, length = 1.0f;
     const float *const s = image.shutter, *const r = image.rotation;
     const float when = s[0] + s[1] * u + s[2] * v + s[3] * t;
     if (image.angle != 0.0f) {  // slerp: a turn about a fixed axis of the camera

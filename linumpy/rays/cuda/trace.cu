@@ -4,6 +4,8 @@
 // are walked a second time, from where their runs did not fit.
 //
 // IMAGES: rays are drawn from images (else given). CONE: steps grow with t. ORDERED: in the order of the rays.
+// WEIGHTED: images or pixels are drawn by distributions. LENGTHS: directions of rays are written as long as they were.
+// PER_SAMPLE: max_level and extra dimensions are written for each sample, too.
 #include "number.cuh"
 #include "exact.cuh"
 #include "camera.cuh"
@@ -28,7 +30,7 @@ struct Batch {
     int64 *base;
     float *max_level, *extra;
     int *image_indices;
-    float *uv, *colors;
+    float *uv, *colors, *pdf, *sample_max_level, *sample_extra;
     uint64
         *counts;  // rays and samples taken, kept rays, their samples, dropped rays, ticket; then a word for each block
     uint64 rng_state, rng_inc, image_shift;
@@ -43,18 +45,21 @@ static_assert(sizeof(Batch) == BATCH_NBYTES, "as linumpy.rays.launch lays it out
 
 // What is written once a ray.
 struct Source {
-    Vector origin, direction;
-    float u, v, level, rgba[4];
+    Vector origin, direction;  // of length 1
+    float length, u, v, level, rgba[4], pdf[2];  // length: of the direction before
     int image;
 };
 
 __device__ inline int choose_image(const Batch &batch, int index) {
-    if (!batch.image_cdf)
-        return static_cast<int>(static_cast<uint64>(index) * batch.n_images / static_cast<unsigned>(batch.n_rays) %
-                                batch.n_images);
-    // The multiples of the golden ratio modulo 1 are spread evenly; a batch begins anywhere among them.
-    const unsigned number = static_cast<unsigned>(index) * 2654435769u + static_cast<unsigned>(batch.image_shift);
-    return first_above(batch.image_cdf, batch.n_images, as_unit_float(number));
+#if WEIGHTED
+    if (batch.image_cdf) {
+        // The multiples of the golden ratio modulo 1 are spread evenly; a batch begins anywhere among them.
+        const unsigned number = static_cast<unsigned>(index) * 2654435769u + static_cast<unsigned>(batch.image_shift);
+        return first_above(batch.image_cdf, batch.n_images, as_unit_float(number));
+    }
+#endif
+    return static_cast<int>(static_cast<uint64>(index) * batch.n_images / static_cast<unsigned>(batch.n_rays) %
+                            batch.n_images);
 }
 
 // Ray `index`, in the world's units; false where there is none.
@@ -67,12 +72,17 @@ __device__ inline bool make_source(const Batch &batch, int index, Source &source
     source.image = choose_image(batch, index);
     const Image &image = batch.images[source.image];
     int column, row;
-    source.u = number[0], source.v = number[1];
-    draw_pixel(image, batch.snap, source.u, source.v, column, row);
+    source.u = number[0], source.v = number[1], source.pdf[0] = 1.0f;
+#if WEIGHTED
+    if (batch.image_cdf)
+        source.pdf[0] =
+            probability_of(batch.image_cdf, batch.n_images, source.image) * static_cast<float>(batch.n_images);
+#endif
+    draw_pixel(image, batch.snap, source.u, source.v, column, row, source.pdf[1]);
     if (!read_pixel(image, batch.linear, column, row, source.rgba)) return false;
-    world_ray(image, source.u, source.v, column, row, number[2], source.origin, source.direction);
+    world_ray(image, source.u, source.v, column, row, number[2], source.origin, source.direction, source.length);
     jitter = number[3];
-    source.level = batch.random_level ? number[4] : 1.0f;
+    source.level = batch.random_level ? number[4] * 2.0f : 1.0f;  // half of the rays use all levels
     return true;
 #else
     const float *const given = batch.rays_in + static_cast<int64>(index) * 6;
@@ -80,7 +90,7 @@ __device__ inline bool make_source(const Batch &batch, int index, Source &source
     source.direction = {given[3], given[4], given[5]};
     jitter = batch.jitter ? batch.jitter[index] : 0.0f;
     return fabsf(source.origin.x) + fabsf(source.origin.y) + fabsf(source.origin.z) < 1e30f &&
-           normalize(source.direction);
+           normalize(source.direction, source.length);
 #endif
 }
 
@@ -187,10 +197,12 @@ __device__ inline void write_ray(const Batch &batch, const Source &source, int i
     batch.ray_indices[slot] = static_cast<unsigned>(index);
     float *const ray = batch.rays + slot * 6;
     ray[0] = source.origin.x, ray[1] = source.origin.y, ray[2] = source.origin.z;
-    ray[3] = source.direction.x, ray[4] = source.direction.y, ray[5] = source.direction.z;
+    const float length = LENGTHS ? source.length : 1.0f;
+    ray[3] = source.direction.x * length, ray[4] = source.direction.y * length, ray[5] = source.direction.z * length;
     batch.max_level[slot] = source.level;
     batch.image_indices[slot] = source.image;
     batch.uv[slot * 2] = source.u, batch.uv[slot * 2 + 1] = source.v;
+    batch.pdf[slot * 2] = source.pdf[0], batch.pdf[slot * 2 + 1] = source.pdf[1];
     for (int c = 0; c < 4; ++c) batch.colors[slot * 4 + c] = source.rgba[c];
     for (int e = 0; e < batch.n_extra; ++e)
         batch.extra[slot * batch.n_extra + e] = batch.image_extra[static_cast<int64>(source.image) * batch.n_extra + e];
@@ -202,9 +214,18 @@ __device__ inline Vector broadcast(const Vector &v, int lane) {
     return {__shfl_sync(ALL, v.x, lane), __shfl_sync(ALL, v.y, lane), __shfl_sync(ALL, v.z, lane)};
 }
 
+// Write a ray's max_level and extra dimensions for each of `here` samples.
+__device__ inline void write_per_sample(const Batch &batch, int64 first, int here, float level, int image) {
+    const int lane = threadIdx.x % WARP;
+    if (lane < here) batch.sample_max_level[first + lane] = level;
+    const float *const values = batch.image_extra + static_cast<int64>(image) * batch.n_extra;
+    float *const out = batch.sample_extra + first * batch.n_extra;
+    for (int word = lane; word < here * batch.n_extra; word += WARP) out[word] = values[word % batch.n_extra];
+}
+
 // Write those samples of all rays of the warp that are in runs. Three lanes write the three numbers of a position.
-__device__ inline void write_samples(const Batch &batch, const Ray &mine, const Found &found, int64 base,
-                                     const Vector &looked, const unsigned *runs_of_warp) {
+__device__ inline void write_samples(const Batch &batch, const Source &source, const Ray &mine, const Found &found,
+                                     int64 base, const Vector &looked, const unsigned *runs_of_warp) {
     const int lane = threadIdx.x % WARP;
     int axis[3];
     float low[3], per_box[3];
@@ -221,6 +242,10 @@ __device__ inline void write_samples(const Batch &batch, const Ray &mine, const 
         const float start = __shfl_sync(ALL, mine.start, from);
         const int64 first = __shfl_sync(ALL, base, from);
         const int count = __shfl_sync(ALL, found.runs, from);
+#if PER_SAMPLE
+        const float level = __shfl_sync(ALL, source.level, from);
+        const int image = __shfl_sync(ALL, source.image, from);
+#endif
         const unsigned *const runs = runs_of_warp + from;
         for (int begin = done; begin < kept; begin += WARP) {
             const int n = begin + lane, here = min(kept - begin, WARP);
@@ -234,6 +259,9 @@ __device__ inline void write_samples(const Batch &batch, const Ray &mine, const 
             const float t =
                 point_at(batch.steps, start, static_cast<int>(key >> 10) + n - static_cast<int>(key & 1023u));
             if (lane < here) batch.dt[first + n] = step_at(batch.steps, t) * batch.dt_scale;
+#if PER_SAMPLE
+            write_per_sample(batch, first + begin, here, level, image);
+#endif
             float *const positions = batch.positions + (first + begin) * 3, *const directions =
                                                                                 batch.directions + (first + begin) * 3;
 #pragma unroll
@@ -294,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) trace(Batch batch) {
                            (source.direction.z + 1.0f) * 0.5f};
     for (;;) {
         __syncwarp();
-        write_samples(batch, ray, found, base, looked, all_runs + threadIdx.x / WARP * WARP);
+        write_samples(batch, source, ray, found, base, looked, all_runs + threadIdx.x / WARP * WARP);
         __syncwarp();
         const bool more = found.rest >= 0;
         if (!__ballot_sync(ALL, more)) break;

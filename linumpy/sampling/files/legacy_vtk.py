@@ -6,6 +6,7 @@ In: the content of a file and the name of an array. Out: its values, (components
 from __future__ import annotations
 
 import math
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def read_legacy(content: bytes, name: str, field: str | None = None) -> np.ndarr
 
 
 def _whole(text: _Text, words: list[str], count: int) -> list[int]:
-    if len(words) != count or not all(word.isdigit() and 0 < int(word) < 2**31 for word in words):
+    if len(words) != count or not all(word.isdecimal() and len(word) <= 10 and 0 < int(word) < 2**31 for word in words):
         raise text.fail(f"{' '.join(words)!r} are not {count} positive whole numbers")
     return [int(word) for word in words]
 
@@ -145,9 +146,13 @@ def _arrays(
                 raise text.fail(f"{' '.join(head)!r} does not announce an array of a FIELD")
             components, count = _whole(text, head[1:3], 2)
             values = text.numbers(components * count, _dtype(text, head[3], binary), binary)
-            if count == math.prod(shape) and _wanted(head[0], field, names):
+            if shape and count == math.prod(shape) and _wanted(head[0], field, names):
                 return _shaped(values, shape, components)
         return None
+    if key == "COLOR_SCALARS" and len(words) == 3 and shape:
+        components = _whole(text, words[2:], 1)[0]
+        colors = _colors(text, components * math.prod(shape), binary)
+        return _shaped(colors, shape, components) if _wanted(words[1], field, names) else None
     if key not in ("SCALARS", *_COMPONENTS) or len(words) < 3 or not shape:
         raise UnsupportedLayoutError(f"{text.name}: {' '.join(words)[:60]!r} is not read in structured points")
     components = _COMPONENTS.get(key) or _whole(text, words[3:4] or ["1"], 1)[0]
@@ -157,6 +162,16 @@ def _arrays(
     return _shaped(values, shape, components) if _wanted(words[1], field, names) else None
 
 
+def _colors(text: _Text, count: int, binary: bool) -> np.ndarray:
+    """Read bytes, which VTK writes as colours: in text as parts of 255."""
+    if binary:
+        return text.numbers(count, np.dtype("u1"), binary)
+    parts = text.numbers(count, np.dtype("f8"), binary)
+    if not ((parts >= 0) & (parts <= 1)).all():
+        raise text.fail("COLOR_SCALARS in text are numbers from 0 to 1")
+    return np.rint(parts * 255).astype("u1")
+
+
 def _dtype(text: _Text, word: str, binary: bool) -> np.dtype:
     if word.lower() not in _TYPES:
         raise UnsupportedLayoutError(f"{text.name}: values of type {word!r} are not read, only {list(_TYPES)}")
@@ -164,8 +179,9 @@ def _dtype(text: _Text, word: str, binary: bool) -> np.dtype:
 
 
 def _wanted(name: str, field: str | None, names: list[str]) -> bool:
-    names.append(name)
-    return field is None or field == name
+    """Say whether an array is wanted; VTK writes spaces and other special characters of names as %20 and so on."""
+    names.append(unquote(name))
+    return field is None or field in (name, names[-1])
 
 
 def _shaped(values: np.ndarray, shape: tuple[int, ...], components: int) -> np.ndarray:

@@ -1,66 +1,29 @@
 """Read images of VTK: ``.vti``, ``.pvti`` and legacy ``.vtk`` files of structured points.
 
-In: a path and the name of an array. Out: its values, (components, Z, Y, X). Read are arrays as text, in base64 and
-appended (raw or base64), plain or by zlib, LZ4 or LZMA, of either byte order; images of several pieces. An array of
-points has a value for each point, one of cells for each cell; both are the voxels of the image.
+In: a path and the name of an array. Out: its values, (components, Z, Y, X). Images of several pieces are put together
+one piece after another, after their extents were checked. An array of points has a value for each point, one of cells
+for each cell; both are the voxels of the image.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import lzma
+import itertools
 import math
 import os
-import sys
+import stat
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.files.legacy_vtk import read_legacy
-from linumpy.sampling.files.openvdb import unzip
+from linumpy.sampling.files.vtk_values import XmlFile, read_values
 
-_TYPES = {f"{sign}Int{8 * n}": f"{code}{n}" for sign, code in (("", "i"), ("U", "u")) for n in (1, 2, 4, 8)}
-_TYPES |= {"Float32": "f4", "Float64": "f8"}
 _ORDERS = {"LittleEndian": "<", "BigEndian": ">"}
+_HEADERS = {"UInt32": "u4", "UInt64": "u8"}
 _MOST_PIECES = 2**16
-
-
-@dataclass(frozen=True)
-class _File:
-    """A parsed file.
-
-    Attributes
-    ----------
-    name : str
-        Its path, for errors.
-    image : Element
-        What describes the image.
-    order : str
-        ``<`` or ``>``.
-    header : dtype
-        Of the numbers in front of binary data.
-    compressor : str
-        As the file names it; empty for none.
-    appended : bytes
-        What follows the ``_`` of appended data.
-    raw : bool
-        Whether that is not base64.
-    """
-
-    name: str
-    image: ElementTree.Element
-    order: str
-    header: np.dtype
-    compressor: str
-    appended: bytes
-    raw: bool
-
-    def fail(self, problem: str) -> SourceError:
-        return SourceError(f"{self.name}: {problem}")
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
@@ -74,7 +37,8 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or has no such array.
+        The file is truncated or damaged, or has no such array; its pieces leave a part of the image empty, or hold one
+        twice; a piece of a ``.pvti`` file is no regular file below the folder of that.
     UnsupportedLayoutError
         Another kind of data set, compression or type.
     """
@@ -83,13 +47,14 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
         content = file.read()
     if content[:20].lower().startswith(b"# vtk datafile"):
         return read_legacy(content, name, field)
-    file_ = _parse(content, name)
-    kind = file_.image.tag
-    pieces = _parallel_pieces(file_, field) if kind == "PImageData" else _pieces(file_, field)
-    return _assembled(file_, pieces)
+    parsed = _parse(content, name)
+    extents = _piece_extents(parsed, _extent(parsed, parsed.image, "WholeExtent"))
+    if parsed.image.tag == "PImageData":
+        return _assembled(parsed, len(extents), _parallel_pieces(parsed, extents, field))
+    return _assembled(parsed, len(extents), _pieces(parsed, extents, field))
 
 
-def _parse(content: bytes, name: str) -> _File:
+def _parse(content: bytes, name: str) -> XmlFile:
     """Split off appended data, which need not be XML, and read the rest."""
     begin = content.find(b"<AppendedData")
     appended, raw = b"", False
@@ -111,13 +76,13 @@ def _parse(content: bytes, name: str) -> _File:
         raise UnsupportedLayoutError(f"{name}: holds {kind or root.tag!r}, and only ImageData and PImageData are read")
     image = root.find(kind)
     order, header = root.get("byte_order", "LittleEndian"), root.get("header_type", "UInt32")
-    if image is None or order not in _ORDERS or header not in ("UInt32", "UInt64"):
+    if image is None or order not in _ORDERS or header not in _HEADERS:
         raise SourceError(f"{name}: has no image, or byte_order={order!r} and header_type={header!r} make no sense")
-    dtype = np.dtype(_ORDERS[order] + _TYPES[header])
-    return _File(name, image, _ORDERS[order], dtype, root.get("compressor", ""), appended, raw)
+    dtype = np.dtype(_ORDERS[order] + _HEADERS[header])
+    return XmlFile(name, image, _ORDERS[order], dtype, root.get("compressor", ""), appended, raw)
 
 
-def _extent(file: _File, element: ElementTree.Element, key: str) -> np.ndarray:
+def _extent(file: XmlFile, element: ElementTree.Element, key: str) -> np.ndarray:
     """First and last point along x, y, z: (2, 3)."""
     text = element.get(key, "")
     try:
@@ -129,6 +94,39 @@ def _extent(file: _File, element: ElementTree.Element, key: str) -> np.ndarray:
     return extent
 
 
+def _piece_extents(file: XmlFile, whole: np.ndarray) -> list[np.ndarray]:
+    """Extents of all pieces, which must lie inside of the whole one, reach its size together, and hold nothing twice.
+
+    Neighbours share their outer points and, where pieces have ghost levels, as many cells on either side. So what a
+    piece has beyond twice these levels is its own.
+    """
+    pieces = file.image.findall("Piece")
+    if not 0 < len(pieces) <= _MOST_PIECES:
+        raise file.fail(f"has {len(pieces)} pieces of an image; 1 to {_MOST_PIECES} are read")
+    ghosts = file.image.get("GhostLevel", "0")
+    if not _is_number(ghosts, 0, 2**31):
+        raise file.fail(f"GhostLevel={ghosts!r} is no number of cells")
+    points, own, extents = 0, 0, []
+    for piece in pieces:
+        extent = _extent(file, piece, "Extent")
+        if (extent[0] < whole[0]).any() or (extent[1] > whole[1]).any():
+            raise file.fail(
+                f"its piece of extent {_text(extent)} lies outside of {_text(whole)}, which it is a part of"
+            )
+        own += math.prod(max(1, n - 2 * int(ghosts)) for n in (extent[1] - extent[0]).tolist())
+        points += math.prod(_shape(extent, False))
+        extents.append(extent)
+    shape = _shape(whole, False)
+    if points < math.prod(shape):
+        raise file.fail(f"its pieces hold less than the {' × '.join(map(str, shape))} voxels of {_text(whole)}")
+    if own > math.prod(shape):
+        raise file.fail(
+            f"its {len(pieces)} pieces overlap: they have {own} cells of their own, where {_text(whole)} has "
+            f"{math.prod(shape)} points. Pieces may share their outer points, and GhostLevel cells more"
+        )
+    return extents
+
+
 @dataclass(frozen=True)
 class _Piece:
     extent: np.ndarray
@@ -136,36 +134,55 @@ class _Piece:
     values: np.ndarray  # (components, Z, Y, X)
 
 
-def _pieces(file: _File, field: str | None) -> list[_Piece]:
-    found = []
-    for piece in file.image.findall("Piece"):
-        extent = _extent(file, piece, "Extent")
+def _pieces(file: XmlFile, extents: list[np.ndarray], field: str | None) -> Iterator[_Piece]:
+    """Read pieces, one after another, so that one at a time is in memory."""
+    for piece, extent in zip(file.image.findall("Piece"), extents, strict=True):
         array, of_cells = _choose(file, piece, field)
         shape = _shape(extent, of_cells)
         components = array.get("NumberOfComponents", "1")
-        if not components.isdigit() or not 1 <= int(components) <= 64:
+        if not _is_number(components, 1, 64):
             raise file.fail(f"array {array.get('Name')!r} has {components} components; 1 to 64 are read")
-        values = _values(file, array, math.prod(shape) * int(components))
-        found.append(_Piece(extent, of_cells, np.moveaxis(values.reshape(*shape, int(components)), 3, 0)))
-    return found
+        values = read_values(file, array, math.prod(shape) * int(components))
+        yield _Piece(extent, of_cells, np.moveaxis(values.reshape(*shape, int(components)), 3, 0))
 
 
-def _parallel_pieces(file: _File, field: str | None) -> list[_Piece]:
-    found = []
-    pieces = file.image.findall("Piece")
-    if len(pieces) > _MOST_PIECES:
-        raise file.fail(f"has {len(pieces)} pieces, more than {_MOST_PIECES}")
-    for piece in pieces:
-        source = os.path.join(os.path.dirname(file.name), piece.get("Source", ""))
-        try:
-            with open(source, "rb") as opened:
-                inner = _parse(opened.read(), source)
-        except OSError as error:
-            raise file.fail(f"its piece {piece.get('Source')!r} cannot be read: {error}") from error
+def _parallel_pieces(file: XmlFile, extents: list[np.ndarray], field: str | None) -> Iterator[_Piece]:
+    for piece, extent in zip(file.image.findall("Piece"), extents, strict=True):
+        source = piece.get("Source", "")
+        inner = _parse(_content_below(file, source), os.path.join(os.path.dirname(file.name), source))
         if inner.image.tag != "ImageData":
-            raise file.fail(f"its piece {piece.get('Source')!r} is no .vti file")
-        found += _pieces(inner, field)
-    return found
+            raise file.fail(f"its piece {source!r} is no .vti file")
+        yield from _pieces(inner, _piece_extents(inner, extent), field)
+
+
+def _content_below(file: XmlFile, source: str) -> bytes:
+    """Read a piece: a regular file below the folder of its index, once links are resolved."""
+    folder = os.path.realpath(os.path.dirname(file.name))
+    path = os.path.realpath(os.path.join(folder, source))
+    if os.path.commonpath([folder, path]) != folder:
+        raise file.fail(f"its piece {source!r} lies outside of the folder of this file, and is not read")
+    try:
+        with open(path, "rb", opener=_open_regular) as opened:
+            return opened.read()
+    except OSError as error:
+        raise file.fail(f"its piece {source!r} cannot be read: {error}") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file without waiting, as a FIFO without a writer would make us."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError("it is no regular file")
+
+
+def _text(extent: np.ndarray) -> str:
+    return repr(" ".join(map(str, extent.T.ravel())))
+
+
+def _is_number(text: str, low: int, high: int) -> bool:
+    return text.isdecimal() and len(text) <= 10 and low <= int(text) <= high
 
 
 def _shape(extent: np.ndarray, of_cells: bool) -> tuple[int, ...]:
@@ -174,7 +191,7 @@ def _shape(extent: np.ndarray, of_cells: bool) -> tuple[int, ...]:
     return tuple(max(1, one - 1) if of_cells else one for one in reversed(points))
 
 
-def _choose(file: _File, piece: ElementTree.Element, field: str | None) -> tuple[ElementTree.Element, bool]:
+def _choose(file: XmlFile, piece: ElementTree.Element, field: str | None) -> tuple[ElementTree.Element, bool]:
     arrays = []
     for of_cells, tag in ((False, "PointData"), (True, "CellData")):
         group = piece.find(tag)
@@ -188,153 +205,25 @@ def _choose(file: _File, piece: ElementTree.Element, field: str | None) -> tuple
     raise file.fail(f"has no array {field!r}; its arrays are {names}. Give one of them as field=.")
 
 
-def _values(file: _File, array: ElementTree.Element, count: int) -> np.ndarray:
-    """Read the numbers of an array, of which there must be `count`."""
-    name, kind, form = array.get("Name"), array.get("type", ""), array.get("format", "")
-    if kind not in _TYPES:
-        raise UnsupportedLayoutError(f"{file.name}: array {name!r} is of type {kind!r}, only {list(_TYPES)} are read")
-    dtype = np.dtype(file.order + _TYPES[kind])
-    try:
-        if form == "ascii":
-            values = np.array((array.text or "").split(), dtype)
-        elif form in ("binary", "appended"):
-            content = _binary(file, array, form, count * dtype.itemsize)
-            values = np.frombuffer(content, dtype)
-        else:
-            raise ValueError(f"format {form!r} is not known")
-    except (ValueError, OverflowError, binascii.Error) as error:
-        raise file.fail(f"array {name!r}: {error}") from error
-    if len(values) != count:
-        raise file.fail(f"array {name!r} has {len(values)} numbers, where its extent needs {count}")
-    return values.astype(dtype.newbyteorder("="))
-
-
-def _binary(file: _File, array: ElementTree.Element, form: str, nbytes: int) -> bytes:
-    if form == "appended":
-        offset = int(array.get("offset", ""))
-        if not 0 <= offset < len(file.appended):
-            raise ValueError(f"offset {offset} is none of {len(file.appended)} bytes of appended data; truncated?")
-        content = file.appended[offset:]
-        reader: Any = _Raw(content) if file.raw else _Base64(content)
-    else:
-        reader = _Base64((array.text or "").encode("ascii", "replace"))
-    if not file.compressor:
-        return _plain(reader, file.header, nbytes)
-    return _compressed(reader, file.header, file.compressor, nbytes)
-
-
-class _Raw:
-    """Bytes, one group after another."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = memoryview(content)
-        self._position = 0
-
-    def take(self, nbytes: int) -> bytes:
-        """Read some of a group of bytes."""
-        if nbytes > len(self._content) - self._position:
-            left = len(self._content) - self._position
-            raise ValueError(f"{nbytes} bytes were expected and {left} are left; the file is truncated or damaged")
-        self._position += nbytes
-        return bytes(self._content[self._position - nbytes : self._position])
-
-    def next_group(self) -> None:
-        """Go on behind the padding of a group."""
-
-
-class _Base64(_Raw):
-    """The same of groups in base64, each padded by itself."""
-
-    def __init__(self, content: bytes) -> None:
-        end = content.find(b"<")  # appended data ends with a tag
-        self._text = b"".join((content if end < 0 else content[:end]).split())
-        super().__init__(b"")
-        self._fill()
-
-    def _fill(self) -> None:
-        """Decode up to and with the next padding."""
-        mark = self._text.find(b"=")
-        end = len(self._text) if mark < 0 else -(-(mark + 1) // 4) * 4
-        super().__init__(base64.b64decode(self._text[:end], validate=True))
-        self._text = self._text[end:]
-
-    def next_group(self) -> None:
-        if self._position == len(self._content):
-            self._fill()
-
-
-def _plain(reader: _Raw, header: np.dtype, nbytes: int) -> bytes:
-    stored = int(np.frombuffer(reader.take(header.itemsize), header)[0])
-    if stored != nbytes:
-        raise ValueError(f"{stored} bytes are stored, where its extent needs {nbytes}")
-    return reader.take(nbytes)
-
-
-def _compressed(reader: _Raw, header: np.dtype, compressor: str, nbytes: int) -> bytes:
-    blocks, size, last = np.frombuffer(reader.take(3 * header.itemsize), header).tolist()
-    total = blocks * size - (size - last if last and blocks else 0)
-    if total != nbytes:
-        raise ValueError(f"{total} bytes are stored, where its extent needs {nbytes}")
-    sizes = np.frombuffer(reader.take(blocks * header.itemsize), header).tolist()
-    reader.next_group()
-    parts = []
-    for number, stored in enumerate(sizes):
-        wanted = last if last and number == blocks - 1 else size
-        parts.append(_decompress(reader.take(stored), compressor, wanted))
-    return b"".join(parts)
-
-
-def _decompress(content: bytes, compressor: str, nbytes: int) -> bytes:
-    if compressor == "vtkZLibDataCompressor":
-        return unzip(content, nbytes)
-    if compressor == "vtkLZMADataCompressor":
-        try:
-            decoded = lzma.LZMADecompressor().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
-        except lzma.LZMAError as error:
-            raise ValueError(str(error)) from error
-    elif compressor == "vtkLZ4DataCompressor":
-        decoded = _unpack_lz4(content, nbytes)
-    else:
-        raise UnsupportedLayoutError(f"compressor {compressor!r} is not read, only zlib, LZ4 and LZMA of VTK")
-    if len(decoded) != nbytes:
-        raise ValueError(f"a block has {len(decoded)} bytes once decompressed, and not {nbytes}")
-    return decoded
-
-
-def _unpack_lz4(content: bytes, nbytes: int) -> bytes:
-    from numcodecs import LZ4
-
-    if nbytes > 255 * len(content) + 64 or nbytes >= 2**31:
-        raise ValueError(f"{len(content)} bytes of LZ4 cannot hold {nbytes}")
-    try:
-        return bytes(LZ4().decode(nbytes.to_bytes(4, "little") + content))
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-
-
-def _assembled(file: _File, pieces: list[_Piece]) -> np.ndarray:
+def _assembled(file: XmlFile, count: int, pieces: Iterator[_Piece]) -> np.ndarray:
     """Put pieces, which may overlap, into the whole extent, which they must fill."""
     whole = _extent(file, file.image, "WholeExtent")
-    if not pieces:
-        raise file.fail("holds no piece of an image")
-    first = pieces[0]
+    first = next(pieces)
     shape = _shape(whole, first.of_cells)
-    same = {(piece.of_cells, piece.values.dtype, len(piece.values)) for piece in pieces}
-    if len(same) > 1:
-        raise file.fail(
-            "its pieces hold arrays of different types or numbers of components, or some of points and some of cells"
-        )
-    if sum(piece.values[0].size for piece in pieces) < math.prod(shape):
-        raise file.fail(f"its pieces hold less than the {' × '.join(map(str, shape))} voxels of the whole extent")
-    if len(pieces) == 1 and first.values.shape[1:] == shape:
+    if count == 1 and first.values.shape[1:] == shape:
         return np.ascontiguousarray(first.values)
     values = np.empty((len(first.values), *shape), first.values.dtype)
     there = np.zeros(shape, bool)
-    for piece in pieces:
+    for piece in itertools.chain([first], pieces):
+        if (piece.of_cells, piece.values.dtype, len(piece.values)) != (first.of_cells, values.dtype, len(values)):
+            raise file.fail(
+                "its pieces hold arrays of different types or numbers of components, or some of points and some of "
+                "cells"
+            )
         start = (piece.extent[0] - whole[0])[::-1]
         stop = start + piece.values.shape[1:]
-        if (start < 0).any() or (stop > shape).any():
-            raise file.fail("a piece lies outside of the whole extent")
+        if (stop > shape).any():
+            raise file.fail("a piece has a layer of cells behind the last one of the whole extent")
         box = tuple(map(slice, start, stop))
         values[(slice(None), *box)] = piece.values
         there[box] = True

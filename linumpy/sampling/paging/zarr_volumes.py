@@ -14,13 +14,14 @@ import zarr
 
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
+from linumpy.gpu.read.request import free_memory
 from linumpy.io.source import Source, open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.regular import is_kept
-from linumpy.sampling.volume import KEPT, free_memory
+from linumpy.sampling.volume import KEPT
 
 #: Of the range, by which values may be off.
 _PRECISION = 1e-6

@@ -43,6 +43,18 @@ class Histogram:
     counts: np.ndarray
     background: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.cell) or min((*self.shape, *self.cell), default=0) < 1:
+            raise InvalidArgument(f"histogram: cells of {self.cell} do not fit an array of {self.shape}")
+        needed = len(self.cells), len(self.classes)
+        if np.shape(self.counts) != needed or (np.asarray(self.counts) < 0).any():
+            raise InvalidArgument(f"histogram: counts must be {needed} numbers (cells, classes) of 0 or more")
+        cells = np.asarray(self.cells)
+        if not ((cells >= 0) & (cells < math.prod(self.grid))).all():
+            raise InvalidArgument(
+                f"histogram: cells must be numbers from 0 to {math.prod(self.grid) - 1}, for a grid of {self.grid}"
+            )
+
     @property
     def grid(self) -> tuple[int, ...]:
         """Cells along each axis."""
@@ -125,7 +137,8 @@ class Volume:
     weight : float or None
         How often crops of it are taken, relative to others; by default its number of voxels.
     histogram : Histogram or None
-        Of its labels, a mask or a coarse level, for modes foreground and balanced.
+        Of its labels, a mask or a coarse level, for modes foreground and balanced: of an array that covers the same
+        space and whose voxels are whole multiples of the volume's along each axis, or the other way round.
     parts : tuple of Part
         Further parts of its samples, such as labels.
     """
@@ -307,6 +320,23 @@ def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
         raise InvalidArgument(f"shape={shape} has {len(shape)} axes, {volume.uri} has {len(full)}")
     if min(shape) < 1 or any(c > n for c, n in zip(shape, full, strict=True)):
         raise InvalidArgument(f"crops of {shape} do not lie in {volume.uri} of {full}")
+    if volume.histogram is not None:
+        _check_histogram(volume.histogram, full, volume.uri)
+
+
+def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> None:
+    """Raise for the histogram of an array whose voxels do not lie on those of the volume."""
+    if len(histogram.shape) != len(full) or not all(map(_is_level, histogram.shape, full)):
+        raise InvalidArgument(
+            f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass that of an array "
+            f"which covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
+        )
+
+
+def _is_level(a: int, b: int) -> bool:
+    """Say whether one number of voxels is the other over a whole factor, rounded up or down."""
+    few, many = min(a, b), max(a, b)
+    return any(few in (many // factor, -(-many // factor)) for factor in (many // few, -(-many // few)))
 
 
 def _cumulative(weights: Any) -> np.ndarray:

@@ -11,11 +11,12 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
 from linumpy.device import is_device_array
+from linumpy.errors import not_pickled
 from linumpy.io.source import open_source
 from linumpy.stream.config import Part, Sample, integer, sizes
 from linumpy.stream.errors import InvalidArgument
@@ -126,6 +127,9 @@ class Stitcher:
         self._added: set[int] = set()
         self._begin = 0  # first plane that is not written
         self._sum: Any = None  # of planes from there on
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send predictions to the process that has it")
 
     def add(self, samples: Sequence[Sample], predictions: Any) -> None:
         """Add predictions of a batch.

@@ -16,8 +16,12 @@ import zarr
 from fake_cupy import Event, Stream
 from stores import random_values, same
 
+import linumpy
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import host_decode, jobs
+from linumpy.gpu.loop.carrier import Carrier
+from linumpy.gpu.loop.loop import Loop
+from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines, scatter
 from linumpy.gpu.staging.direct import DirectStaging
@@ -200,6 +204,98 @@ def test_an_engine_that_cannot_be_made_anew(monkeypatch):
     made.close()
 
 
+def no_memory(*arguments, **options):
+    raise MemoryError("no memory")
+
+
+@pytest.mark.parametrize("place", ["cpu", 0])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        ((Carrier, "_start"), (Part, "fail"), (Part, "fail_all")),  # a work, then the errors of its jobs
+        ((Part, "finish"),),  # nobody knows which jobs are over
+        ((Loop, "_settle"),),
+        ((Loop, "_next_work"), (Loop, "_fail_everything")),
+        ((Loop, "_open"), (Loop, "_fail_everything")),
+    ],
+)
+def test_where_memory_ends_twice_every_job_ends(tmp_path, monkeypatch, place, failing):
+    """Nobody is left to tell: who waits finds out, at the latest when the thread has ended."""
+    array = make(tmp_path / "a")
+    with reference.fake_device():
+        for owner, name in failing:
+            monkeypatch.setattr(owner, name, no_memory)
+        one = Reader(place)
+        tickets = one.submit_many(array, [slice(n, n + 9) for n in range(20)])
+        errors = []
+        waiting = threading.Thread(target=lambda: errors.extend(t.exception() for t in tickets), daemon=True)
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive(), "a job waits for ever"
+        assert all(isinstance(error, (MemoryError, RuntimeError)) for error in errors)
+        assert "MemoryError" in repr(errors[-1])
+        assert all(ticket.done() for ticket in tickets)
+        one._loop._thread.join(20)
+        assert one.is_closed
+        with pytest.raises(RuntimeError, match=r"has ended with an error: MemoryError"):
+            one.submit(array).result()
+        close(one)
+
+
+def test_after_the_shared_reader_has_died_the_next_read_makes_another(tmp_path, monkeypatch):
+    array = make(tmp_path / "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "finish", no_memory)
+        with pytest.raises((MemoryError, RuntimeError), match=r"memory|Memory"):
+            linumpy.read_zarr(array, device="cpu")
+    assert same(linumpy.read_zarr(array, device="cpu"), array[...])
+
+
+LIMITED = """
+import os, resource, sys, time
+import numpy as np, zarr
+from linumpy.gpu import Reader
+
+path = sys.argv[1]
+with Reader(device="cpu") as reader:
+    expected = reader.submit(path).result()
+for extra in map(float, sys.argv[2:]):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    reader = Reader(device="cpu")
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(extra * 2**20), -1))
+    tickets = []
+    try:
+        tickets = reader.submit_many(path, [np.s_[n % 256 : n % 256 + 1] for n in range(600)])
+    except (MemoryError, RuntimeError):
+        pass
+    begin = time.monotonic()
+    while not all(ticket.done() for ticket in tickets) and time.monotonic() - begin < 20:
+        time.sleep(0.01)
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    assert all(ticket.done() for ticket in tickets), f"a job waits for ever beside {extra} MiB"
+    for n, ticket in enumerate(tickets):
+        error = ticket.exception()
+        if error is None:
+            assert (ticket.result() == expected[n % 256 : n % 256 + 1]).all()
+        else:
+            assert isinstance(error, (MemoryError, RuntimeError, OSError)), error
+    reader.close()
+print("all ended")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd"])
+def test_every_job_ends_whatever_memory_there_is(tmp_path, kind):
+    """Limits from none, where hardly an array can be made, to enough; each in the same process."""
+    make(tmp_path / "a", kind, shape=(256, 256), chunks=(8, 8))
+    limits = [str(extra) for extra in (0, 0.5, 1, 2, 4, 8, 9, 10, 12, 16, 32, 64)]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "a"), *limits], capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout.strip() == "all ended", (done.returncode, done.stderr[-2000:])
+
+
 class FewThreads(threading.Thread):
     """A thread that decodes cannot be started where there are some already."""
 
@@ -217,7 +313,7 @@ def test_a_decoding_thread_that_cannot_be_started(tmp_path, monkeypatch):
     def slow(part, span, buffer):
         writing.wait(0.2)
         written.append(span)
-        real(part, span, buffer)
+        return real(part, span, buffer)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(host_decode, "_decode", slow)

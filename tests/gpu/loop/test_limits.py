@@ -127,7 +127,6 @@ HUGE = {
 @pytest.fixture
 def small_device(monkeypatch):
     """As if there were a device with 80 GiB, up to the first allocation."""
-    monkeypatch.setattr(kvikio_zarr, "require_kvikio", lambda: None)
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
     monkeypatch.setattr(output, "require_cuda", lambda: None)
     monkeypatch.setattr(output, "device_of", lambda _: contextlib.nullcontext())

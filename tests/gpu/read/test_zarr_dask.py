@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import pickle
+import shutil
 import signal
 import time
 
@@ -199,6 +200,18 @@ def test_workers_read_what_they_need(image, client):
     lazy = zarr_to_dask(image, chunks=(8, 10, 12), device="cpu")
     assert np.array_equal(lazy.compute(), volume())
     assert np.array_equal(lazy[3:20, 5].max(axis=1).compute(), volume()[3:20, 5].max(axis=1))
+
+
+def test_an_error_of_a_worker_names_it(image, client):
+    lazy = zarr_to_dask(image, chunks=(8, 10, 12), device="cpu")
+    shutil.rmtree(image)
+    with pytest.raises(FileNotFoundError, match="there is no file or folder") as caught:
+        lazy.compute(scheduler=client)
+    (note,) = caught.value.__notes__
+    assert any(note.startswith(f"on worker {address}, which needs") for address in client.nthreads())
+    with pytest.raises(FileNotFoundError) as caught:
+        lazy.compute(scheduler="sync")
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_workers_make_the_same_volume(image, tmp_path, client):

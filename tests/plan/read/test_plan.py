@@ -35,7 +35,7 @@ def test_it_explains_itself(tmp_path):
         "64 × 64 × 64, 64 chunks each, index at the end",
         "[3:50, 0:200, 5] → 47 × 200, 18.4 KiB",
         "52 chunks in 4 shards",
-        "kvikio, from a local store",
+        "linumpy, from a local store",
     ):
         assert part in text, text
 

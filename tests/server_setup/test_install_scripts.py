@@ -1,0 +1,170 @@
+"""install.sh and gpu_extra.sh with programs that stand in for Python, pip and nvidia-smi."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from server_tools import SETUP_DIR
+
+INSTALL, GPU_EXTRA = SETUP_DIR.parent / "install.sh", SETUP_DIR.parent / "gpu_extra.sh"
+
+#: Takes the calls that install.sh makes; VENV_FAILS is what `-m venv` does once it has begun.
+PYTHON = """#!/bin/sh
+case "$*" in
+    "-c "*) exit 0 ;;
+    "-m venv "*)
+        mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo made >"$3/pyvenv.cfg"
+        eval "${VENV_FAILS:-}" ;;
+    "-m pip --version") exit "${NO_PIP:-0}" ;;
+    "-m pip install "*) echo "$*" >>"$PIP_LOG" ;;
+    *) echo "unexpected: $*" >&2; exit 99 ;;
+esac
+"""
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A folder in which scripts run, the stand-in for Python, and an environment without a GPU."""
+    python = program(tmp_path / "programs" / "python3", PYTHON)
+    program(tmp_path / "programs" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    environment = {"PATH": path, "PYTHON": str(python), "PIP_LOG": str(tmp_path / "pip.log")}
+    (tmp_path / "here").mkdir()
+
+    def run(part, **more):
+        return subprocess.run(
+            [INSTALL, part], cwd=tmp_path / "here", env=environment | more, capture_output=True, text=True, timeout=60
+        )
+
+    run.environment = environment
+    return run
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("venv", ["envs", "deep/er/envs", "a b", "-x"])
+def test_it_makes_the_environment_and_installs(machine, tmp_path, venv):
+    done = machine("test", VENV=venv)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / venv / ".has-test").is_file()
+    assert "--editable" in (tmp_path / "pip.log").read_text()
+    assert machine("clean", VENV=venv).returncode == 0
+    assert not (tmp_path / "here" / venv).exists()
+
+
+@pytest.mark.parametrize("fails", ["exit 1", ""])
+def test_a_folder_of_the_user_keeps_all_that_is_in_it(machine, tmp_path, fails):
+    """Also where making an environment would work: it is no place for one."""
+    folder = tmp_path / "here" / "envs"
+    (folder / "other").mkdir(parents=True)
+    (folder / "other" / "data.txt").write_text("precious")
+    before = names(folder)
+    done = machine("base", VENV="envs", VENV_FAILS=fails)
+    assert done.returncode == 1
+    assert "VENV='envs' is there already" in done.stderr
+    assert names(folder) == before
+    done = machine("clean", VENV="envs")
+    assert done.returncode == 0
+    assert "left 'envs'" in done.stderr
+    assert names(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link that leads nowhere", "link to a folder"])
+def test_what_is_no_folder_is_kept_too(machine, tmp_path, kind):
+    path, folder = tmp_path / "here" / "envs", tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "data.txt").write_text("precious")
+    if kind == "file":
+        path.write_text("precious")
+    else:
+        path.symlink_to(folder if kind == "link to a folder" else tmp_path / "nothing")
+    done = machine("base", VENV="envs", VENV_FAILS="exit 1")
+    assert done.returncode == 1
+    assert "is there already" in done.stderr
+    machine("clean", VENV="envs")
+    assert os.path.lexists(path)
+    assert names(folder) == ["data.txt"]
+
+
+def test_what_a_failed_run_made_is_removed(machine, tmp_path):
+    done = machine("base", VENV="envs", VENV_FAILS="exit 1")
+    assert done.returncode == 1
+    assert "apt install python3-venv" in done.stderr
+    assert names(tmp_path / "here") == []
+    assert machine("base", VENV="envs").returncode == 0
+
+
+def test_what_an_interrupted_run_made_is_removed(machine, tmp_path):
+    run = subprocess.Popen(
+        [INSTALL, "base"],
+        cwd=tmp_path / "here",
+        env=machine.environment | {"VENV": "envs", "VENV_FAILS": "touch ../begun; sleep 60"},
+        start_new_session=True,
+    )
+    end = time.monotonic() + 30
+    while not (tmp_path / "begun").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (tmp_path / "here" / "envs").exists()
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does
+    assert run.wait(timeout=30) == 130
+    assert names(tmp_path / "here") == []
+
+
+def test_an_environment_of_the_user_is_used_and_kept(machine, tmp_path):
+    folder = tmp_path / "here" / "mine"
+    program(folder / "bin" / "python", PYTHON)
+    assert machine("base", VENV="mine").returncode == 0
+    assert machine("clean", VENV="mine").returncode == 0
+    assert names(folder) == [".has-base", "bin", "bin/python"]
+
+
+def test_an_environment_without_pip_says_so(machine, tmp_path):
+    program(tmp_path / "here" / "mine" / "bin" / "python", PYTHON)
+    done = machine("base", VENV="mine", NO_PIP="1")
+    assert done.returncode == 1
+    assert "VENV='mine' has no pip" in done.stderr
+    assert (tmp_path / "here" / "mine" / "bin" / "python").exists()
+
+
+def gpu_extra(tmp_path, smi):
+    program(tmp_path / "programs" / "nvidia-smi", f"#!/bin/sh\n{smi}\n")
+    path = f"{tmp_path / 'programs'}:{os.environ['PATH']}"
+    return subprocess.run([GPU_EXTRA], env={"PATH": path}, capture_output=True, text=True, timeout=60)
+
+
+#: More than a pipe holds, so that a reader that ends early leaves the writer with SIGPIPE.
+SLICES = "GPU 0: NVIDIA (UUID: GPU-0)\\n" + "  MIG 1g.10gb     Device  0: (UUID: MIG-0123456789)\\n" * 4000
+LISTS = f'if [ "$1" = --list-gpus ]; then printf "{SLICES}" || exit 1'
+
+
+@pytest.mark.parametrize(
+    ("table", "extra"),
+    [
+        ("| NVIDIA-SMI 570.1   Driver Version: 570.1   CUDA Version: 12.8     |", "cuda12"),
+        ("| NVIDIA-SMI 580.1   Driver Version: 580.1   CUDA Version: 13.0     |", "cuda13"),
+        ("| NVIDIA-SMI 590.1   KMD Version: 590.1   CUDA UMD Version: 13.1     |", "cuda13"),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 15], ids=["all GPUs answer", "one GPU does not"])
+def test_many_slices_are_a_gpu(tmp_path, table, extra, status):
+    rest = f"| 0 MIG {'x' * 100} |\\n" * 2000
+    done = gpu_extra(tmp_path, f'{LISTS}; else printf "{table}\\n{rest}"; fi; exit {status}')
+    assert (done.returncode, done.stdout) == (0, f"{extra}\n"), done.stderr
+
+
+def test_no_gpu_and_an_old_driver(tmp_path):
+    assert gpu_extra(tmp_path, "echo 'No devices were found'; exit 6").returncode == 1
+    done = gpu_extra(tmp_path, f'{LISTS}; else echo "CUDA Version: 11.4"; fi')
+    assert done.returncode == 1
+    assert "offers '11'" in done.stderr
