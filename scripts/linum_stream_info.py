@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,10 +36,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _tell(arguments: argparse.Namespace) -> None:
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
-    from linumpy.stream.sources import open_info
+    from linumpy.stream.sources import Key, located, open_info
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
-    opened = [open_info(str(one), arguments.level, config) for one in arguments.arrays]
+    opened = [open_info(Key(located(str(one), os.getcwd()), arguments.level), config) for one in arguments.arrays]
     rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
     print(table(rows))
     if arguments.json is not None:

@@ -10,6 +10,7 @@ from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
 from linumpy.stream.crops.stitch import CropGrid, Stitcher
 from linumpy.stream.errors import (
+    DamacyError,
     DecodeError,
     DtypeMismatch,
     InvalidArgument,
@@ -34,6 +35,7 @@ __all__ = [
     "Config",
     "CropGrid",
     "CropSampler",
+    "DamacyError",
     "DecodeError",
     "Dtype",
     "DtypeMismatch",

@@ -1,6 +1,6 @@
 """Arrays that samples name, and reads of them.
 
-A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept for the next sample. Regions of arrays → a ticket
+A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same. Regions of arrays → a ticket
 each, in their order: of arrays that the reader takes the reader's, of others one with the same methods, read by
 zarr-python in threads. An error is that of its job alone.
 """
@@ -8,32 +8,45 @@ zarr-python in threads. An error is that of its job alone.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
 
-from linumpy.errors import MetadataError
-from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.read.layouts import LAYOUTS, MetadataLook
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.io.layout import read_layout
-from linumpy.io.ome import open_image
+from linumpy.io.ome import level_transforms, open_image, open_level
 from linumpy.io.place import absolute
-from linumpy.io.source import open_node, open_source
+from linumpy.io.source import local_name, local_path, open_node, open_source
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
+from linumpy.stream.alignment import Grid, is_own
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.plan import ArrayInfo, Box
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int]
+_Lengths = tuple[float, ...] | None
+
+
+class Key(NamedTuple):
+    """What an array is opened by: its path or URL, level, and the coordinates that a caller gives."""
+
+    uri: str
+    level: int
+    spacing: _Lengths = None
+    origin: _Lengths = None
 
 
 class Sources:
@@ -52,11 +65,33 @@ class Sources:
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample) -> list[Future[ArrayInfo] | ArrayInfo]:
-        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened."""
-        if not sample.parts:
-            return [self._get((sample.uri, sample.level))]
-        return [self._get((part.uri or sample.uri, part.level)) for part in sample.all_parts()]
+    def request(self, sample: Sample, folder: str = "") -> list[Future[ArrayInfo] | ArrayInfo]:
+        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
+
+        Parameters
+        ----------
+        sample : Sample
+            The sample.
+        folder : str
+            From where paths are that are not absolute.
+        """
+        own = (self._config.spacing, self._config.origin)
+        keys = [Key(located(sample.uri, folder), sample.level, *own)]
+        for part in sample.parts:
+            if is_own(sample, part):
+                keys.append(keys[0]._replace(level=part.level))
+            else:
+                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+        return [self._get(key) for key in keys]
+
+    def try_request(self, sample: Sample, folder: str) -> list[Future[ArrayInfo] | ArrayInfo]:
+        """Do as :meth:`request`, but return an error as what opening the array gives."""
+        try:
+            return self.request(sample, folder)
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [failed]
 
     def _get(self, key: Key) -> Future[ArrayInfo] | ArrayInfo:
         with self._lock:
@@ -65,13 +100,16 @@ class Sources:
                 found = None if found.exception() else found.result()
                 if found is not None:
                     self._kept[key] = found
+            if isinstance(found, ArrayInfo) and found.look is not None and not found.look.holds():
+                found = None  # written anew since it was opened
             if found is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
                 return found
             self.misses += 1
-            opened = self.pool.submit(open_info, key[0], key[1], self._config)
+            opened = self.pool.submit(open_info, key, self._config)
             self._kept[key] = opened
+            self._kept.move_to_end(key)
             while len(self._kept) > self._config.n_zarrs_meta_cache:
                 self._kept.popitem(last=False)
             return opened
@@ -82,7 +120,21 @@ class Sources:
         self._kept.clear()
 
 
-def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
+@lru_cache(maxsize=4096)
+def located(uri: str, folder: str) -> str:
+    """Return the absolute path of an array, seen from a folder; a URL as it is."""
+    path = local_name(uri)
+    return uri if path is None else str(absolute(os.path.join(folder, path)))
+
+
+def fixed(sample: Sample) -> Sample:
+    """Return a sample whose paths are absolute, seen from the working folder."""
+    folder = os.getcwd()
+    parts = tuple(part if part.uri is None else replace(part, uri=located(part.uri, folder)) for part in sample.parts)
+    return replace(sample, uri=located(sample.uri, folder), parts=parts)
+
+
+def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
 
     Raises
@@ -92,14 +144,17 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.source.open_source`.
     """
-    layout = None if "://" in uri else LAYOUTS.get(uri, level)  # opened again only where its metadata have changed
-    if layout is not None and layout.unsupported is None and layout.root == str(absolute(uri)):
-        info = _plain_info(layout, None, uri, config)
+    uri, level = key.uri, key.level
+    is_local = local_name(uri) is not None
+    look = MetadataLook.at(uri) if is_local else None
+    layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
+    if layout is not None and layout.unsupported is None and layout.root == uri:
+        info = _plain_info(layout, None, key, look)
     elif isinstance(node := open_node(uri), zarr.Array):
         array = open_source(node, level)
-        info = _plain_info(read_layout(array), array, uri, config)
+        info = _plain_info(read_layout(array), array, key, look)
     else:
-        info = _image_info(node, uri, level, config)
+        info = _image_info(node, key)
     most = config.max_bytes_per_element
     if 0 < most < info.dtype.itemsize:
         raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
@@ -114,51 +169,87 @@ def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
     return info
 
 
-def _plain_info(layout: ArrayLayout, array: zarr.Array | None, uri: str, config: Config) -> ArrayInfo:
-    space = min(layout.rank, 3)
-    spacing = None if config.spacing is None else _fitting(config.spacing, space, uri)
-    return _info(layout, array, uri, space, spacing, (1.0,) * layout.rank)
+def _plain_info(layout: ArrayLayout, array: zarr.Array | None, key: Key, look: MetadataLook | None) -> ArrayInfo:
+    space, rank = min(layout.rank, 3), layout.rank
+    for name in ("spacing", "origin"):
+        given = getattr(key, name)
+        if given is not None and len(given) != space:
+            raise InvalidArgument(f"{name} has {len(given)} numbers, {key.uri} has {space} axes of space")
+    coordinates = Grid(
+        key.uri, None, space, layout.shape, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin,
+    )  # fmt: skip
+    return _info(layout, array, coordinates, look)
 
 
-def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
+def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
+    array, look = open_level(group, key.level), None
+    if (path := local_name(key.uri)) is not None:
+        look = MetadataLook.at(*_folders(path, array), *_folders(path, open_level(group, 0)))
+        group = _reopened(key.uri)  # now that its files were looked at
+        array = open_level(group, key.level)
+    return _info(read_layout(array), array, _grid(group, array, key), look)
+
+
+def _reopened(uri: str) -> zarr.Group:
+    node = open_node(uri)
+    if isinstance(node, zarr.Array):
+        raise SourceError(f"{uri} was replaced while it was being opened")
+    return node
+
+
+def _folders(path: str, array: zarr.Array) -> list[str]:
+    """List the folders from an image down to one of its arrays."""
+    below = Path(local_path(array)).relative_to(path).parts
+    return [str(Path(path, *below[:n])) for n in range(len(below) + 1)]
+
+
+def _grid(group: zarr.Group, array: zarr.Array, key: Key) -> Grid:
+    """Tell where the voxels of a level lie, as far as its metadata and the caller do."""
+    finest = open_level(group, 0).shape
     try:
-        image = open_image(group, spacing=config.spacing)
-    except MetadataError:  # axes or units are missing: crops need neither, augmentation raises an error of its own
-        array, finest = open_source(group, level), open_source(group, 0)
-        factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
-        return _info(read_layout(array), array, uri, min(array.ndim, 3), None, factors)
-    array = open_source(group, level)
-    axes = image.spatial_axes
-    if axes != tuple(range(array.ndim - len(axes), array.ndim)):
-        raise InvalidArgument(f"{uri}: axes of space must be the last ones (they are {axes} of {array.ndim})")
-    ratios = [there / here for there, here in zip(image.spacing[level], image.spacing[0], strict=True)]
-    factors = (1.0,) * (array.ndim - len(axes)) + tuple(round(r) if abs(r - round(r)) < 1e-6 else r for r in ratios)
-    return _info(read_layout(array), array, uri, len(axes), image.spacing[level], factors)
+        axes, scales, translations = level_transforms(group)
+    except MetadataError as error:
+        if key.level:
+            raise
+        rank = array.ndim
+        return Grid(
+            key.uri, None, min(rank, 3), finest, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin, str(error),
+        )  # fmt: skip
+    space = [number for number, axis in enumerate(axes) if axis.type == "space"]
+    if space != list(range(array.ndim - len(space), array.ndim)):
+        raise InvalidArgument(f"{key.uri}: axes of space must be the last ones (they are {space} of {array.ndim})")
+    names = tuple("c" if axis.type == "channel" else axis.name.lower() for axis in axes)
+    lead = array.ndim - len(space)
+    here = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
+    factors = (1.0,) * lead + tuple(_whole(scale / of_finest) for scale, _, of_finest, _ in here)
+    shifts = (0.0,) * lead + tuple((begin - of_finest) / scale for _, begin, scale, of_finest in here)
+    return Grid(key.uri, names, len(space), finest, factors, shifts, *_coordinates(group, key))
 
 
-def _info(
-    layout: ArrayLayout,
-    array: zarr.Array | None,
-    uri: str,
-    space: int,
-    spacing: Sequence[float] | None,
-    factors: tuple[float, ...],
-) -> ArrayInfo:
+def _coordinates(group: zarr.Group, key: Key) -> tuple[_Lengths, _Lengths, str]:
+    """Return spacing and origin of level 0 in µm, by its metadata or else by the caller, and what is missing."""
+    try:
+        image = open_image(group)
+    except MetadataError as error:
+        if key.spacing is None:
+            return None, key.origin, str(error)
+        image = open_image(group, spacing=key.spacing)
+        return image.spacing[0], key.origin or image.origin[0], ""
+    return image.spacing[0], image.origin[0], ""
+
+
+def _whole(value: float) -> float:
+    return float(round(value)) if abs(value - round(value)) < 1e-6 else value
+
+
+def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
     """Tell of an array; `array` is needed where the reader does not take it."""
     if layout.rank == 0:
-        raise InvalidArgument(f"{uri} has no axes to crop")
-    known: Any = None if spacing is None else tuple(spacing)
-    source = layout if layout.unsupported is None else array
+        raise InvalidArgument(f"{grid.name} has no axes to crop")
     return ArrayInfo(
-        source, uri, layout.shape, layout.chunk_shape, layout.object_shape, layout.dtype,
-        space, known, factors, layout.unsupported,
+        layout if layout.unsupported is None else array, grid.name, layout.shape, layout.chunk_shape,
+        layout.object_shape, layout.dtype, grid, layout.unsupported, look,
     )  # fmt: skip
-
-
-def _fitting(spacing: tuple[float, ...], space: int, uri: str) -> tuple[float, ...]:
-    if len(spacing) != space:
-        raise InvalidArgument(f"spacing has {len(spacing)} numbers, {uri} has {space} axes of space")
-    return spacing
 
 
 @dataclass(frozen=True)
