@@ -244,6 +244,6 @@ def _check_shape(image: Grid, grid: Grid, pairs: list[int | None], part: str) ->
         if one.spacing is None or one.origin is None
     ]
     raise InvalidArgument(
-        f"part {part!r}: {grid.name} has the shape {grid.finest}, which is not that of {image.name}, {image.finest}, and "
-        f"nothing says where it lies ({'; '.join(lacks)})"
+        f"part {part!r}: {grid.name} has the shape {grid.finest}, {image.name} {image.finest}, and nothing tells how "
+        f"they lie to each other ({'; '.join(lacks)})"
     )

@@ -77,7 +77,9 @@ class Augment:
     Attributes
     ----------
     rotation : float or three of (low, high)
-        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each.
+        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each. Angles
+        are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis, about X its Y to Z,
+        and about Y its Z to X, so that what the crop shows is turned the other way.
     scale : (float, float) or three of them
         Factors, drawn uniformly in the logarithm; one pair for all axes together, or one for each. A factor of 2 shows
         twice the field of view.
@@ -268,20 +270,21 @@ def _log_uniform(source: np.random.Generator, limits: Range) -> float:
 
 
 _IDENTITY = np.eye(3)
-_OTHERS = ((1, 2), (0, 2), (0, 1))
+#: A right-handed turn about each axis of (Z, Y, X), by 90 degrees, takes the first of these axes to the second.
+_TURNS = ((2, 1), (0, 2), (1, 0))
 
 
 def _rotation(degrees: Sequence[float]) -> np.ndarray:
-    """Rotate about X, then Y, then Z; the axes of the matrix are (Z, Y, X)."""
+    """Rotate about X, then Y, then Z, right-handed in (x, y, z); the axes of the matrix are (Z, Y, X)."""
     result = _IDENTITY
     for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
         if angle == 0:
             continue
-        first, second = _OTHERS[axis]
+        first, second = _TURNS[axis]
         turn = _IDENTITY.copy()
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         turn[first, first] = turn[second, second] = cos
-        turn[first, second], turn[second, first] = -sin, sin
+        turn[second, first], turn[first, second] = sin, -sin
         result = turn @ result
     return result
 

@@ -37,7 +37,7 @@ class Dtype(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name as a parameter: ``"f32"``, …"""
+        """Its name as a parameter, such as ``"f32"``."""
         return self.name.lower()
 
     @classmethod
@@ -131,7 +131,7 @@ class Part:
         _set_coordinates(self)
         if self.uri is None and (self.spacing or self.origin):
             raise InvalidArgument(
-                f"part {self.name!r} is of the sample's own array: pass its spacing and origin to Config, not to the Part"
+                f"part {self.name!r} is of the sample's own array, whose spacing and origin are parameters of Config"
             )
 
 

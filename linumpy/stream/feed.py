@@ -162,7 +162,7 @@ class Feed:
                 if isinstance(sample, Exception):
                     raise sample
                 if not isinstance(sample, Sample):
-                    raise ArgumentTypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
+                    raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
                 index = position if sample.index is None else sample.index
                 epoch = self._config.epoch if sample.epoch is None else sample.epoch
                 return Pulled(sample, position, index, epoch, self._folder)

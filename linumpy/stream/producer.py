@@ -20,7 +20,6 @@ from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
 from linumpy.stream.stats import Metric
 
-
 #: How long the threads may take to end.
 _JOIN_SECONDS = 5.0
 

@@ -1,8 +1,8 @@
 """Arrays that samples name, and reads of them.
 
-A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same. Regions of arrays → a ticket
-each, in their order: of arrays that the reader takes the reader's, of others one with the same methods, read by
-zarr-python in threads. An error is that of its job alone.
+A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same.
+Regions of arrays → a ticket each, in their order: of arrays that the reader takes the reader's, of others one with the
+same methods, read by zarr-python in threads. An error is that of its job alone.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from linumpy import stream
 from linumpy.gpu.kernels import source_text
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream import resample as resample_module
+from linumpy.stream.alignment import Grid
 from linumpy.stream.augment import Intensity, Warp, draw_warp, reach
 from linumpy.stream.config import Dtype, Part
 from linumpy.stream.plan import ArrayInfo, PartShape, plan_sample
@@ -41,7 +42,8 @@ def config(**options):
 def info_of(values, spacing=None, space=None):
     space = min(values.ndim, 3) if space is None else space
     shape = values.shape
-    return ArrayInfo(values, "a", shape, shape, shape, values.dtype, space, spacing, (1.0,) * values.ndim)
+    grid = Grid("a", None, space, shape, (1.0,) * values.ndim, (0.0,) * values.ndim, spacing)
+    return ArrayInfo(values, "a", shape, shape, shape, values.dtype, grid)
 
 
 def planned(values, aabb, settings_, *, index=0, spacing=None, parts=(), infos=None):

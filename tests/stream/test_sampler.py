@@ -47,12 +47,14 @@ def test_uniform_crops_lie_inside_and_reach_all_positions(arrays):
 def test_crops_depend_on_seed_epoch_and_index_alone(arrays):
     sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epochs=3, seed=1)
     assert len(sampler) == 150
+    backwards = [sampler.sample_at(k) for k in reversed(range(150))]
     straight = list(sampler)
-    assert [sampler.sample_at(k) for k in reversed(range(150))] == straight[::-1]
+    assert backwards == straight[::-1]
     later = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epoch=2, seed=1)
-    assert list(later) == straight[100:]
-    assert [one.index for one in later] == list(range(50))
-    assert {one.epoch for one in later} == {2}
+    found = list(later)
+    assert found == straight[100:]
+    assert [one.index for one in found] == list(range(50))
+    assert {one.epoch for one in found} == {2}
     assert straight[:50] != straight[50:100]
     assert list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=150, seed=2)) != straight
 

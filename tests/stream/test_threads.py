@@ -99,8 +99,15 @@ def test_an_element_of_a_sequence_that_cannot_be_made_is_an_error_of_its_own(vol
         assert drain(p) == [*expected, [11] if rank == 0 else [10]]
 
 
-@pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, error):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(KeyError, stream.InvalidArgument), (RuntimeError, stream.InvalidArgument), (OSError, stream.StorageError),
+     (stream.TryAgain, stream.TryAgain), (SystemExit, SystemExit), (KeyboardInterrupt, KeyboardInterrupt),
+     (GeneratorExit, GeneratorExit)],
+)  # fmt: skip
+def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, error, raised):
+    """Errors are those of the stage ``pull``; an interrupt stays one."""
+
     def failing():
         yield crop(volume[0], 0)
         raise error("of the user")
@@ -109,8 +116,10 @@ def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, erro
     p.push(failing())
     p.push([crop(volume[0], 1)])
     p.flush()
-    with pytest.raises(stream.StreamError, match="of the user"):
+    with pytest.raises(raised, match="of the user") as caught:
         p.pop()
+    assert type(caught.value) is raised
+    assert getattr(caught.value, "what", "pull") == "pull"
     assert drain(p) == [[0, 1]]
 
 
