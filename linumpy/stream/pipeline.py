@@ -49,11 +49,14 @@ def set_log_level(level: int | str) -> None:
     """
     number: Any = level
     if isinstance(level, str):
-        names = {"TRACE": _LOG_LEVELS[0], **logging.getLevelNamesMapping()}
-        number = names.get(level.upper())
-    elif not isinstance(level, bool) and 0 <= level < len(_LOG_LEVELS):
+        number = {"TRACE": _LOG_LEVELS[0], **logging.getLevelNamesMapping()}.get(level.upper())
+    elif isinstance(level, bool) or not isinstance(level, int):
+        number = None
+    elif 0 <= level < len(_LOG_LEVELS):
         number = _LOG_LEVELS[level]
-    if isinstance(number, bool) or number is None or not (number >= logging.DEBUG or number == _LOG_LEVELS[0]):
+    elif level < logging.DEBUG:
+        number = None
+    if not number:
         raise InvalidArgument(
             f"level must be 0 (TRACE) to 5 (FATAL), a level of logging, or the name of one (got {level!r})"
         )

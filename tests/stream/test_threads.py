@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -121,6 +122,29 @@ def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, erro
     assert type(caught.value) is raised
     assert getattr(caught.value, "what", "pull") == "pull"
     assert drain(p) == [[0, 1]]
+
+
+def test_close_does_not_wait_for_an_iterable_that_blocks(volume, pipeline):
+    """It is left to its thread, which ends with it and opens nothing more."""
+    gate, pulling = threading.Event(), threading.Event()
+
+    def blocked():
+        yield crop(volume[0])
+        pulling.set()
+        gate.wait(30)
+        yield crop("nowhere")
+
+    p = pipeline()
+    p.push(blocked())
+    assert pulling.wait(10)
+    begin = time.monotonic()
+    p.close()
+    assert time.monotonic() - begin < 1
+    (left,) = [one for one in p._producer._threads if one.is_alive()]
+    gate.set()
+    left.join(10)
+    assert not left.is_alive()
+    assert p._producer.failure is None
 
 
 def test_an_iterable_may_push_but_not_wait_for_itself(volume, pipeline):

@@ -231,7 +231,7 @@ class CropSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch with which the next iteration begins, for callers who count epochs themselves."""
-        self.epoch = integer("epoch", epoch, 0, WORD - self.epochs + 1)
+        self.epoch = integer("epoch", epoch, 0, WORD - self.epochs)
 
     def next_iteration(self) -> CropSampler:
         """Return a sampler of the epochs of the next iteration, which stays at them; this one goes on behind them."""
