@@ -61,6 +61,11 @@ class ArrayInfo:
         """Number of axes of space; they are the last ones, three at most."""
         return self.grid.space
 
+    @property
+    def holds(self) -> bool:
+        """Whether its metadata files are what they were when it was opened."""
+        return self.look is None or bool(self.look.holds())
+
 
 @dataclass(frozen=True)
 class Resampling:

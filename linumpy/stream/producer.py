@@ -17,9 +17,11 @@ from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
 from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
 from linumpy.stream.resample import Staged
-from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
+from linumpy.stream.sources import Fallback, ReadJob, Request, Sources, submit
 from linumpy.stream.stats import Metric
 
+#: After so many seconds of waiting for memory the arrays of a batch are looked at once more.
+_PLAN_SECONDS = 0.01
 #: How long the threads may take to end.
 _JOIN_SECONDS = 5.0
 
@@ -76,7 +78,7 @@ class InFlight:
 class _Chosen:
     """The samples of a batch with the arrays that are being opened for them, or an error of what was pushed."""
 
-    samples: list[tuple[Pulled, list[Any]]]
+    samples: list[tuple[Pulled, list[Request]]]
     error: BaseException | None = None
 
 
@@ -117,7 +119,7 @@ class Producer:
         self.starved_since: float | None = None
         self.failure: BaseException | None = None
         self.batch_id = 0
-        self._partial: list[tuple[Pulled, list[Any]]] = []
+        self._partial: list[tuple[Pulled, list[Request]]] = []
         self._chosen: deque[_Chosen] = deque()
         self._coming = 0  # batches that were pulled and are not in `ready` yet
         self._pulling = self._closed = self._waits_for_stage = False
@@ -261,7 +263,7 @@ class Producer:
                 if self._partial:
                     break
                 return None
-            self._partial.append((pulled, self.sources.try_request(pulled.sample, pulled.folder)))
+            self._partial.append((pulled, self.sources.request(pulled.sample, pulled.folder)))
         chosen, self._partial = self._partial, []
         return _Chosen(chosen)
 
@@ -300,14 +302,20 @@ class Producer:
             item.faulty.append(as_stream_error(error))
         return item
 
-    def _submit(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> None:
-        reads = self._plan(item, chosen)
-        if not item.samples or (item.faulty and self._config.on_error == "raise"):
-            item.samples.clear()
-            return
+    def _submit(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> None:
+        lease = None
+        while True:
+            begin, reads = time.perf_counter(), self._plan(item, chosen)
+            if not item.samples or (item.faulty and self._config.on_error == "raise"):
+                item.samples.clear()
+                return
+            lease = lease or self._take_slot()
+            if time.perf_counter() - begin < _PLAN_SECONDS or all(read.info.holds for read in reads):
+                break
+            item.samples.clear()  # an array was written anew while memory was waited for
+            item.faulty.clear()
         assert self.parts is not None
-        item.parts = self.parts
-        item.lease = self._take_slot()
+        item.parts, item.lease = self.parts, lease
         offset = item.lease.offset
         for part in self.parts:
             item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
@@ -324,10 +332,11 @@ class Producer:
         """Make the pipeline's stream CuPy's current one, on its device."""
         return nullcontext() if self._stream is None else OnStream(self._stream, self._memory.device_id)
 
-    def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> list[CropRead]:
+    def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> list[CropRead]:
         """Plan the samples of a batch; errors are those of their samples."""
         reads: list[CropRead] = []
-        opened = [self._opened(pulled, requested, item) for pulled, requested in chosen]
+        looked: dict[Any, ArrayInfo] = {}
+        opened = [self._opened(pulled, requested, item, looked) for pulled, requested in chosen]
         begin = time.perf_counter()
         for (pulled, _), infos in zip(chosen, opened, strict=True):
             if infos is None:
@@ -350,9 +359,11 @@ class Producer:
         self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
         return reads
 
-    def _opened(self, pulled: Pulled, requested: list[Any], item: InFlight) -> list[ArrayInfo] | None:
+    def _opened(
+        self, pulled: Pulled, requested: list[Request], item: InFlight, looked: dict[Any, ArrayInfo]
+    ) -> list[ArrayInfo] | None:
         try:
-            return [one if isinstance(one, ArrayInfo) else one.result() for one in requested]
+            return self.sources.settled(requested, looked)
         except Exception as error:
             item.faulty.append(as_stream_error(error, pulled.sample, "open"))
             return None

@@ -25,7 +25,7 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.layouts import LAYOUTS, MetadataLook
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.io.layout import read_layout
-from linumpy.io.ome import level_transforms, open_image, open_level
+from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.place import absolute
 from linumpy.io.source import local_name, local_path, open_node, open_source
 from linumpy.io.zarr_mode import read_chunks_on_host
@@ -49,6 +49,14 @@ class Key(NamedTuple):
     origin: _Lengths = None
 
 
+class Request(NamedTuple):
+    """An array that a sample needs."""
+
+    key: Key
+    opened: Future[ArrayInfo] | ArrayInfo
+    is_shared: bool = False  # it was asked for before
+
+
 class Sources:
     """The arrays of a pipeline, opened by threads ahead of their use.
 
@@ -65,7 +73,7 @@ class Sources:
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample, folder: str = "") -> list[Future[ArrayInfo] | ArrayInfo]:
+    def request(self, sample: Sample, folder: str) -> list[Request]:
         """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
 
         Parameters
@@ -75,44 +83,76 @@ class Sources:
         folder : str
             From where paths are that are not absolute.
         """
-        own = (self._config.spacing, self._config.origin)
-        keys = [Key(located(sample.uri, folder), sample.level, *own)]
+        try:
+            return [self._get(key) for key in self._keys(sample, folder)]
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [Request(Key(sample.uri, sample.level), failed)]
+
+    def _keys(self, sample: Sample, folder: str) -> list[Key]:
+        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
         for part in sample.parts:
             if is_own(sample, part):
                 keys.append(keys[0]._replace(level=part.level))
             else:
                 keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
-        return [self._get(key) for key in keys]
+        return keys
 
-    def try_request(self, sample: Sample, folder: str) -> list[Future[ArrayInfo] | ArrayInfo]:
-        """Do as :meth:`request`, but return an error as what opening the array gives."""
-        try:
-            return self.request(sample, folder)
-        except Exception as error:
-            failed: Future[ArrayInfo] = Future()
-            failed.set_exception(error)
-            return [failed]
-
-    def _get(self, key: Key) -> Future[ArrayInfo] | ArrayInfo:
+    def _get(self, key: Key) -> Request:
         with self._lock:
             found = self._kept.get(key)
             if isinstance(found, Future) and found.done():
                 found = None if found.exception() else found.result()
                 if found is not None:
                     self._kept[key] = found
-            if isinstance(found, ArrayInfo) and found.look is not None and not found.look.holds():
-                found = None  # written anew since it was opened
             if found is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
-                return found
+                return Request(key, found, is_shared=True)
             self.misses += 1
             opened = self.pool.submit(open_info, key, self._config)
-            self._kept[key] = opened
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._config.n_zarrs_meta_cache:
-                self._kept.popitem(last=False)
-            return opened
+            self._keep(key, opened)
+            return Request(key, opened)
+
+    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
+        self._kept[key] = opened
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._config.n_zarrs_meta_cache:
+            self._kept.popitem(last=False)
+
+    def settled(self, requests: Sequence[Request], looked: dict[Key, ArrayInfo]) -> list[ArrayInfo]:
+        """Wait for arrays, look at their metadata files, and open those again that were written anew meanwhile.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            What :meth:`request` returned.
+        looked : dict
+            Arrays that need not be looked at again; those that are looked at are added.
+        """
+        found = []
+        for request in requests:
+            info = looked.get(request.key)
+            if info is None:
+                info = looked[request.key] = self._settled(request)
+            found.append(info)
+        return found
+
+    def _settled(self, request: Request) -> ArrayInfo:
+        opened = request.opened
+        try:
+            info = opened if isinstance(opened, ArrayInfo) else opened.result()
+            if info.holds:
+                return info
+        except Exception:
+            if not request.is_shared:  # what was missing for an earlier sample may be there for this one
+                raise
+        info = open_info(request.key, self._config)
+        with self._lock:
+            self.misses += 1
+            self._keep(request.key, info)
+        return info
 
     def close(self) -> None:
         """End the threads."""
@@ -149,10 +189,10 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     look = MetadataLook.at(uri) if is_local else None
     layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
-        info = _plain_info(layout, None, key, look)
+        info = _info(layout, None, _plain_grid(key, layout.shape), look)
     elif isinstance(node := open_node(uri), zarr.Array):
         array = open_source(node, level)
-        info = _plain_info(read_layout(array), array, key, look)
+        info = _info(read_layout(array), array, _plain_grid(key, array.shape), look)
     else:
         info = _image_info(node, key)
     most = config.max_bytes_per_element
@@ -169,25 +209,29 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     return info
 
 
-def _plain_info(layout: ArrayLayout, array: zarr.Array | None, key: Key, look: MetadataLook | None) -> ArrayInfo:
-    space, rank = min(layout.rank, 3), layout.rank
-    for name in ("spacing", "origin"):
-        given = getattr(key, name)
-        if given is not None and len(given) != space:
-            raise InvalidArgument(f"{name} has {len(given)} numbers, {key.uri} has {space} axes of space")
-    coordinates = Grid(
-        key.uri, None, space, layout.shape, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin,
-    )  # fmt: skip
-    return _info(layout, array, coordinates, look)
-
-
 def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
-    array, look = open_level(group, key.level), None
+    look, image, missing = None, None, ""
     if (path := local_name(key.uri)) is not None:
-        look = MetadataLook.at(*_folders(path, array), *_folders(path, open_level(group, 0)))
+        arrays = [open_level(group, level) for level in {key.level, 0}]
+        look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
         group = _reopened(key.uri)  # now that its files were looked at
-        array = open_level(group, key.level)
-    return _info(read_layout(array), array, _grid(group, array, key), look)
+    for spacing in dict.fromkeys((None, key.spacing)):
+        try:
+            image = open_image(group, spacing=spacing)
+            break
+        except MetadataError as error:
+            missing = missing or str(error)
+    if image is None:
+        array, finest = (open_level(group, level) for level in (key.level, 0))
+        grid = _grid(group, array, finest.shape, key)
+        grid = replace(grid, missing=missing)
+    else:
+        check_level(key.level, len(image.levels), image.name)
+        array = image.levels[key.level]
+        grid = _grid(group, array, image.levels[0].shape, key)
+        origin = image.origin[0] if key.origin is None or not missing else key.origin
+        grid = replace(grid, spacing=image.spacing[0], origin=origin)
+    return _info(read_layout(array), array, grid, look)
 
 
 def _reopened(uri: str) -> zarr.Group:
@@ -203,18 +247,14 @@ def _folders(path: str, array: zarr.Array) -> list[str]:
     return [str(Path(path, *below[:n])) for n in range(len(below) + 1)]
 
 
-def _grid(group: zarr.Group, array: zarr.Array, key: Key) -> Grid:
-    """Tell where the voxels of a level lie, as far as its metadata and the caller do."""
-    finest = open_level(group, 0).shape
+def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
+    """Tell how a level lies to level 0, as far as its metadata do; of level 0 what the caller says."""
     try:
         axes, scales, translations = level_transforms(group)
-    except MetadataError as error:
+    except MetadataError:
         if key.level:
             raise
-        rank = array.ndim
-        return Grid(
-            key.uri, None, min(rank, 3), finest, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin, str(error),
-        )  # fmt: skip
+        return _plain_grid(key, finest)
     space = [number for number, axis in enumerate(axes) if axis.type == "space"]
     if space != list(range(array.ndim - len(space), array.ndim)):
         raise InvalidArgument(f"{key.uri}: axes of space must be the last ones (they are {space} of {array.ndim})")
@@ -223,19 +263,17 @@ def _grid(group: zarr.Group, array: zarr.Array, key: Key) -> Grid:
     here = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
     factors = (1.0,) * lead + tuple(_whole(scale / of_finest) for scale, _, of_finest, _ in here)
     shifts = (0.0,) * lead + tuple((begin - of_finest) / scale for _, begin, scale, of_finest in here)
-    return Grid(key.uri, names, len(space), finest, factors, shifts, *_coordinates(group, key))
+    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin)
 
 
-def _coordinates(group: zarr.Group, key: Key) -> tuple[_Lengths, _Lengths, str]:
-    """Return spacing and origin of level 0 in µm, by its metadata or else by the caller, and what is missing."""
-    try:
-        image = open_image(group)
-    except MetadataError as error:
-        if key.spacing is None:
-            return None, key.origin, str(error)
-        image = open_image(group, spacing=key.spacing)
-        return image.spacing[0], key.origin or image.origin[0], ""
-    return image.spacing[0], image.origin[0], ""
+def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
+    """Tell of an array without names of axes and coordinates what the caller says."""
+    rank, space = len(shape), min(len(shape), 3)
+    for name in ("spacing", "origin"):
+        given = getattr(key, name)
+        if given is not None and len(given) != space:
+            raise InvalidArgument(f"{name} has {len(given)} numbers, {key.uri} has {space} axes of space")
+    return Grid(key.uri, None, space, shape, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin)
 
 
 def _whole(value: float) -> float:

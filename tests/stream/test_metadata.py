@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -201,6 +202,67 @@ def test_a_generator_may_write_what_it_yields(tmp_path, pipeline):
     assert next(found).numpy()[:, 0, 0].tolist() == [1, 2, 3]
     popped.set()
     assert next(found).numpy()[:, 0, 0].tolist() == [10, 11, 12]
+
+
+def test_an_array_that_is_written_anew_while_it_is_being_opened(tmp_path, pipeline, monkeypatch):
+    """For an earlier sample, with metadata that are the old ones; or while the batch waits for memory."""
+    path, begun, go = tmp_path / "a", threading.Event(), threading.Event()
+    original = sources.open_info
+
+    def open_info(key, config):
+        info = original(key, config)
+        begun.set()
+        assert go.wait(20)
+        return info
+
+    monkeypatch.setattr(sources, "open_info", open_info)
+    rewritten(path, ROWS)
+    p = pipeline(batch_size=1, dtype="stored", device_buffer_bytes=2 * 512)
+    p.push(stream.Sample(path, BOX))
+    assert begun.wait(20)
+    rewritten(path, ROWS + np.uint16(7), chunks=(1, 4))
+    p.push(stream.Sample(path, BOX))
+    go.set()
+    held = [p.pop(), p.pop()]
+    assert all(np.array_equal(batch.numpy()[0], ROWS + 7) for batch in held)
+    p.push(stream.Sample(path, BOX))
+    p.flush()  # returns when the third batch waits for memory
+    rewritten(path, ROWS + np.uint16(9), chunks=(2, 2), compressors=zarr.codecs.ZstdCodec())
+    for batch in held:
+        batch.release()
+    assert np.array_equal(p.pop().numpy()[0], ROWS + 9)
+
+
+def test_an_array_that_is_made_while_it_is_looked_for(tmp_path, pipeline, monkeypatch):
+    """The sample that was pushed before it was there fails, the other one does not."""
+    path, begun, go = tmp_path / "a", threading.Event(), threading.Event()
+    original = sources.open_info
+
+    def open_info(key, config):
+        try:
+            return original(key, config)
+        finally:
+            begun.set()
+            assert go.wait(20)
+
+    monkeypatch.setattr(sources, "open_info", open_info)
+    p = pipeline(batch_size=1, dtype="stored")
+    p.push(stream.Sample(path, BOX))
+    assert begun.wait(20)
+    rewritten(path, ROWS)
+    p.push(stream.Sample(path, BOX))
+    wait_for(lambda: p._producer.sources.hits == 1)
+    go.set()
+    with pytest.raises(stream.NotFound):
+        p.pop()
+    assert np.array_equal(p.pop().numpy()[0], ROWS)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_paths_are_those_of_the_folder_in_which_they_were_pushed(tmp_path, pipeline, monkeypatch):
