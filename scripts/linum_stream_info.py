@@ -34,9 +34,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _tell(arguments: argparse.Namespace) -> None:
+    from linumpy.stream.arrays import Key, located, open_info
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
-    from linumpy.stream.sources import Key, located, open_info
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
     opened = [open_info(Key(located(str(one), os.getcwd()), arguments.level), config) for one in arguments.arrays]

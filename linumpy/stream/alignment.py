@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from linumpy.stream.config import Box, Part, Sample
+from linumpy.stream.arguments import Box
+from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument, RankMismatch
 
 #: Rounding errors of positions, in voxels.

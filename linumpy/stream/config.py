@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import enum
-import keyword
-import math
-import numbers
-import operator
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
+from linumpy.stream.arguments import (
+    Box,
+    box_of,
+    check_name,
+    choice,
+    dropped_axes,
+    integer,
+    put,
+    put_coordinates,
+    real_number,
+    sizes,
+    uri_text,
+)
 from linumpy.stream.augment import Augment
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
-Box = tuple[tuple[int, int], ...]
 #: Seeds, epochs and indexes are below it: Philox takes them as words of 64 bits.
 WORD = 2**64
-#: Coordinates are computed in double precision, which holds integers up to here.
-_FARTHEST = 2**52
 
 
 class Dtype(enum.IntEnum):
@@ -118,17 +123,17 @@ class Part:
     origin: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        check_name(self.name)
         if self.kind not in ("image", "labels"):
             raise InvalidArgument(f"kind must be image or labels (got {self.kind!r})")
-        _set(self, "level", integer("level", self.level, 0))
+        put(self, "level", integer("level", self.level, 0))
         if self.uri is not None:
-            _set(self, "uri", _uri(self.uri))
+            put(self, "uri", uri_text(self.uri))
         if self.shape is not None:
-            _set(self, "shape", sizes(self.shape))
+            put(self, "shape", sizes(self.shape))
         if self.dtype is not None:
-            _set(self, "dtype", Dtype.coerce(self.dtype))
-        _set_coordinates(self)
+            put(self, "dtype", Dtype.coerce(self.dtype))
+        put_coordinates(self)
         if self.uri is None and (self.spacing or self.origin):
             raise InvalidArgument(
                 f"part {self.name!r} is of the sample's own array, whose spacing and origin are parameters of Config"
@@ -170,16 +175,16 @@ class Sample:
     dropped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _set(self, "uri", _uri(self.uri))
-        box, single = _aabb(self.aabb)
-        _set(self, "aabb", box)
-        _set(self, "dropped", _dropped(self.dropped, single, box))
-        _set(self, "level", integer("level", self.level, 0))
-        _set(self, "parts", _parts(self.parts))
-        _check_name(self.name)
+        put(self, "uri", uri_text(self.uri))
+        box, single = box_of(self.aabb)
+        put(self, "aabb", box)
+        put(self, "dropped", dropped_axes(self.dropped, single, box))
+        put(self, "level", integer("level", self.level, 0))
+        put(self, "parts", _parts(self.parts))
+        check_name(self.name)
         for name in ("index", "epoch"):
             if getattr(self, name) is not None:
-                _set(self, name, integer(name, getattr(self, name), 0, WORD))
+                put(self, name, integer(name, getattr(self, name), 0, WORD))
         names = [self.name, *(part.name for part in self.parts)]
         if len(set(names)) < len(names):
             raise InvalidArgument(f"parts of a sample must have different names (got {', '.join(names)})")
@@ -288,16 +293,16 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            _set(self, name, integer(name, getattr(self, name), least, WORD))
-        _set(self, "dtype", Dtype.coerce(self.dtype))
+            put(self, name, integer(name, getattr(self, name), least, WORD))
+        put(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
-            _set(self, "device", integer("device", self.device, 0))
-        _choice("pad", self.pad, (None, *PADS))
-        _choice("on_error", self.on_error, ("raise", "skip"))
-        _set(self, "pad_value", _number("pad_value", self.pad_value))
+            put(self, "device", integer("device", self.device, 0))
+        choice("pad", self.pad, (None, *PADS))
+        choice("on_error", self.on_error, ("raise", "skip"))
+        put(self, "pad_value", real_number("pad_value", self.pad_value))
         if self.rank >= self.world_size:
             raise InvalidArgument(f"rank must be < world_size (got {self.rank} of {self.world_size})")
-        _set_coordinates(self)
+        put_coordinates(self)
         if self.augment is not None and not isinstance(self.augment, Augment):
             raise ArgumentTypeError(f"augment must be an Augment or None (got {type(self.augment).__name__})")
         if self.augment is not None and self.pad is None:
@@ -329,73 +334,9 @@ _LEAST = {
 assert set(_LEAST) <= {one.name for one in fields(Config)}
 
 
-def _check_name(name: Any) -> None:
-    """Refuse what cannot be a field of a named tuple."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise InvalidArgument(f"name of a part must be an identifier without a leading underscore (got {name!r})")
-
-
 @lru_cache(maxsize=1024)
 def _own_part(name: str, level: int) -> Part:
     return Part(name, None, "image", level)
-
-
-def _set(record: Any, name: str, value: Any) -> None:
-    object.__setattr__(record, name, value)
-
-
-def integer(name: str, value: Any, least: int, end: int | None = None) -> int:
-    """Return an integer from `least` to below `end`, or raise an error that names the parameter."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise ArgumentTypeError(f"{name} must be an int (got {type(value).__name__})")
-    number = operator.index(value)
-    if number < least:
-        raise InvalidArgument(f"{name} must be >= {least} (got {number})")
-    if end is not None and number >= end:
-        raise InvalidArgument(f"{name} must be < {end} (got {number})")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(f"{name} must be a number (got {type(value).__name__})")
-    return float(value)
-
-
-def _choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    if not (value is None or isinstance(value, str)) or value not in choices:
-        raise InvalidArgument(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
-
-
-def _set_coordinates(record: Any) -> None:
-    """Check `spacing` and `origin` of a record."""
-    for name in ("spacing", "origin"):
-        if getattr(record, name) is not None:
-            _set(record, name, _lengths(name, getattr(record, name)))
-    if record.spacing and not all(value > 0 for value in record.spacing):
-        raise InvalidArgument(f"spacing must be positive numbers of µm (got {record.spacing})")
-    if record.spacing and record.origin and len(record.spacing) != len(record.origin):
-        raise InvalidArgument(f"spacing={record.spacing} and origin={record.origin} are of different numbers of axes")
-
-
-def _lengths(name: str, values: Any) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
-    found = tuple(_number(name, value) for value in values)
-    if not found or not all(map(math.isfinite, found)):
-        kind = "positive" if name == "spacing" else "finite"
-        raise InvalidArgument(f"{name} must be {kind} numbers of µm (got {found})")
-    return found
-
-
-def sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a crop, or raise an error that says what is wrong with it."""
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise ArgumentTypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
-    found = tuple(integer("shape", n, 1) for n in shape)
-    if not found:
-        raise InvalidArgument("shape must hold a number of voxels for each axis (got none)")
-    return found
 
 
 def _parts(parts: Any) -> tuple[Part, ...]:
@@ -406,59 +347,3 @@ def _parts(parts: Any) -> tuple[Part, ...]:
         if not isinstance(part, Part):
             raise ArgumentTypeError(f"parts must be a sequence of Parts (got one of {type(part).__name__})")
     return found
-
-
-def _uri(uri: Any) -> str:
-    if not isinstance(uri, (str, os.PathLike)):
-        raise ArgumentTypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
-    if not (text := os.fsdecode(uri)):
-        raise InvalidArgument("uri must be a path or a URL (got an empty string)")
-    return text
-
-
-def _aabb(value: Any) -> tuple[Box, tuple[int, ...]]:
-    """Return the box that a caller gives, and the axes that are given as an int."""
-    if isinstance(value, slice):
-        value = (value,)
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
-        raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {value!r})")
-    single = tuple(axis for axis, one in enumerate(value) if _is_int(one))
-    return tuple(_extent(axis, one) for axis, one in enumerate(value)), single
-
-
-def _dropped(given: Any, single: tuple[int, ...], box: Box) -> tuple[int, ...]:
-    axes = tuple(sorted({*(integer("dropped", axis, 0, len(box)) for axis in given), *single}))
-    for axis in axes:
-        if box[axis][1] - box[axis][0] != 1:
-            raise InvalidArgument(f"dropped: axis {axis} of aabb has more than one voxel: {box[axis]}")
-    return axes
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _extent(axis: int, value: Any) -> tuple[int, int]:
-    where = f"aabb axis {axis}"
-    if isinstance(value, slice):
-        if value.stop is None:
-            raise InvalidArgument(f"{where}: {value} is open; give a stop")
-        if value.step not in (None, 1):
-            raise InvalidArgument(f"{where}: {value} has a step; crops are contiguous")
-        value = (0 if value.start is None else value.start, value.stop)
-    if _is_int(value):
-        value = (int(value), int(value) + 1)
-    if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-        raise ArgumentTypeError(f"{where}: expected slice, (start, stop) tuple or int; got {type(value).__name__}")
-    first, last = value
-    if isinstance(first, (bool, np.bool_)) or isinstance(last, (bool, np.bool_)):
-        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}")
-    try:
-        start, stop = operator.index(first), operator.index(last)
-    except TypeError:
-        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}") from None
-    if stop <= start:
-        raise InvalidArgument(f"{where}: start must be < stop; got ({start}, {stop})")
-    if start < -_FARTHEST or stop > _FARTHEST:
-        raise InvalidArgument(f"{where}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
-    return start, stop

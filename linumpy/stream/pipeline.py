@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from linumpy.device import resolve
+from linumpy.stream.arguments import integer
 from linumpy.stream.batch import Batch, Batches, Tensor
-from linumpy.stream.config import WORD, Config, Sample, integer
+from linumpy.stream.config import WORD, Config, Sample
 from linumpy.stream.errors import (
     ArgumentTypeError,
     InvalidArgument,

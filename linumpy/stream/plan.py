@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.stream.alignment import Cut, Grid, cut
+from linumpy.stream.arguments import Box
 from linumpy.stream.augment import NEUTRAL, Intensity, Warp, blur_sigma, draw_warp, grid_map, reach, read_bounds
-from linumpy.stream.config import Box, Config, Dtype, Part, Sample
+from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 
 ALIGNED = 512

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from linumpy.stream.config import WORD, Config, Sample, integer
+from linumpy.stream.arguments import integer
+from linumpy.stream.config import WORD, Config, Sample
 from linumpy.stream.feed import Epochs
 from linumpy.stream.pipeline import Pipeline
 

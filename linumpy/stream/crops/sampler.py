@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 
 from linumpy.io.source import open_source
+from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.arrays import fixed
 from linumpy.stream.augment import CROP_STREAM, generator
-from linumpy.stream.config import WORD, Part, Sample, integer, sizes
+from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.sources import fixed
 
 
 @dataclass(frozen=True)

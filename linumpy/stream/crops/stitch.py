@@ -17,9 +17,10 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.io.source import open_source
-from linumpy.stream.config import Part, Sample, integer, sizes
+from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.arrays import fixed
+from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.sources import fixed
 
 Window = Literal["linear", "gaussian", "flat"]
 
