@@ -40,6 +40,8 @@ class Grid:
         Of level 0 in µm along the axes of space: distance of voxels, and where the first one lies.
     missing : str
         What the metadata lack, where `spacing` or `origin` is None.
+    lead : tuple
+        Scale, translation and unit of each axis that is not of space, where the metadata name axes.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Grid:
     spacing: tuple[float, ...] | None = None
     origin: tuple[float, ...] | None = None
     missing: str = "it has no OME-Zarr metadata"
+    lead: tuple[tuple[float, float, str | None], ...] = ()
 
     @property
     def rank(self) -> int:
@@ -66,7 +69,9 @@ class Grid:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.axes, self.finest, self.factors, self.shifts, self.spacing, self.origin))
+        return hash(
+            (self.name, self.axes, self.finest, self.factors, self.shifts, self.spacing, self.origin, self.lead)
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -142,7 +147,7 @@ def cut(sample: Sample, part: Part, image: Grid, grid: Grid) -> Cut:
         size, begin = given or 1, 0.0
         if axis.of_sample is not None:
             start, stop = sample.aabb[axis.of_sample]
-            size = given or (1 if is_single else max(1, math.floor((stop - start) * axis.scale + 0.5)))
+            size = given or (1 if is_single else max(1, math.floor((stop - start) * axis.scale + 0.5 + _SLACK)))
             begin = (start + stop - 1) / 2 * axis.scale + axis.shift - (size - 1) / 2
         nearest = math.floor(begin + 0.5 + _SLACK)
         box.append((nearest, nearest + size))
@@ -232,7 +237,15 @@ def _partner(
         return None
     if name == "c" and entries == 1:
         return None
-    return of_image.index(name)
+    partner = of_image.index(name)
+    if number < grid.rank - grid.space and entries != image.finest[partner]:
+        alike = name == "t" and grid.lead and image.lead and grid.lead[number] == image.lead[partner]
+        if not alike:
+            raise InvalidArgument(
+                f"part {part!r}: axis {name!r} has {entries} entries in {grid.name} and {image.finest[partner]} in "
+                f"{image.name}, and nothing tells which of them belong together"
+            )
+    return partner
 
 
 def _check_shape(image: Grid, grid: Grid, pairs: list[int | None], part: str) -> None:

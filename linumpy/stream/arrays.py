@@ -140,7 +140,8 @@ def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Ke
     here = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
     factors = (1.0,) * lead + tuple(_whole(scale / of_finest) for scale, _, of_finest, _ in here)
     shifts = (0.0,) * lead + tuple((begin - of_finest) / scale for _, begin, scale, of_finest in here)
-    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin)
+    other = tuple(zip(scales[key.level], translations[key.level], (axis.unit for axis in axes), strict=True))[:lead]
+    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin, lead=other)
 
 
 def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:

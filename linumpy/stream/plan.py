@@ -294,8 +294,9 @@ def _plan_crop(
         return CropRead(row, info, box, _whole(shape.shape), None, is_whole=True)
     if any(reaches_out) and config.pad is None:
         axis = reaches_out.index(True)
+        which = "aabb" if crop.first is None else f"part {part.name!r}"
         raise InvalidArgument(
-            f"aabb axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
+            f"{which} axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
             "pass Config(pad=…) to allow that"
         )
     if warp is None and config.pad == "constant":

@@ -152,7 +152,8 @@ class Producer:
     @property
     def in_flight(self) -> int:
         """Batches that are read or are being submitted; read while holding :attr:`changed`."""
-        return len(self.ready) + self._coming + (self.taken is not None and self.taken not in self.ready)
+        is_taken = self.taken is not None and all(one is not self.taken for one in self.ready)
+        return len(self.ready) + self._coming + is_taken
 
     @property
     def has_samples(self) -> bool | None:

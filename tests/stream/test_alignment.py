@@ -203,6 +203,37 @@ def test_axes_meet_by_their_names(tmp_path):
         shown(config(), stream.Sample(zyx, crop[1:], parts=(stream.Part("channels", image),)))
 
 
+def test_times_and_channels_that_do_not_fit(tmp_path):
+    """Other numbers of them belong together only where the metadata say that times are the same."""
+    values = np.random.default_rng(0).integers(0, 99, (6, 4, 4)).astype("u1")
+
+    def image(name, count, axes, step):
+        path = write_omezarr(tmp_path / name, values[:count], (1, 1), axes=axes)
+        document = json.loads((path / "zarr.json").read_text())
+        (dataset,) = document["attributes"]["ome"]["multiscales"][0]["datasets"]
+        dataset["coordinateTransformations"][0]["scale"][0] = step
+        (path / "zarr.json").write_text(json.dumps(document))
+        return path
+
+    movie = image("movie", 6, "tyx", 30.0)
+    crop = np.s_[2:4, 0:4, 0:4]
+    for name, count, step, message in (
+        ("beginning", 5, 30.0, None), ("every second", 3, 60.0, "axis 't' has 3 entries in .* and 6 in"),
+        ("of another clock", 6, 1.0, None),
+    ):  # fmt: skip
+        sample = stream.Sample(movie, crop, parts=(stream.Part("p", image(name, count, "tyx", step), kind="labels"),))
+        if message is None:
+            assert np.array_equal(shown(config(), sample)["p"], values[crop])
+        else:
+            with pytest.raises(stream.InvalidArgument, match=message):
+                shown(config(), sample)
+    channels = stream.Sample(
+        image("six", 6, "cyx", 1.0), crop, parts=(stream.Part("p", image("two", 2, "cyx", 1.0), kind="labels"),)
+    )
+    with pytest.raises(stream.InvalidArgument, match="axis 'c' has 2 entries"):
+        shown(config(), channels)
+
+
 def renamed_axes(path, names):
     document = json.loads((path / "zarr.json").read_text())
     for axis, name in zip(document["attributes"]["ome"]["multiscales"][0]["axes"], names, strict=True):
