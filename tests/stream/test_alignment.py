@@ -266,3 +266,37 @@ def test_an_axis_with_an_int_is_dropped_from_all_parts(tmp_path):
         assert np.array_equal(found["image"], values[5, 2:6, 3:8])
         assert np.array_equal(found["fine"], values[5, 2:6, 3:8])
         assert np.array_equal(found["thick"], values[4:7, 2:6, 3:8])
+
+
+def test_from_files_to_training_with_labels_of_half_the_resolution(tmp_path, pipeline):
+    """A sampler, labels that were made at 20 µm and cut out of the brain, a context, augmentation; two epochs."""
+    image = image_of(tmp_path / "i.ome.zarr", (32, 48, 48), (10, 10, 10), (0, 0, 0), 2, levels=3)
+    whole = coordinates((16, 24, 24), (20, 20, 20), (5, 5, 5), 2)
+    labels = write_omezarr(
+        tmp_path / "l.ome.zarr", whole[:, :, 2:-2].astype("u2"), (20, 20, 20), origin=(5, 5, 45), levels=2
+    )
+    parts = (stream.Part("labels", labels, kind="labels"), stream.Part("context", level=1, shape=(4, 8, 8)))
+    sampler = stream.CropSampler([stream.Volume(image, parts=parts)], (8, 12, 12), length=12, seed=1)
+    for augment in (None, stream.Augment(flip="zyx"), stream.Augment(rotation=180, scale=(0.8, 1.0))):
+        p = pipeline(batch_size=4, augment=augment, pad="edge")
+        seen, inside = set(), 0
+        for epoch in range(2):
+            p.push(sampler)
+            for batch in p.batches():
+                with batch as crops:
+                    found = crops.image.numpy(), crops.labels.numpy().astype("f8"), crops.context.numpy()
+                assert [one.shape[1:] for one in found] == [(8, 12, 12), (4, 6, 6), (4, 8, 8)]
+                for sample, values, marks, around in zip(batch.samples, *found, strict=True):
+                    assert sample.epoch == sampler.epoch - 1
+                    start, stop = sample.aabb[2]
+                    seen.add((epoch, sample.aabb))
+                    if not 10 <= start <= stop <= 38:  # all that is shown lies in the labels, turned or not
+                        continue
+                    inside += 1
+                    centre = 5.0 * (start + stop - 1)
+                    assert abs(values.mean() - centre) < 1e-3
+                    # Of labels whole voxels are shown, which half-way fall to one side.
+                    assert abs(marks.mean() - centre) <= 10
+                    assert abs(around.mean() - centre) <= (1e-3 if augment else 10)
+        assert len(seen) > 20
+        assert inside >= 5
