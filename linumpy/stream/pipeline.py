@@ -179,7 +179,8 @@ class Pipeline:
         for item in items:
             for _, ticket in item.tickets:
                 ticket.exception()
-        self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
+        with producer.changed:
+            self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Iterate over `n` batches, or over all; ends early where all samples are served, with a partial batch."""
@@ -192,6 +193,9 @@ class Pipeline:
         Waits until it is known whether an iterable has another sample. The last samples, where they are too few for a
         batch, stay pending until :meth:`flush`; without it :meth:`pop` raises :class:`TryAgain`.
         """
+        if self._closed:
+            return False
+        self._check_open()
         producer = self._producer
         with producer.changed:
             while (found := producer.has_samples) is None and not self._closed and not producer.is_own_thread:
@@ -201,6 +205,9 @@ class Pipeline:
     @property
     def in_flight(self) -> int:
         """Batches that were submitted and not yet popped."""
+        if self._closed:
+            return 0
+        self._check_open()
         with self._producer.changed:
             return self._producer.in_flight
 
@@ -221,9 +228,10 @@ class Pipeline:
     def stats_reset(self) -> None:
         """Set all counters to zero."""
         self._check_open()
-        self._wait_io, self._wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
-        self._flush_wait, self._producer.planning = Metric("flush_wait"), Metric("plan")
-        self._at_reset = self._counters()
+        with self._producer.changed:
+            self._wait_io, self._wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
+            self._flush_wait, self._producer.planning = Metric("flush_wait"), Metric("plan")
+            self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a new pipeline needs to go on behind the last batch that was popped.
@@ -352,9 +360,11 @@ class Pipeline:
             made = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
             raise made from made.__cause__
         self._end(item)
-        self._wait_io = self._wait_io.plus(self._waited + read - begin)
+        end = time.perf_counter()
+        with self._producer.changed:
+            self._wait_io = self._wait_io.plus(self._waited + read - begin)
+            self._wait_compute = self._wait_compute.plus(end - read)
         self._waited = 0.0
-        self._wait_compute = self._wait_compute.plus(time.perf_counter() - read)
         return batch
 
     def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:

@@ -357,7 +357,8 @@ class Producer:
             item.samples.append(pulled.sample)
         self._divide(reads)
         nbytes = sum(read.read_nbytes for read in reads)
-        self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
+        with self.changed:
+            self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
         return reads
 
     def _opened(

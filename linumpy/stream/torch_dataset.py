@@ -8,6 +8,7 @@ from typing import Any
 
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import WORD, Config, Sample
+from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.feed import Epochs
 from linumpy.stream.pipeline import Pipeline
 
@@ -83,6 +84,8 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
             """Let the next iteration go on from a state."""
+            if not isinstance(state, Mapping) or "epoch" not in state:
+                raise InvalidArgument(f"state must be what state_dict() returned (got {state!r})")
             self._state = state
 
     return StreamDataset()

@@ -381,7 +381,8 @@ def test_calls_in_a_fork_raise(volume, pipeline):
     if child == 0:  # no assertion here: pytest would go on in the child
         told = 0
         try:
-            for use in (p.pop, p.flush, lambda: next(p.batches()), lambda: p.push([])):
+            calls = (p.pop, p.flush, lambda: next(p.batches()), lambda: p.push([]))
+            for use in (*calls, lambda: p.pending, lambda: p.in_flight, lambda: p.stats, p.stats_reset, p.state_dict):
                 try:
                     use()
                 except stream.ShutdownError as error:
@@ -393,7 +394,7 @@ def test_calls_in_a_fork_raise(volume, pipeline):
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as said:
-        assert said.read() == bytes([5])
+        assert said.read() == bytes([10])
     os.waitpid(child, 0)
     assert starts(p.pop()) == [2, 3]
 

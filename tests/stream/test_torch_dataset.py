@@ -76,6 +76,9 @@ def test_the_dataset_resumes_from_a_state(stub, crops):
     state = dataset.state_dict()
     running.close()
     later = stream.torch_dataset(config(), samples)
+    for wrong in (None, {}, [1]):
+        with pytest.raises(stream.InvalidArgument, match="state must be what"):
+            later.load_state_dict(wrong)
     later.load_state_dict(state)
     assert np.array_equal(np.concatenate([one.copy() for one in later]), expected[4:])
 
