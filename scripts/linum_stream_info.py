@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from linumpy import cli
@@ -39,7 +39,8 @@ def _tell(arguments: argparse.Namespace) -> None:
     from linumpy.stream.crops.survey import amplification, table
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
-    opened = [open_info(Key(located(str(one), os.getcwd()), arguments.level), config) for one in arguments.arrays]
+    keys = [Key(located(str(one), os.getcwd()), arguments.level) for one in arguments.arrays]
+    opened = [replace(open_info(key, config), name=str(one)) for key, one in zip(keys, arguments.arrays, strict=True)]
     rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
     print(table(rows))
     if arguments.json is not None:

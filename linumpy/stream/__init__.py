@@ -24,7 +24,8 @@ from linumpy.stream.errors import (
     StreamError,
     TryAgain,
 )
-from linumpy.stream.pipeline import Pipeline, set_log_level
+from linumpy.stream.logs import set_log_level
+from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.stats import Metric, Stats
 from linumpy.stream.torch_dataset import torch_dataset
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -31,37 +30,6 @@ from linumpy.stream.stats import Metric, Stats
 #: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
 _STATE_VERSION = 2
-#: Of TRACE, DEBUG, INFO, WARN, ERROR and FATAL, in the order of their numbers.
-_LOG_LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-
-
-def set_log_level(level: int | str) -> None:
-    """Set the level from which on the package logs.
-
-    Parameters
-    ----------
-    level : int or str
-        0 to 5 for TRACE, DEBUG, INFO, WARN, ERROR, FATAL, or their names; and levels of :mod:`logging`, from 10 on.
-
-    Raises
-    ------
-    InvalidArgument
-        Another number or name.
-    """
-    number: Any = level
-    if isinstance(level, str):
-        number = {"TRACE": _LOG_LEVELS[0], **logging.getLevelNamesMapping()}.get(level.upper())
-    elif isinstance(level, bool) or not isinstance(level, int):
-        number = None
-    elif 0 <= level < len(_LOG_LEVELS):
-        number = _LOG_LEVELS[level]
-    elif level < logging.DEBUG:
-        number = None
-    if not number:
-        raise InvalidArgument(
-            f"level must be 0 (TRACE) to 5 (FATAL), a level of logging, or the name of one (got {level!r})"
-        )
-    logging.getLogger("linumpy.stream").setLevel(number)
 
 
 class Pipeline:
