@@ -15,6 +15,12 @@ DEPTH = 3
 STAGED_SLAB = 64 * 2**20
 #: Host memory that slabs of encoded chunks pass through: it stays in the processor's cache.
 STAGED_ENCODED = 96 * 2**20
+#: Host memory that slabs of raw chunks pass through: three of them.
+STAGED_RAW = DEPTH * STAGED_SLAB + 2**22
+#: Slabs that the host decodes at the same time: one of long chunks has few of them, and so keeps few threads busy.
+DECODE_AHEAD = 6
+#: Host memory for chunks larger than a slab that the host decodes at the same time; one of them may take more.
+LARGE_NBYTES = 2**30
 #: Open files of a slab; more gain nothing.
 MAX_FILES = 1024
 #: Bytes of the words of a box, of three axes, with a part of a header.

@@ -12,7 +12,16 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.loop.cache import ChunkCache
-from linumpy.gpu.loop.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, STAGED_ENCODED, Limits
+from linumpy.gpu.loop.limits import (
+    DECODE_AHEAD,
+    DEPTH,
+    MAX_FILES,
+    ROW_NBYTES,
+    SLAB_ALIGN,
+    STAGED_ENCODED,
+    STAGED_RAW,
+    Limits,
+)
 from linumpy.gpu.loop.locate import Found
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.staging.device import Placed, TablePlan
@@ -63,6 +72,8 @@ class Work:
         Of chunks that are on the device already, part by part.
     slots : list of numpy.ndarray
         Places in the cache for the chunks of each part, -1 for none; empty without a cache.
+    buffer : numpy.ndarray or None
+        Host memory that a chunk larger than a slab is decoded into.
     """
 
     kind: str
@@ -77,6 +88,12 @@ class Work:
     file_of_read: np.ndarray | None = None
     addresses: list[np.ndarray] = field(default_factory=list)
     slots: list[np.ndarray] = field(default_factory=list)
+    buffer: np.ndarray | None = None
+
+    @property
+    def by_host(self) -> bool:
+        """Whether the host decodes it."""
+        return self.kind in ("host", "large")
 
     @property
     def timed(self) -> bool:
@@ -159,10 +176,20 @@ class Cutter:
 
     @property
     def host_nbytes(self) -> int:
-        """Host memory for slabs: of raw chunks all at once, of encoded ones what is enough to keep the device busy."""
+        """Host memory for slabs: what keeps those who copy raw chunks, the device, and the decoding threads busy."""
         raw = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is None)
         encoded = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is not None)
-        return raw + min(encoded, STAGED_ENCODED)
+        by_host = max(map(self._decoded_ahead, self._parts), default=0)
+        return max(min(raw + min(encoded, STAGED_ENCODED), STAGED_RAW), min(encoded, by_host))
+
+    def _decoded_ahead(self, part: Part) -> int:
+        """Bytes that the host decodes at the same time."""
+        kind, chunk_nbytes = kind_of(part), part.layout.chunk_nbytes
+        way = None if kind is None else self.ways.get(kind)
+        if way is None or way.slot is not None or buffer_nbytes(chunk_nbytes) > self._limits.slab_nbytes:
+            return 0
+        work = host_step(chunk_nbytes, len(part.wanted), self._limits) * (buffer_nbytes(chunk_nbytes) + ROW_NBYTES)
+        return DECODE_AHEAD * (work + 2**16)
 
     def _host_nbytes(self, part: Part) -> int:
         raw = part.layout.chain is None
@@ -290,6 +317,16 @@ def encoded_limits(way: DecodeWay) -> SlabLimits:
     )
 
 
+def host_step(chunk_nbytes: int, chunks: int, limits: Limits) -> int:
+    """Choose how many chunks the host decodes as one work.
+
+    Few, so that the first ones are scattered while the threads decode the others; but of many chunks some for each
+    thread, since a task costs as much Python as a chunk.
+    """
+    rounds = max(1, min(_ROUNDS, chunks // (2 * limits.threads)))
+    return max(1, min(limits.slab_nbytes // buffer_nbytes(chunk_nbytes), rounds * limits.threads, limits.pieces))
+
+
 def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
     """Cut spans whose chunks the host decodes."""
     each = buffer_nbytes(part.layout.chunk_nbytes)
@@ -297,10 +334,7 @@ def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
         for span in spans.tolist():
             yield Work("large", [(part, np.array([span]))])
         return
-    # Few chunks at a time, so that the first ones are scattered while the threads decode the others; but of many
-    # chunks some for each thread, since a task costs as much Python as a chunk.
-    rounds = max(1, min(_ROUNDS, len(spans) // (2 * limits.threads)))
-    step = max(1, min(limits.slab_nbytes // each, rounds * limits.threads, limits.pieces))
+    step = host_step(part.layout.chunk_nbytes, len(spans), limits)
     for first in range(0, len(spans), step):
         yield Work("host", [(part, spans[first : first + step])])
 

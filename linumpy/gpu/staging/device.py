@@ -19,7 +19,7 @@ from linumpy.gpu.staging.tables import Placed, TablePlan, Tables
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
 from linumpy.plan.decode.workspace import Workspace, decode_words, decoded_room, words_room
-from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes
+from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes, staged_nbytes
 from linumpy.plan.read.slabs import Slab
 
 #: Slabs that are decoded on the device at the same time, each on a stream of its own.
@@ -78,7 +78,7 @@ class DeviceStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""
         if host_nbytes > self._host_ring.nbytes < self.host_nbytes and self._host_ring.oldest() is None:
-            self._new_host_ring(ring_nbytes(host_nbytes, self.host_nbytes))
+            self._new_host_ring(staged_nbytes(host_nbytes, self.host_nbytes))
         if device_nbytes > self._device_ring.nbytes < self.scratch_bytes:
             self._new_device_ring(ring_nbytes(device_nbytes, self.scratch_bytes))
 

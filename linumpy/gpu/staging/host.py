@@ -9,7 +9,7 @@ import numpy as np
 
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.gpu.staging.tables import Placed, TablePlan, Tables
-from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes
+from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes, staged_nbytes
 from linumpy.plan.read.scatter import ScatterTable
 
 
@@ -36,7 +36,7 @@ class HostStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limit allows."""
         if host_nbytes > self._ring.nbytes < self.host_nbytes and self._ring.oldest() is None:
-            self._host = np.empty(ring_nbytes(host_nbytes, self.host_nbytes), np.uint8)
+            self._host = np.empty(staged_nbytes(host_nbytes, self.host_nbytes), np.uint8)
             self._ring = Ring(self._host.nbytes)
 
     def take_host(self, nbytes: int) -> Range | None:

@@ -156,7 +156,9 @@ def plan_workspace(
     orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
     cells = order = groups = end
     if group_nbytes:
-        cells = take(_CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK))  # a block begins in the group and may end behind it
+        cells = take(
+            _CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK)
+        )  # a block begins in the group and may end behind it
         order = take(_LISTED_NBYTES * block_capacity)
         groups = take(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
     unordered = take(decoded_nbytes)
