@@ -42,7 +42,9 @@ class Part:
         self._first_of_ticket = _first_of_each(self.tickets)
         regions = Regions.joined([request.regions for request in requests])
         self._boxes = boxes = _boxes_of(requests, regions)
-        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=self.by_chunk)
+        # An encoded chunk is decoded once, in however many boxes it is scattered.
+        whole = self.by_chunk or self.layout.chain is not None
+        self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=whole)
         self._geometry = geometry(self.layout, boxes, regions.strides)
         if whole_chunks and self.by_chunk and self.layout.chain is None:
             none, size = np.zeros(len(self.wanted), np.int64), self.layout.chunk_nbytes
