@@ -229,6 +229,8 @@ class Carrier:
         return True
 
     def _place(self, work: Work) -> None:
+        if not self._may_place(work):
+            return
         timed, decoded_nbytes = work.timed or self.clock is not None, 0
         if work.kind == "device":
             assert work.slab is not None
@@ -253,6 +255,21 @@ class Carrier:
             self.decoding.append(work)
         else:
             self._finish(work, stored=work.kind != "fill")
+
+    def _may_place(self, work: Work) -> bool:
+        """Say whether there is memory for a chunk that does not fit the scratch; if not, the host decodes it."""
+        slot = None if work.way is None else work.way.slot
+        if slot is None or slot.nbytes <= self.limits.scratch_bytes:
+            return True
+        try:
+            self.staging.hold(slot.nbytes + work.plan.nbytes if work.plan else slot.nbytes)
+        except MemoryError:  # others have taken it since
+            self.staging.await_copied(work.taken)
+            self._drop_slots(work)
+            for part, spans in work.rows:
+                self.again.extend(host_works(part, spans, self.limits))
+            return False
+        return True
 
     @staticmethod
     def _note_placed(work: Work) -> None:

@@ -49,6 +49,8 @@ class Limits:
         Whether there is a device.
     slot_nbytes : int or None
         Device memory of a slab of encoded chunks at most; None for a third of the scratch.
+    may_exceed : bool
+        Whether a chunk that does not fit the scratch gets more, one at a time, rather than the host.
     """
 
     scratch_bytes: int
@@ -58,6 +60,7 @@ class Limits:
     decode_on: str | None
     on_device: bool
     slot_nbytes: int | None = None
+    may_exceed: bool = False
 
     @property
     def longest(self) -> int:
@@ -80,10 +83,14 @@ class Limits:
         return None if not raw and chunk_nbytes <= self.slab_nbytes else self.longest
 
 
-def limits_for(scratch_bytes: int, *, on_device: bool, decode_on: str | None, slab_nbytes: int | None) -> Limits:
+def limits_for(
+    scratch_bytes: int, *, on_device: bool, decode_on: str | None, slab_nbytes: int | None, may_exceed: bool = False
+) -> Limits:
     """Size slabs: three at a time fit the scratch, with their tables."""
     room = scratch_bytes // DEPTH
     slab = min(slab_nbytes or STAGED_SLAB, room * 3 // 4 // 4096 * 4096)
     pieces = max(1, min(MAX_PIECES, (room - slab) // ROW_NBYTES))
     threads = max(1, min(16, len(os.sched_getaffinity(0))))
-    return Limits(scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes)
+    return Limits(
+        scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes, may_exceed
+    )

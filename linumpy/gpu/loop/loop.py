@@ -240,6 +240,7 @@ class Loop:
             if not self._changed.wait(_PAUSE if self._held else None):
                 self._shares.close()
                 self._under_way.engines.rest()
+                self._under_way.staging.rest()
                 self._held = False
             return True
 
@@ -295,7 +296,8 @@ class Loop:
             self._wave = [part for part in self._wave if not part.is_over] + parts
             ready = {id(request.ready): request.ready for request in requests if request.ready is not None}
             carrier.staging.order_behind(list(ready.values()))
-            cutter = Cutter(parts, self.limits, carrier.chunks_in_flight, carrier.cache)
+            spare = carrier.staging.spare_nbytes
+            cutter = Cutter(parts, self.limits, carrier.chunks_in_flight, carrier.cache, spare)
             carrier.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
         except Exception as error:
             self._wave = [part for part in self._wave if part not in parts]

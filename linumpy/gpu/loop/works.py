@@ -6,7 +6,7 @@ In: the parts of a wave. Out: :class:`Work` records, a batch of stored objects a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from linumpy.gpu.loop.locate import Found
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.staging.device import Placed, TablePlan
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.placement import DecodeWay, choose_way
+from linumpy.plan.decode.placement import DecodeWay, choose_way, may_be_grouped
 from linumpy.plan.decode.workspace import decoded_room
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
@@ -140,16 +140,26 @@ class Cutter:
         Says how many chunks of a kind are being decoded.
     cache : ChunkCache or None
         Chunks that are on the device already.
+    spare_nbytes : callable, optional
+        Says how much device memory there is beyond the scratch, for chunks that do not fit it.
     """
 
     def __init__(
-        self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int], cache: ChunkCache | None = None
+        self,
+        parts: list[Part],
+        limits: Limits,
+        in_flight: Callable[[Kind], int],
+        cache: ChunkCache | None = None,
+        spare_nbytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._parts, self._limits, self._cache = parts, limits, cache
         self._span_base = np.cumsum([0, *(len(part.wanted) for part in parts)])
         self._object_base = np.cumsum([0, *(len(part.wanted.objects) for part in parts)])
         self._rest: dict[Kind | None, Spans] = {}
         self.ways = self._choose_ways(in_flight)
+        for kind, way in self.ways.items():
+            if way.slot is None and limits.may_exceed and may_be_grouped(*kind):
+                self.ways[kind] = long_way(way, kind, limits, spare_nbytes())
 
     def _choose_ways(self, in_flight: Callable[[Kind], int]) -> dict[Kind, DecodeWay]:
         chunks: dict[Kind, int] = {}
@@ -306,6 +316,22 @@ def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> D
         margin=256,
         decode_on=limits.decode_on,
     )
+
+
+def long_way(way: DecodeWay, kind: Kind, limits: Limits, spare_nbytes: int) -> DecodeWay:
+    """Choose where to decode chunks that do not fit the scratch: one at a time in half of the spare memory, or `way`."""
+    if limits.decode_on == "host" or way_of(kind, 1, replace(limits, decode_on="device")).slot is not None:
+        return way
+    long = choose_way(
+        *kind,
+        chunks=1,
+        room=spare_nbytes // 2,
+        cores=limits.threads,
+        table_nbytes=8,
+        margin=256,
+        decode_on="device",
+    )
+    return way if long.slot is None else long
 
 
 def encoded_limits(way: DecodeWay) -> SlabLimits:

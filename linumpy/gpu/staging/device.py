@@ -67,6 +67,21 @@ class DeviceStaging:
         """All streams."""
         return self._copies, self._scatters, *self._decodes
 
+    def spare_nbytes(self) -> int:
+        """Device memory that could be held, that which is held included: the driver's and CuPy's own unused ones."""
+        pool = self._cupy.get_default_memory_pool()
+        free = int(pool.free_bytes()) + int(self._cupy.cuda.runtime.memGetInfo()[0])
+        limit = int(pool.get_limit())
+        return self.arena_nbytes + (min(free, limit - int(pool.used_bytes())) if limit else free)
+
+    def rest(self) -> None:
+        """Give memory beyond the limits back, which a single long chunk has taken."""
+        if self._device_ring.nbytes > self.scratch_bytes:
+            self._finish_device()
+            self._device, self._device_ring = None, Ring(0)
+        if self._host_ring.nbytes > self.host_nbytes and self._host_ring.oldest() is None:
+            self._host, self._host_ring = None, Ring(0)
+
     def order_behind(self, events: list[Any]) -> None:
         """Let all that is queued from now on wait for events of the callers' streams.
 
@@ -257,8 +272,7 @@ class DeviceStaging:
 
     def _take_device(self, nbytes: int) -> Range:
         """Give out device memory; what is queued from now on waits for those that had it before."""
-        if nbytes > self._device_ring.nbytes:
-            self._new_device_ring(max(ring_nbytes(nbytes, self.scratch_bytes), aligned(nbytes)))
+        self.hold(nbytes)
         while (taken := self._device_ring.take(nbytes)) is None:
             oldest = self._device_ring.oldest()
             assert oldest is not None, f"{nbytes} bytes of {self._device_ring.nbytes}"
@@ -266,6 +280,11 @@ class DeviceStaging:
                 self._copies.wait_event(oldest.event)
             oldest.free = True
         return taken
+
+    def hold(self, nbytes: int) -> None:
+        """Hold at least so much device memory, beyond the limit if need be; raises MemoryError where there is none."""
+        if nbytes > self._device_ring.nbytes:
+            self._new_device_ring(max(ring_nbytes(nbytes, self.scratch_bytes), aligned(nbytes)))
 
     def _address(self, taken: Range) -> int:
         return int(self._device.data.ptr) + taken.offset

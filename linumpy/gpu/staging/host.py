@@ -30,6 +30,13 @@ class HostStaging:
         self.scratch_bytes = self.host_nbytes = host_nbytes // ALIGN * ALIGN
         self._ring, self._host = Ring(0), np.empty(0, np.uint8)
 
+    def spare_nbytes(self) -> int:
+        """Say that there is no memory beyond the scratch: there is no device."""
+        return 0
+
+    def rest(self) -> None:
+        """Do nothing: memory is small."""
+
     def order_behind(self, events: list[Any]) -> None:
         """Do nothing: there are no streams."""
 

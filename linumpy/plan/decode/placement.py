@@ -131,10 +131,15 @@ def choose_way(
     return _by_host(host, f"{_streams_at_once(device, chunks)} streams at a time are too few for the device")
 
 
+def may_be_grouped(chain: DecodeChain, chunk_nbytes: int) -> bool:
+    """Say whether the blocks of a chunk can be carried out side by side: it is one zstd frame, and long."""
+    return chain.compressor == "zstd" and not chain.host_filter and _SHORTEST_GROUPED <= chunk_nbytes < _MOST_GROUPED
+
+
 def _groups(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
     """List how blocks of zstd may be carried out: 0 for frame by frame, else in groups of so many decoded bytes."""
     groups = [0] if chunk_nbytes < MOST_NBYTES else []
-    if chain.compressor == "zstd" and _SHORTEST_GROUPED <= chunk_nbytes < _MOST_GROUPED:
+    if may_be_grouped(chain, chunk_nbytes):
         groups.append(min(GROUP_NBYTES, chunks * decoded_room(chain, chunk_nbytes)))
     return groups
 

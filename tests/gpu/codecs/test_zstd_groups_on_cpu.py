@@ -2,6 +2,7 @@
 
 import functools
 
+import fake_cupy
 import numcodecs
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from stores import plain_values, same
 from linumpy.errors import ChunkError
 from linumpy.gpu.loop import limits
 from linumpy.gpu.loop.works import way_of
+from linumpy.gpu.read import reader
+from linumpy.gpu.staging import device
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
 
@@ -163,3 +166,28 @@ def test_a_read_of_long_chunks(tmp_path, monkeypatch, slab):
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ChunkError, match=r"chunk \(1, 0\) of .* cannot be decoded \(zstd\)"):
         reference.execute(reference.make_job(array))
+
+
+@pytest.mark.parametrize("free", [0, 2**23, 2**27])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_chunk_that_does_not_fit_the_scratch(tmp_path, monkeypatch, free, fails):
+    """It gets more memory, if there is twice as much, and gives it back; else the host decodes it."""
+    array = zarr.create_array(tmp_path / "a", shape=(1050, 1050), chunks=(1050, 1050), dtype="u2", fill_value=9)
+    array[...] = plain_values("u2", array.shape, 2)
+    monkeypatch.setattr(reader, "DEFAULT_SCRATCH_BYTES", 2**22)
+    monkeypatch.setattr(fake_cupy.Device, "FREE_NBYTES", free)
+    real, held = device.DeviceStaging.hold, []
+
+    def hold(self, nbytes):
+        held.append(nbytes)
+        if fails and nbytes > self.scratch_bytes:
+            raise MemoryError
+        real(self, nbytes)
+
+    monkeypatch.setattr(device.DeviceStaging, "hold", hold)
+    job = reference.make_job(array, scratch_bytes=2**22)
+    assert same(reference.execute(job), array[...])
+    on_device = free == 2**27
+    assert job.report.chunks_decoded_by_host == (fails or not on_device)
+    assert (max(held) > 2**22) == on_device
+    assert max(held) < 2**26
