@@ -128,7 +128,7 @@ def test_frames_as_other_libraries_write_them(nbytes):
 
 
 def test_blocks_of_any_length():
-    """Stored ones, repeated bytes, and ones of no bytes, which belong to no group, more than a warp places at a time."""
+    """Stored ones, repeated bytes, and ones of no bytes, which belong to no group; more than a warp places at once."""
     rng = np.random.default_rng(3)
     kinds = [(0, n, rng.bytes(n)) for n in (0, 1, 5, 300, BLOCK)] + [(1, n, b"x") for n in (0, 1, 70000)]
     blocks = [kinds[k] for k in rng.integers(0, len(kinds), 45)]
@@ -191,3 +191,20 @@ def test_a_chunk_that_does_not_fit_the_scratch(tmp_path, monkeypatch, free, fail
     assert job.report.chunks_decoded_by_host == (fails or not on_device)
     assert (max(held) > 2**22) == on_device
     assert max(held) < 2**26
+
+
+def test_memory_beyond_the_scratch_is_given_back():
+    with reference.fake_device():
+        staging = device.DeviceStaging(2**20, 2**20)
+        staging.hold(2**19)
+        staging.rest()
+        assert 2**19 <= staging.arena_nbytes <= 2**20
+        staging.hold(2**24)
+        assert staging.take_host(2**22) is not None
+        staging.rest()
+        assert staging.arena_nbytes == 0
+        assert staging.oldest_host() is not None  # in use
+        staging.await_copied(staging.oldest_host())
+        staging.rest()
+        assert staging.take_host(2**18) is not None
+        staging.close()
