@@ -319,7 +319,7 @@ def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> D
 
 
 def long_way(way: DecodeWay, kind: Kind, limits: Limits, spare_nbytes: int) -> DecodeWay:
-    """Choose where to decode chunks that do not fit the scratch: one at a time in half of the spare memory, if there."""
+    """Choose where to decode chunks that do not fit the scratch: one by one in half of the spare memory, if there."""
     if limits.decode_on == "host" or way_of(kind, 1, replace(limits, decode_on="device")).slot is not None:
         return way
     long = choose_way(
