@@ -1,16 +1,20 @@
-// Sequences and literals that zstd.cu has found in few long Zstandard frames → bytes. All blocks of a group are carried
-// out at the same time, though each copies bytes of those before it; zstd_execute.cu is for many short frames.
+// Literals and sequences of zstd.cu → bytes, for few long Zstandard frames: the blocks of a frame are executed in
+// parallel. zstd_execute.cu, which executes a frame by one team of warps, is for many short frames.
 //
-// A block is carried out before the bytes that it copies are there: for each of its bytes a cell is written, which has
-// the byte's value or, where it is a copy of a byte of another block of the group, the number of that byte's cell. Three
-// kernels. `zstd_places`, a warp a frame, finds where the bytes of each block begin and the last offsets before it.
-// Then, group after group, `zstd_cells`, a team a block, writes the cells of a group, and `zstd_values` follows each
-// cell to one that has a value. A group are the blocks that begin in the same `group_nbytes` of the decoded bytes.
+// A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets a
+// cell of 32 bits: the value of the byte, or the index of the cell that it is a copy of, where that belongs to another
+// block. Three kernels:
 //
-// Nothing waits for another block of its grid, so that none can wait for ever, whichever run at the same time. What
-// comes from earlier groups is there because kernels of a stream follow each other. A cell of another block is only
-// noted by `zstd_cells` and read by `zstd_values`, when all are written; its own block's cells are ordered by the
-// team's barriers. Cells always name lower ones, which is checked, so that following them ends.
+//   zstd_places  a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
+//   zstd_cells   a team of warps per block: writes the cells of the block
+//   zstd_values  a thread per four bytes: follows each cell to one that holds a value, and writes the bytes
+//
+// The last two run once per group, the blocks that begin in the same `group_nbytes` of the decoded bytes, which bounds
+// the memory for cells: a copy from an earlier group is read from the decoded bytes.
+//
+// No deadlock is possible, since no thread waits for another block of its grid, whichever of them run at the same time:
+// a kernel reads only cells and bytes that an earlier kernel of the stream has written, or, in zstd_cells, the same team
+// before a barrier. Chains end, because a copy always refers to a cell of a lower index, which is checked.
 
 #include "decode.cuh"
 #include "zstd_format.cuh"
