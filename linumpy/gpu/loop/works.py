@@ -157,9 +157,8 @@ class Cutter:
         self._object_base = np.cumsum([0, *(len(part.wanted.objects) for part in parts)])
         self._rest: dict[Kind | None, Spans] = {}
         self.ways = self._choose_ways(in_flight)
-        for kind, way in self.ways.items():
-            if way.slot is None and limits.may_exceed and may_be_grouped(*kind):
-                self.ways[kind] = long_way(way, kind, limits, spare_nbytes())
+        if limits.may_exceed:
+            self.ways = {kind: long_way(way, kind, limits, spare_nbytes) for kind, way in self.ways.items()}
 
     def _choose_ways(self, in_flight: Callable[[Kind], int]) -> dict[Kind, DecodeWay]:
         chunks: dict[Kind, int] = {}
@@ -318,14 +317,16 @@ def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> D
     )
 
 
-def long_way(way: DecodeWay, kind: Kind, limits: Limits, spare_nbytes: int) -> DecodeWay:
+def long_way(way: DecodeWay, kind: Kind, limits: Limits, spare_nbytes: Callable[[], int]) -> DecodeWay:
     """Choose where to decode chunks that do not fit the scratch: one by one in half of the spare memory, if there."""
-    if limits.decode_on == "host" or way_of(kind, 1, replace(limits, decode_on="device")).slot is not None:
+    if way.slot is not None or limits.decode_on == "host" or not may_be_grouped(*kind):
+        return way
+    if way_of(kind, 1, replace(limits, decode_on="device")).slot is not None:
         return way
     long = choose_way(
         *kind,
         chunks=1,
-        room=spare_nbytes // 2,
+        room=spare_nbytes() // 2,
         cores=limits.threads,
         table_nbytes=8,
         margin=256,

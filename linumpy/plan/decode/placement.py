@@ -112,13 +112,14 @@ def choose_way(
     host = DecodeWay(chain, None, _DEPTH, threads, "")
     if chain.host_filter:
         return _by_host(host, "which undoes its filter")
+    groups = _groups(chain, chunk_nbytes, chunks)
     ways = [
         way
-        for group_nbytes in _groups(chain, chunk_nbytes, chunks)
+        for group_nbytes in groups
         if (way := _on_device(host, chunk_nbytes, chunks, room, table_nbytes, margin, group_nbytes)) is not None
     ]
     if not ways:
-        if chunk_nbytes >= MOST_NBYTES:
+        if not groups:
             return _by_host(host, f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
         return _by_host(host, f"chunks of {chunk_nbytes} bytes do not fit into {room} bytes of scratch")
     device = max(ways, key=lambda way: _device_rate(way, chunks))

@@ -13,6 +13,7 @@ from mutants import FRAMES, by_numcodecs, disagreements, frame
 from stores import plain_values, same
 
 from linumpy.errors import ChunkError
+from linumpy.gpu import plan_zarr_read
 from linumpy.gpu.loop import limits
 from linumpy.gpu.loop.works import way_of
 from linumpy.gpu.read import reader
@@ -208,3 +209,12 @@ def test_memory_beyond_the_scratch_is_given_back():
         staging.rest()
         assert staging.take_host(2**18) is not None
         staging.close()
+
+
+def test_a_plan_says_how_much_memory_a_long_chunk_needs(tmp_path):
+    array = zarr.create_array(tmp_path / "a", shape=(2**30,), chunks=(2**30,), dtype="u1", fill_value=9)
+    text = str(plan_zarr_read(array))
+    assert "on the device, 1 slab of about 1 chunk at a time, all blocks side by side, where 7.1 GiB of device" in text
+    assert "else zstd, on the host, by 1 thread" in text
+    array = zarr.create_array(tmp_path / "b", shape=(2**27,), chunks=(2**27,), dtype="u1", fill_value=9)
+    assert "where" not in str(plan_zarr_read(array))
