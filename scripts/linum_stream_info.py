@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from linumpy import cli
@@ -33,12 +34,13 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _tell(arguments: argparse.Namespace) -> None:
+    from linumpy.stream.arrays import Key, located, open_info
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
-    from linumpy.stream.sources import open_info
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
-    opened = [open_info(str(one), arguments.level, config) for one in arguments.arrays]
+    keys = [Key(located(str(one), os.getcwd()), arguments.level) for one in arguments.arrays]
+    opened = [replace(open_info(key, config), name=str(one)) for key, one in zip(keys, arguments.arrays, strict=True)]
     rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
     print(table(rows))
     if arguments.json is not None:

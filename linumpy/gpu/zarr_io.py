@@ -180,7 +180,8 @@ def read_zarr_to_gpu(
     strict : bool
         Whether to raise where ``"auto"`` would fall back.
     scratch_bytes : int, optional
-        Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
+        Device memory that linumpy's reader may use beyond the result; by default 512 MiB, and more for a zstd chunk
+        that does not fit there (see :class:`~linumpy.gpu.Reader`).
     return_report : bool
         Whether to return a report beside the array, which waits for the read to be complete.
 

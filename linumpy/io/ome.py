@@ -209,6 +209,31 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
     return OmeZarrImage(name, version, axes, levels, *sizes, kept if isinstance(kept, Mapping) else {})
 
 
+def level_transforms(
+    group: zarr.Group,
+) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Read how the levels of an OME-Zarr group lie to each other, whatever units the metadata have.
+
+    Returns
+    -------
+    axes : tuple of Axis
+        Of all levels.
+    scales, translations : tuple of tuple of float
+        For each level, along all axes: distance of voxels, and where the centre of the first one lies.
+
+    Raises
+    ------
+    SourceError, MetadataError
+        As :func:`open_image`, but for units of length.
+    """
+    group = _image_group(group)
+    name, (_, multiscale) = str(group.store_path), _multiscale(group)
+    axes, datasets = _axes(multiscale, name), _datasets(multiscale, name)
+    chains = _transformations(multiscale, datasets, False, name)
+    scales, translations = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
+    return axes, scales, translations
+
+
 def _open_group(path: str | Path) -> zarr.Group:
     from linumpy.io.source import open_node
 

@@ -181,6 +181,11 @@ def _store_path(store: Store, path: str) -> StorePath:
         raise SourceError(f"{path!r} is no path in {store}: {error}") from error
 
 
+def local_name(source: str) -> str | None:
+    """Return the path that a path or a ``file://`` URL names; None for other URLs."""
+    return None if "://" in source and not source.startswith("file://") else _without_scheme(source)
+
+
 def _without_scheme(text: str) -> str:
     """Take ``file://`` off a path, as zarr and linumpy print local ones; a local file is not read as a remote one."""
     if not text.startswith("file://"):

@@ -10,6 +10,7 @@ from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
 from linumpy.stream.crops.stitch import CropGrid, Stitcher
 from linumpy.stream.errors import (
+    DamacyError,
     DecodeError,
     DtypeMismatch,
     InvalidArgument,
@@ -23,7 +24,8 @@ from linumpy.stream.errors import (
     StreamError,
     TryAgain,
 )
-from linumpy.stream.pipeline import Pipeline, set_log_level
+from linumpy.stream.logs import set_log_level
+from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.stats import Metric, Stats
 from linumpy.stream.torch_dataset import torch_dataset
 
@@ -34,6 +36,7 @@ __all__ = [
     "Config",
     "CropGrid",
     "CropSampler",
+    "DamacyError",
     "DecodeError",
     "Dtype",
     "DtypeMismatch",

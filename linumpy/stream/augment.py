@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.stream.errors import InvalidArgument
+
 Range = tuple[float, float]
 #: Second word of Philox's key, which separates the streams of random numbers.
 AUGMENT_STREAM, CROP_STREAM = 1, 2
@@ -63,9 +65,9 @@ class Elastic:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.spacing) and self.spacing > 0):
-            raise ValueError(f"elastic spacing must be > 0 µm (got {self.spacing})")
+            raise InvalidArgument(f"elastic spacing must be > 0 µm (got {self.spacing})")
         if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise ValueError(f"elastic sigma must be >= 0 µm (got {self.sigma})")
+            raise InvalidArgument(f"elastic sigma must be >= 0 µm (got {self.sigma})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,9 @@ class Augment:
     Attributes
     ----------
     rotation : float or three of (low, high)
-        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each.
+        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each. Angles
+        are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis, about X its Y to Z,
+        and about Y its Z to X, so that what the crop shows is turned the other way.
     scale : (float, float) or three of them
         Factors, drawn uniformly in the logarithm; one pair for all axes together, or one for each. A factor of 2 shows
         twice the field of view.
@@ -132,11 +136,11 @@ class Augment:
             if getattr(self, name) is not None:
                 put(self, name, _range(name, getattr(self, name)))
         if (self.gamma or self.contrast) and self.intensity_range is None:
-            raise ValueError("gamma and contrast need intensity_range, the values that they refer to")
+            raise InvalidArgument("gamma and contrast need intensity_range, the values that they refer to")
         if self.gamma is not None and self.gamma[0] <= 0:
-            raise ValueError(f"gamma must be > 0 (got {self.gamma})")
+            raise InvalidArgument(f"gamma must be > 0 (got {self.gamma})")
         if self.intensity_range is not None and self.intensity_range[0] == self.intensity_range[1]:
-            raise ValueError(f"intensity_range must have low < high (got {self.intensity_range})")
+            raise InvalidArgument(f"intensity_range must have low < high (got {self.intensity_range})")
 
     @property
     def needs_spacing(self) -> bool:
@@ -239,7 +243,9 @@ def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int,
     """Control points along each axis: a cubic B-spline needs one before and two behind each cell."""
     counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
     if max(counts) > MAX_NODES:
-        raise ValueError(f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit")
+        raise InvalidArgument(
+            f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit"
+        )
     return counts[0], counts[1], counts[2]
 
 
@@ -264,20 +270,21 @@ def _log_uniform(source: np.random.Generator, limits: Range) -> float:
 
 
 _IDENTITY = np.eye(3)
-_OTHERS = ((1, 2), (0, 2), (0, 1))
+#: A right-handed turn about each axis of (Z, Y, X), by 90 degrees, takes the first of these axes to the second.
+_TURNS = ((2, 1), (0, 2), (1, 0))
 
 
 def _rotation(degrees: Sequence[float]) -> np.ndarray:
-    """Rotate about X, then Y, then Z; the axes of the matrix are (Z, Y, X)."""
+    """Rotate about X, then Y, then Z, right-handed in (x, y, z); the axes of the matrix are (Z, Y, X)."""
     result = _IDENTITY
     for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
         if angle == 0:
             continue
-        first, second = _OTHERS[axis]
+        first, second = _TURNS[axis]
         turn = _IDENTITY.copy()
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         turn[first, first] = turn[second, second] = cos
-        turn[first, second], turn[second, first] = -sin, sin
+        turn[second, first], turn[first, second] = sin, -sin
         result = turn @ result
     return result
 
@@ -295,28 +302,28 @@ def _is_sequence(value: Any) -> bool:
 def _floats(name: str, value: Any, count: int, what: str) -> list[float]:
     """Return so many numbers, or say `what` is expected."""
     if not _is_sequence(value) or len(value) != count or not all(isinstance(one, numbers.Real) for one in value):
-        raise ValueError(f"{name} must be {what} (got {value!r})")
+        raise InvalidArgument(f"{name} must be {what} (got {value!r})")
     return [float(one) for one in value]
 
 
 def _axes(flip: Any) -> tuple[str, ...]:
     names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
     if not all(isinstance(one, str) and one in ("z", "y", "x") for one in names):
-        raise ValueError(f"flip must name axes of 'zyx' (got {flip!r})")
+        raise InvalidArgument(f"flip must name axes of 'zyx' (got {flip!r})")
     return names
 
 
 def _range(name: str, value: Any) -> Range:
     low, high = _floats(name, value, 2, "finite numbers (low, high) with low <= high")
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise ValueError(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
+        raise InvalidArgument(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
     return low, high
 
 
 def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
     pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else value
     if not _is_sequence(pairs) or len(pairs) != 3:
-        raise ValueError(f"{name} must be a number or three of (low, high) (got {value})")
+        raise InvalidArgument(f"{name} must be a number or three of (low, high) (got {value})")
     first, second, third = (_range(name, pair) for pair in pairs)
     return first, second, third
 
@@ -324,17 +331,17 @@ def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
 def _scales(value: Any) -> tuple[Range, ...]:
     pairs = value if _is_sequence(value) and len(value) and _is_sequence(value[0]) else [value]
     if len(pairs) not in (1, 3):
-        raise ValueError(f"scale must be (low, high) or three of them (got {value})")
+        raise InvalidArgument(f"scale must be (low, high) or three of them (got {value})")
     ranges = tuple(_range("scale", pair) for pair in pairs)
     if min(low for low, _ in ranges) <= 0:
-        raise ValueError(f"scale must be > 0 (got {value})")
+        raise InvalidArgument(f"scale must be > 0 (got {value})")
     return ranges
 
 
 def _least_and_most(name: str, value: Any) -> Range:
     low, high = _range(name, (value, value) if isinstance(value, numbers.Real) else value)
     if low < 0:
-        raise ValueError(f"{name} must be >= 0 (got {value})")
+        raise InvalidArgument(f"{name} must be >= 0 (got {value})")
     return low, high
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from linumpy.errors import not_pickled
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ShutdownError, StreamError, TryAgain
+from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError, TryAgain
 
 # Where the type code lies in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -216,14 +216,32 @@ class Batch:
         """Return the first part in host memory; see :meth:`Tensor.numpy`."""
         return self.tensors[0].numpy()
 
-    def release(self) -> None:
-        """Give the memory back; allowed any number of times."""
+    def release(self, event: Any = None) -> None:
+        """Give the memory back; allowed any number of times.
+
+        Parameters
+        ----------
+        event : cupy.cuda.Event, torch.cuda.Event or int, optional
+            Recorded behind the last use of the batch, on any stream: the memory is not filled again before. An int is
+            the ``cudaEvent_t``. Streams that took a tensor by DLPack or :attr:`array` are waited for without one.
+        """
+        if event is not None:
+            _check_event(event)
+            for tensor in self._tensors or ():
+                tensor._lease.events.append(event)
+                break  # all parts share the lease
         for tensor in self._tensors or ():
             tensor._drop()
         self._tensors = None
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    def __repr__(self) -> str:
+        if self._tensors is None:
+            return f"<Batch {self.batch_id}, given back>"
+        parts = zip(self._names, self._tensors, strict=True)
+        return f"<Batch {self.batch_id}: {', '.join(f'{name} {one.shape} {one.dtype}' for name, one in parts)}>"
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)
@@ -244,6 +262,11 @@ class Batch:
         if len(self._names) > 1:
             raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one of them")
         return self.tensors[0]
+
+
+def _check_event(event: Any) -> None:
+    if isinstance(event, bool) or not (isinstance(event, int) or callable(getattr(event, "synchronize", None))):
+        raise ArgumentTypeError(f"event must be an event of CUDA that can be waited for (got {type(event).__name__})")
 
 
 class Batches:

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import enum
-import keyword
-import math
-import numbers
-import operator
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
+from linumpy.stream.arguments import (
+    Box,
+    box_of,
+    check_name,
+    choice,
+    dropped_axes,
+    integer,
+    put,
+    put_coordinates,
+    real_number,
+    sizes,
+    uri_text,
+)
 from linumpy.stream.augment import Augment
+from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
-Box = tuple[tuple[int, int], ...]
 #: Seeds, epochs and indexes are below it: Philox takes them as words of 64 bits.
 WORD = 2**64
-#: Coordinates are computed in double precision, which holds integers up to here.
-_FARTHEST = 2**52
 
 
-class Dtype(enum.Enum):
+class Dtype(enum.IntEnum):
     """Element type of a batch."""
 
-    F32 = "f32"
-    F16 = "f16"
-    BF16 = "bf16"
-    STORED = "stored"
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    STORED = 3
+
+    @property
+    def label(self) -> str:
+        """Its name as a parameter, such as ``"f32"``."""
+        return self.name.lower()
 
     @classmethod
     def coerce(cls, value: Any) -> Dtype:
@@ -40,33 +51,33 @@ class Dtype(enum.Enum):
 
         Parameters
         ----------
-        value : Dtype, str, dtype
-            ``"f32"``, ``"float32"``, ``numpy.float32``, ``torch.bfloat16``, ``"stored"``, …
+        value : Dtype, int, str, dtype
+            ``"f32"``, ``"float32"``, ``numpy.float32``, ``torch.bfloat16``, ``"stored"``, …, or a member's number.
 
         Raises
         ------
-        ValueError
+        InvalidArgument
             It names none of the four.
         """
-        if isinstance(value, cls):
-            return value
+        if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)) and 0 <= value < len(cls):
+            return cls(int(value))
         name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
         name = "float64" if value is float else name  # as in NumPy; the name "float" is that of torch.float32
         try:
             return _DTYPE_NAMES[name.lower().rpartition(".")[2]]
         except KeyError:
-            raise ValueError(f"dtype must be one of f32, f16, bf16, stored (got {value!r})") from None
+            raise InvalidArgument(f"dtype must be one of f32, f16, bf16, stored (got {value!r})") from None
 
     def numpy(self, stored: np.dtype | None = None) -> np.dtype:
         """Return the NumPy dtype of the elements; bfloat16 has none and gives uint16, its bits."""
         if self is Dtype.STORED:
             if stored is None:
-                raise ValueError("dtype=stored has no NumPy dtype before an array is known")
+                raise InvalidArgument("dtype=stored has no NumPy dtype before an array is known")
             return stored
-        return _ELEMENTS[self._value_]
+        return _ELEMENTS[self]
 
 
-_ELEMENTS: dict[str, np.dtype] = {"f32": np.dtype("f4"), "f16": np.dtype("f2"), "bf16": np.dtype("u2")}
+_ELEMENTS: dict[int, np.dtype] = {Dtype.F32: np.dtype("f4"), Dtype.F16: np.dtype("f2"), Dtype.BF16: np.dtype("u2")}
 _DTYPE_NAMES = {
     "f32": Dtype.F32, "float32": Dtype.F32, "float": Dtype.F32, "f4": Dtype.F32,
     "f16": Dtype.F16, "float16": Dtype.F16, "half": Dtype.F16, "f2": Dtype.F16,
@@ -78,6 +89,10 @@ _DTYPE_NAMES = {
 @dataclass(frozen=True)
 class Part:
     """A further array of a sample, such as labels, or another level around the same centre.
+
+    Its voxels are those at the physical coordinates of the sample's crop: axes are matched by their names, spacing and
+    origin come from the metadata of both images. An array that has none must have the shape of the image, whose voxels
+    it then has.
 
     Attributes
     ----------
@@ -93,6 +108,9 @@ class Part:
         Voxels of the crop at that level, around the centre of the sample's; None for the same field of view.
     dtype : Dtype or None
         Of this part; None for that of the configuration, or for labels the stored one.
+    spacing, origin : tuple of float or None
+        Of level 0 along the axes of space, where the metadata of `uri` has none: the distance of voxels, and where the
+        centre of the first one lies, in µm.
     """
 
     name: str
@@ -101,18 +119,25 @@ class Part:
     level: int = 0
     shape: tuple[int, ...] | None = None
     dtype: Dtype | None = None
+    spacing: tuple[float, ...] | None = None
+    origin: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        check_name(self.name)
         if self.kind not in ("image", "labels"):
-            raise ValueError(f"kind must be image or labels (got {self.kind!r})")
-        _set(self, "level", integer("level", self.level, 0))
+            raise InvalidArgument(f"kind must be image or labels (got {self.kind!r})")
+        put(self, "level", integer("level", self.level, 0))
         if self.uri is not None:
-            _set(self, "uri", _uri(self.uri))
+            put(self, "uri", uri_text(self.uri))
         if self.shape is not None:
-            _set(self, "shape", sizes(self.shape))
+            put(self, "shape", sizes(self.shape))
         if self.dtype is not None:
-            _set(self, "dtype", Dtype.coerce(self.dtype))
+            put(self, "dtype", Dtype.coerce(self.dtype))
+        put_coordinates(self)
+        if self.uri is None and (self.spacing or self.origin):
+            raise InvalidArgument(
+                f"part {self.name!r} is of the sample's own array, whose spacing and origin are parameters of Config"
+            )
 
 
 @dataclass(frozen=True)
@@ -122,9 +147,11 @@ class Sample:
     Attributes
     ----------
     uri : str
-        Path or URL of an array or of an OME-Zarr image.
+        Path or URL of an array or of an OME-Zarr image. A path that is not absolute is one from the working folder of
+        the process at the time when the sample, or the iterable that holds it, is pushed.
     aabb : tuple of (int, int)
-        Half-open (start, stop) for each axis, in voxels of level 0 and in stored axis order; slices are taken, too. It
+        Half-open (start, stop) for each axis, in voxels of level 0 and in stored axis order; slices are taken, too, and
+        an open start is 0. Of an axis with an int that one voxel is read, and the batch does not have the axis. A box
         may reach out of the array where the configuration has a `pad`; a negative number lies before the first voxel.
     level : int
         Resolution level of an OME-Zarr image that is read.
@@ -134,6 +161,8 @@ class Sample:
         Name of the first part.
     index, epoch : int or None, int
         Number of the sample, on which its augmentation depends; by default its number in the order of pushing.
+    dropped : tuple of int
+        Axes of `aabb`, of one voxel each, that the batch does not have: those that were given as an int.
     """
 
     uri: str
@@ -143,25 +172,30 @@ class Sample:
     name: str = "image"
     index: int | None = field(default=None, compare=False)
     epoch: int | None = field(default=None, compare=False)
+    dropped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _set(self, "uri", _uri(self.uri))
-        _set(self, "aabb", _aabb(self.aabb))
-        _set(self, "level", integer("level", self.level, 0))
-        _set(self, "parts", _parts(self.parts))
-        _check_name(self.name)
+        put(self, "uri", uri_text(self.uri))
+        box, single = box_of(self.aabb)
+        put(self, "aabb", box)
+        put(self, "dropped", dropped_axes(self.dropped, single, box))
+        put(self, "level", integer("level", self.level, 0))
+        put(self, "parts", _parts(self.parts))
+        check_name(self.name)
         for name in ("index", "epoch"):
             if getattr(self, name) is not None:
-                _set(self, name, integer(name, getattr(self, name), 0, WORD))
+                put(self, name, integer(name, getattr(self, name), 0, WORD))
         names = [self.name, *(part.name for part in self.parts)]
         if len(set(names)) < len(names):
-            raise ValueError(f"parts of a sample must have different names (got {', '.join(names)})")
+            raise InvalidArgument(f"parts of a sample must have different names (got {', '.join(names)})")
 
     @classmethod
     def _drawn(cls, uri: str, aabb: Box, parts: tuple[Part, ...], index: int, epoch: int | None = None) -> Sample:
         """Make a sample of values that are known to be right: checking them takes longer than drawing a crop."""
         made = object.__new__(cls)
-        made.__dict__.update(uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch)
+        made.__dict__.update(
+            uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch, dropped=()
+        )
         return made
 
     def all_parts(self) -> tuple[Part, ...]:
@@ -169,7 +203,8 @@ class Sample:
         return (_own_part(self.name, self.level), *self.parts)
 
     def __str__(self) -> str:
-        return f"{self.uri}[{', '.join(f'{a}:{b}' for a, b in self.aabb)}]"
+        axes = (str(a) if axis in self.dropped else f"{a}:{b}" for axis, (a, b) in enumerate(self.aabb))
+        return f"{self.uri}[{', '.join(axes)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,8 +229,9 @@ class Config:
     n_compute_threads : int
         Threads that resample where there is no GPU; 0 for one per core.
     n_zarrs_meta_cache : int
-        Arrays whose metadata is kept. Others are opened again, which takes up to a millisecond of a core each; local
-        arrays that the reader takes are known by their metadata files, which takes 0.02.
+        Arrays whose metadata is kept; of local ones while their metadata files are the same. Others are opened again,
+        which takes up to a millisecond of a core each; local arrays that the reader takes are known by their metadata
+        files, which takes 0.02.
     n_shards_meta_cache : int
         Accepted for code that sets it; the reader limits the shard indexes that it keeps by their size.
     max_chunk_uncompressed_bytes : int
@@ -214,14 +250,20 @@ class Config:
         For ``pad="constant"``; to integers rounded and saturated.
     augment : Augment or None
         Augmentation, which needs a `pad`.
-    spacing : tuple of float or None
-        Voxel spacing in µm along the axes of space of level 0, where metadata has none.
+    spacing, origin : tuple of float or None
+        Of level 0 of the samples' own arrays along the axes of space, where their metadata has none: the distance of
+        voxels, and where the centre of the first one lies, in µm. See :class:`Part` for other arrays.
     seed, epoch : int
         What augmentation depends on, together with the number of the sample; below 2**64.
     on_error : {"raise", "skip"}
         Whether a batch with a faulty sample raises when it is popped, or is returned without that sample.
     rank, world_size : int
         This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
+
+    Raises
+    ------
+    InvalidArgument
+        A value that cannot be; a ``ValueError``, and of another type than it may have a ``TypeError``, too.
     """
 
     batch_size: int
@@ -242,6 +284,7 @@ class Config:
     pad_value: float = 0.0
     augment: Augment | None = None
     spacing: tuple[float, ...] | None = None
+    origin: tuple[float, ...] | None = None
     seed: int = 0
     epoch: int = 0
     on_error: Literal["raise", "skip"] = "raise"
@@ -250,26 +293,25 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            _set(self, name, integer(name, getattr(self, name), least, WORD))
-        _set(self, "dtype", Dtype.coerce(self.dtype))
+            put(self, name, integer(name, getattr(self, name), least, WORD))
+        put(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
-            _set(self, "device", integer("device", self.device, 0))
-        _choice("pad", self.pad, (None, *PADS))
-        _choice("on_error", self.on_error, ("raise", "skip"))
-        _set(self, "pad_value", _number("pad_value", self.pad_value))
+            put(self, "device", integer("device", self.device, 0))
+        choice("pad", self.pad, (None, *PADS))
+        choice("on_error", self.on_error, ("raise", "skip"))
+        put(self, "pad_value", real_number("pad_value", self.pad_value))
         if self.rank >= self.world_size:
-            raise ValueError(f"rank must be < world_size (got {self.rank} of {self.world_size})")
-        if self.spacing is not None:
-            _set(self, "spacing", _spacing(self.spacing))
+            raise InvalidArgument(f"rank must be < world_size (got {self.rank} of {self.world_size})")
+        put_coordinates(self)
         if self.augment is not None and not isinstance(self.augment, Augment):
-            raise TypeError(f"augment must be an Augment or None (got {type(self.augment).__name__})")
+            raise ArgumentTypeError(f"augment must be an Augment or None (got {type(self.augment).__name__})")
         if self.augment is not None and self.pad is None:
-            raise ValueError(
+            raise InvalidArgument(
                 "augment needs pad 'constant', 'edge' or 'reflect', since warped crops reach out of arrays"
             )
         committed = self.host_buffer_bytes + self.device_buffer_bytes
         if 0 < self.max_gpu_memory_bytes < committed:
-            raise ValueError(
+            raise InvalidArgument(
                 f"max_gpu_memory_bytes must be >= host_buffer_bytes + device_buffer_bytes = {committed}, "
                 f"since both have device memory (got {self.max_gpu_memory_bytes})"
             )
@@ -292,108 +334,16 @@ _LEAST = {
 assert set(_LEAST) <= {one.name for one in fields(Config)}
 
 
-def _check_name(name: Any) -> None:
-    """Refuse what cannot be a field of a named tuple."""
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise ValueError(f"name of a part must be an identifier without a leading underscore (got {name!r})")
-
-
 @lru_cache(maxsize=1024)
 def _own_part(name: str, level: int) -> Part:
     return Part(name, None, "image", level)
 
 
-def _set(record: Any, name: str, value: Any) -> None:
-    object.__setattr__(record, name, value)
-
-
-def integer(name: str, value: Any, least: int, end: int | None = None) -> int:
-    """Return an integer from `least` to below `end`, or raise an error that names the parameter."""
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int (got {type(value).__name__})")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be >= {least} (got {number})")
-    if end is not None and number >= end:
-        raise ValueError(f"{name} must be < {end} (got {number})")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number (got {type(value).__name__})")
-    return float(value)
-
-
-def _choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    if not (value is None or isinstance(value, str)) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
-
-
-def _spacing(values: Any) -> tuple[float, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"spacing must hold µm for each axis of space (got {values!r})")
-    spacing = tuple(_number("spacing", value) for value in values)
-    if not spacing or not all(math.isfinite(value) and value > 0 for value in spacing):
-        raise ValueError(f"spacing must be positive numbers of µm (got {spacing})")
-    return spacing
-
-
-def sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a crop, or raise an error that says what is wrong with it."""
-    if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise TypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
-    found = tuple(integer("shape", n, 1) for n in shape)
-    if not found:
-        raise ValueError("shape must hold a number of voxels for each axis (got none)")
-    return found
-
-
 def _parts(parts: Any) -> tuple[Part, ...]:
     if not isinstance(parts, Iterable):
-        raise TypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
+        raise ArgumentTypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
     found = tuple(parts)
     for part in found:
         if not isinstance(part, Part):
-            raise TypeError(f"parts must be a sequence of Parts (got one of {type(part).__name__})")
+            raise ArgumentTypeError(f"parts must be a sequence of Parts (got one of {type(part).__name__})")
     return found
-
-
-def _uri(uri: Any) -> str:
-    if not isinstance(uri, (str, os.PathLike)):
-        raise TypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
-    if not (text := os.fsdecode(uri)):
-        raise ValueError("uri must be a path or a URL (got an empty string)")
-    return text
-
-
-def _aabb(value: Any) -> Box:
-    if isinstance(value, slice):
-        value = (value,)
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
-        raise TypeError(f"aabb must hold a slice or (start, stop) for each axis (got {value!r})")
-    return tuple(_extent(axis, one) for axis, one in enumerate(value))
-
-
-def _extent(axis: int, value: Any) -> tuple[int, int]:
-    where = f"aabb axis {axis}"
-    if isinstance(value, slice):
-        if value.start is None or value.stop is None:
-            raise ValueError(f"{where}: {value} is open; give start and stop")
-        if value.step not in (None, 1):
-            raise ValueError(f"{where}: {value} has a step; crops are contiguous")
-        value = (value.start, value.stop)
-    if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-        raise TypeError(f"{where}: expected slice or (start, stop) tuple; got {type(value).__name__}")
-    first, last = value
-    if isinstance(first, (bool, np.bool_)) or isinstance(last, (bool, np.bool_)):
-        raise TypeError(f"{where}: start and stop must be ints; got {value!r}")
-    try:
-        start, stop = operator.index(first), operator.index(last)
-    except TypeError:
-        raise TypeError(f"{where}: start and stop must be ints; got {value!r}") from None
-    if stop <= start:
-        raise ValueError(f"{where}: start must be < stop; got ({start}, {stop})")
-    if start < -_FARTHEST or stop > _FARTHEST:
-        raise ValueError(f"{where}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
-    return start, stop

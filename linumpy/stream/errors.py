@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from linumpy.errors import ChunkError, LinumpyError
 
-if TYPE_CHECKING:
-    from linumpy.stream.config import Sample
 
-
-class Status(enum.Enum):
+class Status(enum.IntEnum):
     """Outcome of an operation of a pipeline."""
 
-    OK = "ok"
-    TRY_AGAIN = "try again"
-    INVALID_ARGUMENT = "invalid argument"
-    NOT_FOUND = "not found"
-    DTYPE_MISMATCH = "dtype mismatch"
-    RANK_MISMATCH = "rank mismatch"
-    STORAGE_ERROR = "storage error"
-    DECODE_ERROR = "decode error"
-    CUDA_ERROR = "CUDA error"
-    OUT_OF_MEMORY = "out of memory"
-    SHUTDOWN = "shutdown"
+    OK = 0
+    TRY_AGAIN = 1
+    INVALID_ARGUMENT = 2
+    NOT_FOUND = 3
+    DTYPE_MISMATCH = 4
+    RANK_MISMATCH = 5
+    STORAGE_ERROR = 6
+    DECODE_ERROR = 7
+    CUDA_ERROR = 8
+    OUT_OF_MEMORY = 9
+    SHUTDOWN = 10
 
 
 class StreamError(LinumpyError):
@@ -33,30 +30,41 @@ class StreamError(LinumpyError):
 
     Parameters
     ----------
-    what : str
+    detail : str
         What went wrong.
     sample : Sample, optional
         The sample that it concerns.
+    what : str, optional
+        The stage; by default the one where errors of this class usually occur.
 
     Attributes
     ----------
     status : Status
         Kind of the error.
     what : str
+        Stage in which it occurred: ``"argument"``, ``"pull"`` (the iterable that was pushed), ``"open"``, ``"plan"``,
+        ``"read"``, ``"decode"``, ``"assemble"``, ``"pop"``, ``"memory"``, ``"device"`` or ``"close"``.
+    detail : str
         What went wrong, without the sample.
     sample : Sample or None
         The sample that it concerns.
     """
 
     status: ClassVar[Status] = Status.OK
+    _stage: ClassVar[str] = "pop"
 
-    def __init__(self, what: str, sample: Sample | None = None) -> None:
-        super().__init__(what if sample is None else f"{what} (sample {sample})")
-        self.what = what
+    def __init__(self, detail: str, sample: Any = None, what: str = "") -> None:
+        super().__init__(detail if sample is None else f"{detail} (sample {sample})")
+        self.what = what or self._stage
+        self.detail = detail
         self.sample = sample
 
-    def __reduce__(self) -> tuple[type[StreamError], tuple[str, Sample | None]]:
-        return type(self), (self.what, self.sample)
+    def __reduce__(self) -> tuple[type[StreamError], tuple[str, Any, str]]:
+        return type(self), (self.detail, self.sample, self.what)
+
+
+#: The name that code written for damacy imports.
+DamacyError = StreamError
 
 
 class TryAgain(StreamError, BlockingIOError):  # noqa: N818 - the name is part of the interface
@@ -69,66 +77,99 @@ class InvalidArgument(StreamError, ValueError):  # noqa: N818
     """A sample or a parameter that cannot be served."""
 
     status = Status.INVALID_ARGUMENT
+    _stage = "argument"
+
+
+class ArgumentTypeError(InvalidArgument, TypeError):
+    """A parameter of another type than it may have."""
 
 
 class NotFound(StreamError, FileNotFoundError):  # noqa: N818
     """The array of a sample does not exist."""
 
     status = Status.NOT_FOUND
+    _stage = "open"
 
 
 class DtypeMismatch(StreamError, TypeError):  # noqa: N818
     """The arrays of a batch have different dtypes and the batch has that of its arrays."""
 
     status = Status.DTYPE_MISMATCH
+    _stage = "plan"
 
 
 class RankMismatch(StreamError, ValueError):  # noqa: N818
     """A crop has other numbers of axes than its array or than the batch."""
 
     status = Status.RANK_MISMATCH
+    _stage = "plan"
 
 
 class StorageError(StreamError, OSError):
     """Stored bytes cannot be read."""
 
     status = Status.STORAGE_ERROR
+    _stage = "read"
 
 
 class DecodeError(StreamError, OSError):
     """Stored bytes do not match the array's metadata."""
 
     status = Status.DECODE_ERROR
+    _stage = "decode"
 
 
 class NativeCudaError(StreamError, RuntimeError):
     """CUDA reported an error."""
 
     status = Status.CUDA_ERROR
+    _stage = "device"
 
 
 class OutOfMemory(StreamError, MemoryError):  # noqa: N818
     """The requested memory cannot be allocated."""
 
     status = Status.OUT_OF_MEMORY
+    _stage = "memory"
 
 
 class ShutdownError(StreamError, RuntimeError):
     """The pipeline is closed."""
 
     status = Status.SHUTDOWN
+    _stage = "close"
 
 
 _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 
 
-def as_stream_error(error: BaseException, sample: Sample | None = None) -> StreamError:
-    """Turn an error of a read, of opening an array or of CUDA into one of a pipeline; `error` is its cause."""
+def as_stream_error(error: BaseException, sample: Any = None, what: str = "") -> StreamError:
+    """Turn an error of a read, of opening an array or of CUDA into one of a pipeline; `error` is its cause.
+
+    Parameters
+    ----------
+    error : BaseException
+        The error; one of a pipeline that names its sample is returned as it is.
+    sample : Sample, optional
+        The sample that it concerns.
+    what : str, optional
+        The stage in which it occurred.
+    """
     if isinstance(error, StreamError):
-        made = error if error.sample is not None or sample is None else type(error)(error.what, sample)
+        if error.sample is not None or (sample is None and not what):
+            return error
+        made = type(error)(error.detail, sample, what or error.what)
     else:
-        made = _kind_of(error)(f"{type(error).__name__}: {error}", sample)
-    if made is not error:
+        made = _kind_of(error)(f"{type(error).__name__}: {error}", sample, what)
+    made.__cause__ = error
+    return made
+
+
+def of_iterable(error: Exception) -> StreamError:
+    """Turn an error that a pushed iterable raised into one of a pipeline; only those of files are of storage."""
+    made = as_stream_error(error, what="pull")
+    if type(made) is StorageError and not isinstance(error, (OSError, StreamError)):
+        made = InvalidArgument(made.detail, what="pull")
         made.__cause__ = error
     return made
 

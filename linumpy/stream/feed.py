@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from linumpy.stream.config import Config, Sample
+from linumpy.stream.errors import ArgumentTypeError
 
 
 @runtime_checkable
@@ -23,6 +25,19 @@ class Indexed(Protocol):
         """Return a sample."""
 
 
+@runtime_checkable
+class Epochs(Protocol):
+    """What gives other samples each time that it is iterated over, such as a sampler of random crops."""
+
+    epoch: int
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch with which the next iteration begins."""
+
+    def next_iteration(self) -> Indexed:
+        """Return the samples of the next iteration."""
+
+
 @dataclass(frozen=True)
 class Pulled:
     """A sample that is to be read.
@@ -35,12 +50,15 @@ class Pulled:
         Its number among all samples that were pushed, in all ranks.
     index, epoch : int
         What its augmentation depends on.
+    folder : str
+        From where its paths are that are not absolute: the working folder when it was pushed.
     """
 
     sample: Sample
     position: int
     index: int
     epoch: int
+    folder: str
 
 
 class Flush:
@@ -67,14 +85,24 @@ class Feed:
         self._current: Iterator[tuple[int, Sample | Exception]] | None = None
         self._position = self._resume = 0
         self._was_pushed = False
+        self._folder = ""  # of what is being pulled
+        self._resumed_epochs: deque[int] = deque()
+        #: First epoch of each :class:`Epochs` that was pushed.
+        self.epochs: list[int] = []
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
         """Append samples."""
         if isinstance(samples, Sample):
             samples = [samples]
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
-            raise TypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
-        self._waiting.append(samples)
+            raise ArgumentTypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
+        pushed: Any = samples
+        if isinstance(pushed, Epochs):
+            if self._resumed_epochs:
+                pushed.set_epoch(self._resumed_epochs.popleft())
+            self.epochs.append(pushed.epoch)
+            pushed = pushed.next_iteration()
+        self._waiting.append((pushed, _working_folder()))
         self._was_pushed = True
 
     def flush(self) -> None:
@@ -86,8 +114,15 @@ class Feed:
         """Whether an iterable is not known to be exhausted, or a flush is pending."""
         return self._current is not None or bool(self._waiting)
 
-    def start_at(self, position: int) -> None:
+    def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
         """Leave out the samples before a position.
+
+        Parameters
+        ----------
+        position : int
+            Number of the first sample.
+        epochs : iterable of int
+            What :attr:`epochs` was: those are given to what is pushed again.
 
         Raises
         ------
@@ -97,6 +132,7 @@ class Feed:
         if self._was_pushed:
             raise RuntimeError("a state is loaded before samples are pushed: make a new pipeline")
         self._resume = position
+        self._resumed_epochs = deque(epochs)
 
     def next(self) -> Pulled | Flush | None:
         """Return the next sample of this rank or a flush; None where all iterables are exhausted.
@@ -111,9 +147,10 @@ class Feed:
         """
         while self._current is not None or self._waiting:
             if self._current is None:
-                samples = self._waiting.popleft()
-                if isinstance(samples, Flush):
-                    return samples
+                waiting = self._waiting.popleft()
+                if isinstance(waiting, Flush):
+                    return waiting
+                samples, self._folder = waiting
                 self._current = self._numbered(samples)
             try:
                 found = next(self._current, None)
@@ -128,7 +165,7 @@ class Feed:
                     raise TypeError(f"pushed iterables hold Samples (got {type(sample).__name__})")
                 index = position if sample.index is None else sample.index
                 epoch = self._config.epoch if sample.epoch is None else sample.epoch
-                return Pulled(sample, position, index, epoch)
+                return Pulled(sample, position, index, epoch, self._folder)
             self._current = None
         return None
 
@@ -156,3 +193,10 @@ class Feed:
             self._position += 1
             if position >= self._resume and position % world == rank:
                 yield position, one
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # removed; absolute paths need none
+        return ""

@@ -40,20 +40,24 @@ class Lease:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
         self.streams: set[int] = set()
+        self.events: list[Any] = []  # of the consumer
         self._owner = memory.base
-        weakref.finalize(self, _give_back, memory.freed, slot, self.streams, memory.device_id).atexit = False
+        back = (memory.freed, slot, self.streams, self.events, memory.device_id)
+        weakref.finalize(self, _give_back, *back).atexit = False
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 
-def _give_back(freed: queue.SimpleQueue[Any], slot: int, streams: set[int], device_id: int | None) -> None:
-    """Free a slot behind what its readers have queued so far.
+def _give_back(
+    freed: queue.SimpleQueue[Any], slot: int, streams: set[int], events: list[Any], device_id: int | None
+) -> None:
+    """Free a slot behind what its readers have queued so far, and behind their events.
 
     The queue's `put` may be called from a destructor, wherever the garbage collector runs.
     """
-    events: list[Any] = []
+    events = list(events)
     try:
         if streams:
             import cupy
@@ -164,10 +168,19 @@ class Memory:
 
     def _wait(self, event: Any) -> None:
         """Wait on the host until a consumer's work is done: the reader's streams do not know it."""
+        if self.device_id is None:
+            if not isinstance(event, int):
+                event.synchronize()
+            return
         import cupy
 
         with cupy.cuda.Device(self.device_id) as device:
-            device.synchronize() if event is None else event.synchronize()
+            if event is None:
+                device.synchronize()
+            elif isinstance(event, int):
+                cupy.cuda.runtime.eventSynchronize(event)
+            else:
+                event.synchronize()
 
     def stop(self) -> None:
         """Wake the thread that waits for a slot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -13,9 +12,17 @@ from typing import Any, NoReturn
 
 from linumpy.device import resolve
 from linumpy.errors import not_pickled
+from linumpy.stream.arguments import integer
 from linumpy.stream.batch import Batch, Batches, Tensor
-from linumpy.stream.config import Config, Sample, integer
-from linumpy.stream.errors import InvalidArgument, ShutdownError, StreamError, TryAgain, as_stream_error
+from linumpy.stream.config import WORD, Config, Sample
+from linumpy.stream.errors import (
+    ArgumentTypeError,
+    InvalidArgument,
+    ShutdownError,
+    StreamError,
+    TryAgain,
+    as_stream_error,
+)
 from linumpy.stream.memory import Memory
 from linumpy.stream.producer import InFlight, Producer
 from linumpy.stream.resample import fill_borders, resample
@@ -23,12 +30,7 @@ from linumpy.stream.stats import Metric, Stats
 
 #: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
-_STATE_VERSION = 1
-
-
-def set_log_level(level: int | str) -> None:
-    """Set the level of what the package logs, as :mod:`logging` takes it."""
-    logging.getLogger("linumpy.stream").setLevel(level)
+_STATE_VERSION = 2
 
 
 class Pipeline:
@@ -66,7 +68,7 @@ class Pipeline:
 
     def __init__(self, config: Config, *, reader: Any = None) -> None:
         if not isinstance(config, Config):
-            raise TypeError(f"config must be a Config (got {type(config).__name__})")
+            raise ArgumentTypeError(f"config must be a Config (got {type(config).__name__})")
         self.config = config
         device = resolve("cpu") if config.device == "cpu" else resolve(None, config.device)
         self.device_id = device.index if device.is_cuda else None
@@ -92,7 +94,9 @@ class Pipeline:
         self._held = (self._producer, own, self._stream, self._threads)
         self._dropped = weakref.finalize(self, _free_later, self._process, *self._held)
         self._dropped.atexit = False
-        self._wait_io = self._wait_compute = self._flush_wait = Metric()
+        self._wait_io, self._wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
+        self._flush_wait = Metric("flush_wait")
+        self._waited = 0.0  # seconds for the batch that is being popped
         self._emitted = self._truncated = self._skipped = 0
         self.stats_reset()
 
@@ -147,20 +151,42 @@ class Pipeline:
         for item in items:
             for _, ticket in item.tickets:
                 ticket.exception()
-        self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
+        with producer.changed:
+            self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Iterate over `n` batches, or over all; ends early where all samples are served, with a partial batch."""
         return Batches(self, None if n is None else integer("n", n, 0))
 
     @property
-    def pending(self) -> int:
+    def pending(self) -> bool:
+        """Whether samples were pushed that are not handed out yet: ``while p.pending: p.pop()`` serves all.
+
+        Waits until it is known whether an iterable has another sample. The last samples, where they are too few for a
+        batch, stay pending until :meth:`flush`; without it :meth:`pop` raises :class:`TryAgain`.
+        """
+        if self._closed:
+            return False
+        self._check_open()
+        producer = self._producer
+        with producer.changed:
+            while (found := producer.has_samples) is None and not self._closed and not producer.is_own_thread:
+                producer.changed.wait(0.05)
+        return found is not False and not self._closed
+
+    @property
+    def in_flight(self) -> int:
         """Batches that were submitted and not yet popped."""
-        return len(self._producer.ready)
+        if self._closed:
+            return 0
+        self._check_open()
+        with self._producer.changed:
+            return self._producer.in_flight
 
     @property
     def stats(self) -> Stats:
         """Counters since construction or the last :meth:`stats_reset`; ``print`` shows what bounds the pipeline."""
+        self._check_open()
         return self._counters().since(self._at_reset)
 
     @property
@@ -173,41 +199,54 @@ class Pipeline:
 
     def stats_reset(self) -> None:
         """Set all counters to zero."""
-        self._at_reset = self._counters()
+        self._check_open()
+        with self._producer.changed:
+            self._wait_io, self._wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
+            self._flush_wait, self._producer.planning = Metric("flush_wait"), Metric("plan")
+            self._at_reset = self._counters()
 
-    def state_dict(self) -> dict[str, int]:
-        """Return what a new pipeline needs to go on behind the last batch that was popped."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a new pipeline needs to go on behind the last batch that was popped.
+
+        Integers, and ``"epochs"``, a list of them: the first epoch of each sampler that was pushed.
+        """
+        self._check_open()
         config = self.config
         batch_id, position = self._progress
         return {
             "version": _STATE_VERSION, "position": position, "batch_id": batch_id, "seed": config.seed,
             "epoch": config.epoch, "rank": config.rank, "world_size": config.world_size,
-            "batch_size": config.batch_size,
+            "batch_size": config.batch_size, "epochs": list(self._producer.feed.epochs),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another pipeline of the same configuration was; the same samples are pushed again from the start.
+
+        Samplers get the epochs that they had, whatever they have counted since.
 
         Raises
         ------
-        ValueError
+        InvalidArgument
             The state is of another configuration.
         RuntimeError
             Samples were pushed already.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
+            raise ArgumentTypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
         here = self.state_dict()
         for name in ("version", "seed", "epoch", "rank", "world_size", "batch_size"):
             if state.get(name) != here[name]:
-                raise ValueError(f"the state has {name}={state.get(name)}, this pipeline has {here[name]}")
+                raise InvalidArgument(f"the state has {name}={state.get(name)}, this pipeline has {here[name]}")
         missing = here.keys() - state.keys()
         if missing:
-            raise ValueError(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
+            raise InvalidArgument(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
         position, batch_id = (integer(name, state[name], 0) for name in ("position", "batch_id"))
+        if not isinstance(state["epochs"], (list, tuple)):
+            raise ArgumentTypeError(f"epochs must be a list of ints (got {state['epochs']!r})")
+        epochs = [integer("epochs", one, 0, WORD) for one in state["epochs"]]
         producer = self._producer
         with producer.changed:
-            producer.feed.start_at(position)
+            producer.feed.start_at(position, epochs)
             producer.batch_id = batch_id
         self._progress = batch_id, position
 
@@ -258,7 +297,7 @@ class Pipeline:
             if producer.ready and producer.ready[0] is producer.taken:
                 producer.ready.popleft()
                 producer.changed.notify_all()
-        self._wait_io = self._wait_io.plus(time.perf_counter() - begin, count=0)
+        self._waited += time.perf_counter() - begin
         return producer.taken
 
     def _check_starved(self, producer: Producer, begin: float) -> None:
@@ -272,6 +311,9 @@ class Pipeline:
 
     def _finished(self, item: InFlight) -> Batch | None:
         """Make a batch of what was read; None where `on_error` is skip and nothing is left of it."""
+        if item.raised is not None:
+            self._end(item)
+            raise item.raised
         begin = time.perf_counter()
         errors: dict[int, StreamError] = {}
         for row, ticket in item.tickets:
@@ -287,11 +329,14 @@ class Pipeline:
             self._end(item)
             if self._closed:
                 raise ShutdownError("the pipeline is closed") from error
-            made = as_stream_error(error)
+            made = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
             raise made from made.__cause__
         self._end(item)
-        self._wait_io = self._wait_io.plus(read - begin)
-        self._wait_compute = self._wait_compute.plus(time.perf_counter() - read)
+        end = time.perf_counter()
+        with self._producer.changed:
+            self._wait_io = self._wait_io.plus(self._waited + read - begin)
+            self._wait_compute = self._wait_compute.plus(end - read)
+        self._waited = 0.0
         return batch
 
     def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
@@ -329,7 +374,7 @@ class Pipeline:
         tensors: dict[str, Tensor] = {}
         offset = 0
         for part in item.parts:
-            array = self._memory.leased(item.lease, offset, (len(rows), *part.shape), part.element)
+            array = self._memory.leased(item.lease, offset, (len(rows), *part.kept), part.element)
             tensors[part.name] = Tensor(array, part.dtype, ready, item.lease)
             offset += part.nbytes(config.batch_size)
         samples = tuple(item.samples[row] for row in rows)
@@ -360,11 +405,11 @@ class Pipeline:
         producer, reader = self._producer, self._reader.stats()
         times = reader.times
         return Stats(
-            plan=Metric(producer.planned, producer.plan_seconds, producer.planned_nbytes),
-            io=Metric(reader.slabs, reader.io_seconds, reader.bytes_read),
-            h2d=Metric(times.copies, times.copy_seconds, times.copied_nbytes),
-            decompress=Metric(times.decoded, times.decode_seconds, times.decoded_nbytes),
-            assemble=Metric(reader.slabs, reader.place_seconds),
+            plan=producer.planning,
+            io=Metric.summed("io", reader.slabs, reader.io_seconds, reader.bytes_read, reader.bytes_read),
+            h2d=Metric.summed("h2d", times.copies, times.copy_seconds, times.copied_nbytes, times.copied_nbytes),
+            decompress=Metric.summed("decompress", times.decoded, times.decode_seconds, 0, times.decoded_nbytes),
+            assemble=Metric.summed("assemble", reader.slabs, reader.place_seconds),
             pop_wait_io=self._wait_io,
             pop_wait_compute=self._wait_compute,
             flush_wait=self._flush_wait,

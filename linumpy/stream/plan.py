@@ -11,13 +11,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from linumpy.stream.alignment import Cut, Grid, cut
+from linumpy.stream.arguments import Box
 from linumpy.stream.augment import NEUTRAL, Intensity, Warp, blur_sigma, draw_warp, grid_map, reach, read_bounds
-from linumpy.stream.config import Box, Config, Dtype, Part, Sample
+from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
 
 ALIGNED = 512
@@ -37,14 +39,12 @@ class ArrayInfo:
         Of the array, its (inner) chunks, and its shards or chunks.
     dtype : numpy.dtype
         In the byte order of this machine.
-    space : int
-        Number of axes of space; they are the last ones, three at most.
-    spacing : tuple of float or None
-        Voxel spacing in µm along the axes of space, where it is known.
-    factors : tuple of float
-        Voxels of level 0 in one of this level along each axis.
+    grid : Grid
+        Where its voxels lie.
     unsupported : str or None
         Why the reader does not take it.
+    look : MetadataLook or None
+        Tells whether all this still holds; None for an array that is not looked at again.
     """
 
     source: Any
@@ -53,15 +53,19 @@ class ArrayInfo:
     chunk_shape: tuple[int, ...]
     object_shape: tuple[int, ...]
     dtype: np.dtype
-    space: int
-    spacing: tuple[float, ...] | None
-    factors: tuple[float, ...]
+    grid: Grid
     unsupported: str | None = None
+    look: Any = None
 
-    @cached_property
-    def is_finest(self) -> bool:
-        """Whether its voxels are those of level 0."""
-        return all(factor == 1 for factor in self.factors)
+    @property
+    def space(self) -> int:
+        """Number of axes of space; they are the last ones, three at most."""
+        return self.grid.space
+
+    @property
+    def holds(self) -> bool:
+        """Whether its metadata files are what they were when it was opened."""
+        return self.look is None or bool(self.look.holds())
 
 
 @dataclass(frozen=True)
@@ -156,17 +160,25 @@ class PartShape:
     name : str
         Of the part.
     shape : tuple of int
-        Of the crop.
+        Of the crop, with all axes of the array.
     dtype : Dtype
         f32, f16, bf16 or stored.
     element : numpy.dtype
         Of the batch in memory; uint16 for bf16.
+    dropped : tuple of int
+        Axes, of one voxel each, that the batch does not have.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Dtype
     element: np.dtype
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Shape of the crop in the batch."""
+        return tuple([n for axis, n in enumerate(self.shape) if axis not in self.dropped])
 
     def nbytes(self, batch_size: int) -> int:
         """Bytes of a batch of it."""
@@ -178,38 +190,14 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-def crop_box(sample: Sample, part: Part, info: ArrayInfo) -> Box:
-    """Return the crop of a part in voxels of its own level.
-
-    Raises
-    ------
-    RankMismatch
-        The crop has other numbers of axes than the array.
-    """
-    rank = len(info.shape)
-    if len(sample.aabb) != rank:
-        raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {info.name} has {rank}")
-    if part.shape is not None and len(part.shape) != rank:
-        raise RankMismatch(f"shape of part {part.name!r} has {len(part.shape)} axes, {info.name} has {rank}")
-    if part.shape is None and info.is_finest:
-        return sample.aabb
-    box = []
-    for axis, (start, stop) in enumerate(sample.aabb):
-        factor = info.factors[axis]
-        size = part.shape[axis] if part.shape else max(1, math.floor((stop - start) / factor + 0.5))
-        first = (
-            start if factor == 1 and size == stop - start else math.floor((start + stop) / 2 / factor - size / 2 + 0.5)
-        )
-        box.append((first, first + size))
-    return tuple(box)
-
-
-def part_shape(part: Part, box: Box, info: ArrayInfo, config: Config) -> PartShape:
+def part_shape(part: Part, crop: Cut, info: ArrayInfo, config: Config) -> PartShape:
     """Return shape and dtype of a part in the batch."""
-    dtype = part.dtype or (Dtype.STORED if part.kind == "labels" else config.dtype)
+    dtype = part.dtype
+    if dtype is None:
+        dtype = Dtype.STORED if part.kind == "labels" else config.dtype
     if info.dtype.kind == "c" and dtype is not Dtype.STORED:
-        raise DtypeMismatch(f"{info.name} holds {info.dtype}, which is not cast to {dtype.value}: use dtype='stored'")
-    return PartShape(part.name, tuple([b - a for a, b in box]), dtype, dtype.numpy(info.dtype))
+        raise DtypeMismatch(f"{info.name} holds {info.dtype}, which is not cast to {dtype.label}: use dtype='stored'")
+    return PartShape(part.name, tuple([b - a for a, b in crop.box]), dtype, dtype.numpy(info.dtype), crop.dropped)
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
@@ -228,6 +216,8 @@ def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
             raise RankMismatch(f"{here.name}: {len(there.shape)} axes, {len(here.shape)} in the first sample")
         if here.shape != there.shape:
             raise InvalidArgument(f"{here.name}: crop of {there.shape}, of {here.shape} in the first sample")
+        if here.dropped != there.dropped:
+            raise RankMismatch(f"{here.name}: crop of {there.kept}, of {here.kept} in the first sample")
         if here != there:
             raise DtypeMismatch(f"{here.name}: dtype {there.element}, {here.element} in the first sample")
 
@@ -251,41 +241,40 @@ def plan_sample(
         What the augmentation depends on, besides the seed.
     """
     parts = sample.all_parts()
-    boxes = [crop_box(sample, part, info) for part, info in zip(parts, infos, strict=True)]
-    shapes = tuple(part_shape(part, box, info, config) for part, box, info in zip(parts, boxes, infos, strict=True))
-    steps = _all_steps(infos)
-    warp = _warp(boxes, infos, steps, config, index, epoch)
+    image = infos[0].grid
+    crops = [cut(sample, part, image, info.grid) for part, info in zip(parts, infos, strict=True)]
+    shapes = tuple(part_shape(part, crop, info, config) for part, crop, info in zip(parts, crops, infos, strict=True))
+    warp = _warp(crops, infos, config, index, epoch)
     reads = tuple(
-        _plan_crop(row, box, info, part, shape, step, config, warp)
-        for part, box, info, shape, step in zip(parts, boxes, infos, shapes, steps, strict=True)
+        _plan_crop(row, crop, info, part, shape, config, warp)
+        for part, crop, info, shape in zip(parts, crops, infos, shapes, strict=True)
     )
     return shapes, reads
 
 
-def _warp(
-    boxes: Sequence[Box],
-    infos: Sequence[ArrayInfo],
-    steps: Sequence[tuple[float, ...] | None],
-    config: Config,
-    index: int,
-    epoch: int,
-) -> Warp | None:
+def _warp(crops: Sequence[Cut], infos: Sequence[ArrayInfo], config: Config, index: int, epoch: int) -> Warp | None:
     if config.augment is None:
         return None
     if config.augment.needs_spacing:
-        for info, step in zip(infos, steps, strict=True):
-            if step is None:
+        for info, crop in zip(infos, crops, strict=True):
+            if crop.step is None:
                 raise InvalidArgument(
-                    f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm"
+                    f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm "
+                    f"({info.grid.missing})"
                 )
     halves = [
-        [(stop - start - 1) / 2 * n for (start, stop), n in zip(_last(box), step or _ONES, strict=True)]
-        for box, step in zip(boxes, steps, strict=True)
+        [(stop - start - 1) / 2 * n for (start, stop), n in zip(_last(crop.box), _steps(crop), strict=True)]
+        for crop in crops
     ]
     flat = 3 - min(info.space for info in infos)
     half = [max(one) for one in zip(*halves, strict=True)]
     half[:flat] = [0.0] * flat
     return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
+
+
+def _steps(crop: Cut) -> tuple[float, ...]:
+    """Return the distance of voxels along (Z, Y, X) in µm; ones where it is not known."""
+    return _ONES if crop.step is None else (1.0,) * (3 - len(crop.step)) + crop.step
 
 
 def _last(box: Box) -> Box:
@@ -296,42 +285,18 @@ def _last(box: Box) -> Box:
 _ONES = (1.0, 1.0, 1.0)
 
 
-def _all_steps(infos: Sequence[ArrayInfo]) -> list[tuple[float, ...] | None]:
-    """Return the spacing of each part along (Z, Y, X); None where it is not known.
-
-    An array without a spacing, such as plain labels, has the voxels of level 0 of the first part: its crop is given in
-    them.
-    """
-    first = infos[0]
-    finest = None
-    if first.spacing is not None:
-        finest = tuple(s / f for s, f in zip(first.spacing, first.factors[-first.space :], strict=True))
-    found: list[tuple[float, ...] | None] = []
-    for info in infos:
-        known = info.spacing
-        if known is None and info.is_finest and info.space == first.space:
-            known = finest
-        found.append(None if known is None else (1.0,) * (3 - info.space) + known)
-    return found
-
-
 def _plan_crop(
-    row: int,
-    box: Box,
-    info: ArrayInfo,
-    part: Part,
-    shape: PartShape,
-    step: tuple[float, ...] | None,
-    config: Config,
-    warp: Warp | None,
+    row: int, crop: Cut, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
 ) -> CropRead:
+    box = crop.box
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
     if warp is None and True not in reaches_out:
         return CropRead(row, info, box, _whole(shape.shape), None, is_whole=True)
     if any(reaches_out) and config.pad is None:
         axis = reaches_out.index(True)
+        which = "aabb" if crop.first is None else f"part {part.name!r}"
         raise InvalidArgument(
-            f"aabb axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
+            f"{which} axis {axis}: {box[axis]} reaches out of {info.name} with {info.shape[axis]} voxels; "
             "pass Config(pad=…) to allow that"
         )
     if warp is None and config.pad == "constant":
@@ -342,7 +307,7 @@ def _plan_crop(
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
         raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
-    return _staged(row, box, info, part, np.array(step or _ONES, float), config, warp)
+    return _staged(row, crop, info, part, config, warp)
 
 
 @lru_cache(maxsize=256)
@@ -358,9 +323,8 @@ def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
     return CropRead(row, info, region, inside, None)
 
 
-def _staged(
-    row: int, box: Box, info: ArrayInfo, part: Part, steps: np.ndarray, config: Config, warp: Warp | None
-) -> CropRead:
+def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, warp: Warp | None) -> CropRead:
+    box, steps = crop.box, np.array(_steps(crop))
     last = _last(box)
     first = np.array([start for start, _ in last], float)
     matrix, offset, grid = _IDENTITY, first, None
@@ -372,6 +336,8 @@ def _staged(
         size = np.array([stop - start for start, stop in last], float)
         matrix = warp.matrix * steps[None, :] / steps[:, None]
         middle = (size - 1) / 2
+        if crop.first is not None:
+            first[-len(box) :] = crop.first[-3:]
         offset = first + middle + warp.translation / steps - matrix @ middle
         if warp.nodes is not None:
             grid = warp.nodes / steps[:, None, None, None]

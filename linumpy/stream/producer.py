@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linumpy.stream.config import Config, Dtype, Sample
-from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error
+from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error, of_iterable
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
 from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
 from linumpy.stream.resample import Staged
-from linumpy.stream.sources import Fallback, ReadJob, Sources, submit
+from linumpy.stream.sources import Fallback, ReadJob, Request, Sources, submit
+from linumpy.stream.stats import Metric
+
+#: After so many seconds of waiting for memory the arrays of a batch are looked at once more.
+_PLAN_SECONDS = 0.01
+#: How long the threads may take to end.
+_JOIN_SECONDS = 5.0
 
 
 @dataclass
@@ -46,6 +52,8 @@ class InFlight:
         For each part: crops that are read into the batch, crops that are resampled into it.
     stage : (int, int)
         Begin and size of its staged crops in the memory.
+    raised : BaseException or None
+        What the iterable raised that is no error, such as an interrupt: it is raised in place of the batch.
     filled, moved : bool, int
         What :meth:`Pipeline.pop` has done: whether all rows are made, and rows that it moved over faulty ones.
     """
@@ -61,6 +69,7 @@ class InFlight:
     direct: list[list[CropRead]] = field(default_factory=list)
     staged: list[list[Staged]] = field(default_factory=list)
     stage: tuple[int, int] = (0, 0)
+    raised: BaseException | None = None
     filled: bool = False
     moved: int = 0
 
@@ -69,7 +78,7 @@ class InFlight:
 class _Chosen:
     """The samples of a batch with the arrays that are being opened for them, or an error of what was pushed."""
 
-    samples: list[tuple[Pulled, list[Any]]]
+    samples: list[tuple[Pulled, list[Request]]]
     error: BaseException | None = None
 
 
@@ -106,14 +115,15 @@ class Producer:
         self.ready: deque[InFlight] = deque()
         self.taken: InFlight | None = None
         self.parts: tuple[PartShape, ...] | None = None
-        self.plan_seconds, self.planned, self.planned_nbytes, self.waves = 0.0, 0, 0, 0
+        self.planning, self.waves = Metric("plan"), 0
         self.starved_since: float | None = None
         self.failure: BaseException | None = None
         self.batch_id = 0
-        self._partial: list[tuple[Pulled, list[Any]]] = []
+        self._partial: list[tuple[Pulled, list[Request]]] = []
         self._chosen: deque[_Chosen] = deque()
         self._coming = 0  # batches that were pulled and are not in `ready` yet
         self._pulling = self._closed = self._waits_for_stage = False
+        self._in_iterable = False  # the first thread runs code of the caller
         self._stage_free: Any = None
         self._threads = [
             threading.Thread(target=self._run, args=(step,), name=f"linumpy-stream-{name}", daemon=True)
@@ -138,6 +148,19 @@ class Producer:
     def waiting_samples(self) -> int:
         """Samples of a batch that is not full yet; read while holding :attr:`changed`."""
         return len(self._partial)
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that are read or are being submitted; read while holding :attr:`changed`."""
+        is_taken = self.taken is not None and all(one is not self.taken for one in self.ready)
+        return len(self.ready) + self._coming + is_taken
+
+    @property
+    def has_samples(self) -> bool | None:
+        """Whether samples are not handed out yet; None while it is not known. Read while holding :attr:`changed`."""
+        if self.failure is not None or self.in_flight or self._partial:
+            return True
+        return None if self._pulling or self.feed.has_more else False
 
     @property
     def is_idle(self) -> bool:
@@ -172,8 +195,16 @@ class Producer:
         self._memory.stop()
         for thread in self._threads if is_first else ():
             if thread is not threading.current_thread():
-                thread.join(timeout=5)  # an iterable may block for ever; the thread is a daemon
+                self._join(thread)
         self.sources.close()
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Wait for the end of a thread; not of an iterable, which may block for ever and touches nothing of ours."""
+        end = time.monotonic() + _JOIN_SECONDS
+        while thread.is_alive() and time.monotonic() < end:
+            thread.join(timeout=0.05)
+            if thread is self._threads[0] and self._in_iterable:
+                return
 
     def cancel(self) -> None:
         """Cancel what is in flight, and wait until nothing is written any more."""
@@ -220,17 +251,20 @@ class Producer:
     def _choose(self) -> _Chosen | None:
         """Pull until a batch is full or flushed; None where samples are missing for one."""
         while len(self._partial) < self._config.batch_size:
+            self._in_iterable = True
             try:
                 pulled = self.feed.next()
             except BaseException as error:  # of the iterable that was pushed, whatever it is
                 return _Chosen([], error)
+            finally:
+                self._in_iterable = False
             if pulled is None or self._closed:
                 return None
             if isinstance(pulled, Flush):
                 if self._partial:
                     break
                 return None
-            self._partial.append((pulled, self.sources.request(pulled.sample)))
+            self._partial.append((pulled, self.sources.request(pulled.sample, pulled.folder)))
         chosen, self._partial = self._partial, []
         return _Chosen(chosen)
 
@@ -252,8 +286,11 @@ class Producer:
     def _submitted(self, chosen: _Chosen) -> InFlight:
         item = InFlight(self.batch_id, chosen.samples[-1][0].position + 1 if chosen.samples else 0)
         self.batch_id += 1
+        if isinstance(chosen.error, Exception):
+            item.faulty.append(of_iterable(chosen.error))
+            return item
         if chosen.error is not None:
-            item.faulty.append(as_stream_error(chosen.error))
+            item.raised = chosen.error
             return item
         try:
             self._submit(item, chosen.samples)
@@ -266,14 +303,20 @@ class Producer:
             item.faulty.append(as_stream_error(error))
         return item
 
-    def _submit(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> None:
-        reads = self._plan(item, chosen)
-        if not item.samples or (item.faulty and self._config.on_error == "raise"):
-            item.samples.clear()
-            return
+    def _submit(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> None:
+        lease = None
+        while True:
+            begin, reads = time.perf_counter(), self._plan(item, chosen)
+            if not item.samples or (item.faulty and self._config.on_error == "raise"):
+                item.samples.clear()
+                return
+            lease = lease or self._take_slot()
+            if time.perf_counter() - begin < _PLAN_SECONDS or all(read.info.holds for read in reads):
+                break
+            item.samples.clear()  # an array was written anew while memory was waited for
+            item.faulty.clear()
         assert self.parts is not None
-        item.parts = self.parts
-        item.lease = self._take_slot()
+        item.parts, item.lease = self.parts, lease
         offset = item.lease.offset
         for part in self.parts:
             item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
@@ -290,10 +333,11 @@ class Producer:
         """Make the pipeline's stream CuPy's current one, on its device."""
         return nullcontext() if self._stream is None else OnStream(self._stream, self._memory.device_id)
 
-    def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Any]]]) -> list[CropRead]:
+    def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> list[CropRead]:
         """Plan the samples of a batch; errors are those of their samples."""
         reads: list[CropRead] = []
-        opened = [self._opened(pulled, requested, item) for pulled, requested in chosen]
+        looked: dict[Any, ArrayInfo] = {}
+        opened = [self._opened(pulled, requested, item, looked) for pulled, requested in chosen]
         begin = time.perf_counter()
         for (pulled, _), infos in zip(chosen, opened, strict=True):
             if infos is None:
@@ -305,23 +349,25 @@ class Producer:
                 if self.parts is not None and shapes != self.parts:
                     check_alike(self.parts, shapes)
             except Exception as error:
-                item.faulty.append(as_stream_error(error, pulled.sample))
+                item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
                 continue
             if self.parts is None:
                 self.parts = shapes
             reads += planned
             item.samples.append(pulled.sample)
         self._divide(reads)
-        self.plan_seconds += time.perf_counter() - begin
-        self.planned += 1
-        self.planned_nbytes += sum(read.read_nbytes for read in reads)
+        nbytes = sum(read.read_nbytes for read in reads)
+        with self.changed:
+            self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
         return reads
 
-    def _opened(self, pulled: Pulled, requested: list[Any], item: InFlight) -> list[ArrayInfo] | None:
+    def _opened(
+        self, pulled: Pulled, requested: list[Request], item: InFlight, looked: dict[Any, ArrayInfo]
+    ) -> list[ArrayInfo] | None:
         try:
-            return [one if isinstance(one, ArrayInfo) else one.result() for one in requested]
+            return self.sources.settled(requested, looked)
         except Exception as error:
-            item.faulty.append(as_stream_error(error, pulled.sample))
+            item.faulty.append(as_stream_error(error, pulled.sample, "open"))
             return None
 
     def _divide(self, reads: list[CropRead]) -> None:

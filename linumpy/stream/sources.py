@@ -1,8 +1,8 @@
 """Arrays that samples name, and reads of them.
 
-A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept for the next sample. Regions of arrays → a ticket
-each, in their order: of arrays that the reader takes the reader's, of others one with the same methods, read by
-zarr-python in threads. An error is that of its job alone.
+A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same.
+Regions of arrays → a ticket each, in their order: of arrays that the reader takes the reader's, of others one with the
+same methods, read by zarr-python in threads. An error is that of its job alone.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import zarr
 
-from linumpy.errors import MetadataError
-from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.rounding import bfloat16_bits
-from linumpy.io.layout import read_layout
-from linumpy.io.ome import open_image
-from linumpy.io.place import absolute
-from linumpy.io.source import open_node, open_source
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.plan.layout import ArrayLayout
+from linumpy.stream.alignment import is_own
+from linumpy.stream.arguments import Box
+from linumpy.stream.arrays import Key, located, open_info
 from linumpy.stream.config import Config, Sample
-from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.plan import ArrayInfo, Box
+from linumpy.stream.plan import ArrayInfo
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int]
+
+class Request(NamedTuple):
+    """An array that a sample needs."""
+
+    key: Key
+    opened: Future[ArrayInfo] | ArrayInfo
+    is_shared: bool = False  # it was asked for before
 
 
 class Sources:
@@ -52,13 +52,33 @@ class Sources:
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample) -> list[Future[ArrayInfo] | ArrayInfo]:
-        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened."""
-        if not sample.parts:
-            return [self._get((sample.uri, sample.level))]
-        return [self._get((part.uri or sample.uri, part.level)) for part in sample.all_parts()]
+    def request(self, sample: Sample, folder: str) -> list[Request]:
+        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
 
-    def _get(self, key: Key) -> Future[ArrayInfo] | ArrayInfo:
+        Parameters
+        ----------
+        sample : Sample
+            The sample.
+        folder : str
+            From where paths are that are not absolute.
+        """
+        try:
+            return [self._get(key) for key in self._keys(sample, folder)]
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [Request(Key(sample.uri, sample.level), failed)]
+
+    def _keys(self, sample: Sample, folder: str) -> list[Key]:
+        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
+        for part in sample.parts:
+            if is_own(sample, part):
+                keys.append(keys[0]._replace(level=part.level))
+            else:
+                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+        return keys
+
+    def _get(self, key: Key) -> Request:
         with self._lock:
             found = self._kept.get(key)
             if isinstance(found, Future) and found.done():
@@ -68,97 +88,55 @@ class Sources:
             if found is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
-                return found
+                return Request(key, found, is_shared=True)
             self.misses += 1
-            opened = self.pool.submit(open_info, key[0], key[1], self._config)
-            self._kept[key] = opened
-            while len(self._kept) > self._config.n_zarrs_meta_cache:
-                self._kept.popitem(last=False)
-            return opened
+            opened = self.pool.submit(open_info, key, self._config)
+            self._keep(key, opened)
+            return Request(key, opened)
+
+    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
+        self._kept[key] = opened
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._config.n_zarrs_meta_cache:
+            self._kept.popitem(last=False)
+
+    def settled(self, requests: Sequence[Request], looked: dict[Key, ArrayInfo]) -> list[ArrayInfo]:
+        """Wait for arrays, look at their metadata files, and open those again that were written anew meanwhile.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            What :meth:`request` returned.
+        looked : dict
+            Arrays that need not be looked at again; those that are looked at are added.
+        """
+        found = []
+        for request in requests:
+            info = looked.get(request.key)
+            if info is None:
+                info = looked[request.key] = self._settled(request)
+            found.append(info)
+        return found
+
+    def _settled(self, request: Request) -> ArrayInfo:
+        opened = request.opened
+        try:
+            info = opened if isinstance(opened, ArrayInfo) else opened.result()
+            if info.holds:
+                return info
+        except Exception:
+            if not request.is_shared:  # what was missing for an earlier sample may be there for this one
+                raise
+        info = open_info(request.key, self._config)
+        with self._lock:
+            self.misses += 1
+            self._keep(request.key, info)
+        return info
 
     def close(self) -> None:
         """End the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._kept.clear()
-
-
-def open_info(uri: str, level: int, config: Config) -> ArrayInfo:
-    """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
-
-    Raises
-    ------
-    InvalidArgument
-        Its chunks or elements exceed the limits.
-    FileNotFoundError, SourceError, ValueError
-        See :func:`linumpy.io.source.open_source`.
-    """
-    layout = None if "://" in uri else LAYOUTS.get(uri, level)  # opened again only where its metadata have changed
-    if layout is not None and layout.unsupported is None and layout.root == str(absolute(uri)):
-        info = _plain_info(layout, None, uri, config)
-    elif isinstance(node := open_node(uri), zarr.Array):
-        array = open_source(node, level)
-        info = _plain_info(read_layout(array), array, uri, config)
-    else:
-        info = _image_info(node, uri, level, config)
-    most = config.max_bytes_per_element
-    if 0 < most < info.dtype.itemsize:
-        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
-    nbytes = info.dtype.itemsize
-    for n in info.chunk_shape:
-        nbytes *= n
-    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
-        raise InvalidArgument(
-            f"{uri} has chunks of {nbytes} bytes, more than "
-            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
-        )
-    return info
-
-
-def _plain_info(layout: ArrayLayout, array: zarr.Array | None, uri: str, config: Config) -> ArrayInfo:
-    space = min(layout.rank, 3)
-    spacing = None if config.spacing is None else _fitting(config.spacing, space, uri)
-    return _info(layout, array, uri, space, spacing, (1.0,) * layout.rank)
-
-
-def _image_info(group: zarr.Group, uri: str, level: int, config: Config) -> ArrayInfo:
-    try:
-        image = open_image(group, spacing=config.spacing)
-    except MetadataError:  # axes or units are missing: crops need neither, augmentation raises an error of its own
-        array, finest = open_source(group, level), open_source(group, 0)
-        factors = tuple(float(round(a / b)) for a, b in zip(finest.shape, array.shape, strict=True))
-        return _info(read_layout(array), array, uri, min(array.ndim, 3), None, factors)
-    array = open_source(group, level)
-    axes = image.spatial_axes
-    if axes != tuple(range(array.ndim - len(axes), array.ndim)):
-        raise InvalidArgument(f"{uri}: axes of space must be the last ones (they are {axes} of {array.ndim})")
-    ratios = [there / here for there, here in zip(image.spacing[level], image.spacing[0], strict=True)]
-    factors = (1.0,) * (array.ndim - len(axes)) + tuple(round(r) if abs(r - round(r)) < 1e-6 else r for r in ratios)
-    return _info(read_layout(array), array, uri, len(axes), image.spacing[level], factors)
-
-
-def _info(
-    layout: ArrayLayout,
-    array: zarr.Array | None,
-    uri: str,
-    space: int,
-    spacing: Sequence[float] | None,
-    factors: tuple[float, ...],
-) -> ArrayInfo:
-    """Tell of an array; `array` is needed where the reader does not take it."""
-    if layout.rank == 0:
-        raise InvalidArgument(f"{uri} has no axes to crop")
-    known: Any = None if spacing is None else tuple(spacing)
-    source = layout if layout.unsupported is None else array
-    return ArrayInfo(
-        source, uri, layout.shape, layout.chunk_shape, layout.object_shape, layout.dtype,
-        space, known, factors, layout.unsupported,
-    )  # fmt: skip
-
-
-def _fitting(spacing: tuple[float, ...], space: int, uri: str) -> tuple[float, ...]:
-    if len(spacing) != space:
-        raise InvalidArgument(f"spacing has {len(spacing)} numbers, {uri} has {space} axes of space")
-    return spacing
 
 
 @dataclass(frozen=True)

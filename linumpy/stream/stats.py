@@ -2,43 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Time of one stage.
+    """Time and bytes of one stage.
 
     Attributes
     ----------
+    name : str
+        Of the stage.
+    ms : float
+        Milliseconds in all. Stages run side by side, so that their sum may exceed the time on the clock.
+    best_ms : float
+        Least milliseconds of one measurement; 0 without one, and for stages of which only the sum is measured.
+    input_bytes, output_bytes : int
+        Bytes that went in and came out; 0 where that is not counted.
     count : int
         How often it was measured.
-    seconds : float
-        In all. Stages run side by side, so that their sum may exceed the time on the clock.
-    nbytes : int
-        Bytes that passed; 0 where that is not counted.
     """
 
+    name: str = ""
+    ms: float = 0.0
+    best_ms: float = 0.0
+    input_bytes: int = 0
+    output_bytes: int = 0
     count: int = 0
-    seconds: float = 0.0
-    nbytes: int = 0
 
-    def plus(self, seconds: float, nbytes: int = 0, count: int = 1) -> Metric:
-        """Return the metric with another measurement."""
-        return Metric(self.count + count, self.seconds + seconds, self.nbytes + nbytes)
+    @classmethod
+    def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
+        """Make the metric of a stage of which only sums are measured."""
+        return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
+
+    def plus(self, seconds: float, nbytes: int = 0) -> Metric:
+        """Return the metric with another measurement, of a stage from which `nbytes` came out."""
+        ms = 1e3 * seconds
+        best = min(self.best_ms, ms) if self.count else ms
+        return Metric(self.name, self.ms + ms, best, self.input_bytes, self.output_bytes + nbytes, self.count + 1)
 
     def __sub__(self, other: Metric) -> Metric:
-        return Metric(self.count - other.count, self.seconds - other.seconds, self.nbytes - other.nbytes)
+        """Return what was measured since; `best_ms`, which is no sum, stays."""
+        return Metric(
+            self.name, self.ms - other.ms, self.best_ms, self.input_bytes - other.input_bytes,
+            self.output_bytes - other.output_bytes, self.count - other.count,
+        )  # fmt: skip
 
     @property
     def mean_ms(self) -> float:
         """Mean time in ms; 0 without a measurement."""
-        return 1e3 * self.seconds / self.count if self.count else 0.0
+        return self.ms / self.count if self.count else 0.0
 
     @property
     def gb_per_s(self) -> float:
-        """Rate in GB/s; 0 where it is not known."""
-        return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
+        """Rate in GB/s of what came out, or else of what went in; 0 where it is not known."""
+        return (self.output_bytes or self.input_bytes) / self.ms / 1e6 if self.ms else 0.0
 
 
 @dataclass(frozen=True)
@@ -66,14 +84,14 @@ class Stats:
         Time on the clock.
     """
 
-    plan: Metric = field(default_factory=Metric)
-    io: Metric = field(default_factory=Metric)
-    h2d: Metric = field(default_factory=Metric)
-    decompress: Metric = field(default_factory=Metric)
-    assemble: Metric = field(default_factory=Metric)
-    pop_wait_io: Metric = field(default_factory=Metric)
-    pop_wait_compute: Metric = field(default_factory=Metric)
-    flush_wait: Metric = field(default_factory=Metric)
+    plan: Metric = Metric("plan")
+    io: Metric = Metric("io")
+    h2d: Metric = Metric("h2d")
+    decompress: Metric = Metric("decompress")
+    assemble: Metric = Metric("assemble")
+    pop_wait_io: Metric = Metric("pop_wait_io")
+    pop_wait_compute: Metric = Metric("pop_wait_compute")
+    flush_wait: Metric = Metric("flush_wait")
     zarr_meta_hits: int = 0
     zarr_meta_misses: int = 0
     shard_idx_hits: int = 0
@@ -93,24 +111,27 @@ class Stats:
     @property
     def bound(self) -> str:
         """What bounds the pipeline: ``"consumer"``, or the stage of the reader that takes longest."""
-        waited = self.pop_wait_io.seconds + self.pop_wait_compute.seconds
-        if self.batches_emitted == 0 or waited < 0.1 * self.seconds:
+        waited = self.pop_wait_io.ms + self.pop_wait_compute.ms
+        if self.batches_emitted == 0 or waited < 100 * self.seconds:  # a tenth
             return "consumer"
-        if self.pop_wait_compute.seconds > self.pop_wait_io.seconds:
+        if self.pop_wait_compute.ms > self.pop_wait_io.ms:
             return "resampling"
         # By the clock of the host alone: what the device does overlaps, and its sums may be longer than the time that
         # it takes.
         stages = {"I/O": self.io, "decode and scatter": self.assemble, "planning": self.plan}
-        longest = max(stages, key=lambda name: stages[name].seconds)
-        return longest if stages[longest].seconds > 0 else "I/O"
+        longest = max(stages, key=lambda name: stages[name].ms)
+        return longest if stages[longest].ms > 0 else "I/O"
 
     def __str__(self) -> str:
-        rows = [f"{'stage':<18}{'count':>9}{'seconds':>10}{'mean ms':>10}{'GB/s':>8}"]
+        rows = [f"{'stage':<18}{'count':>9}{'seconds':>10}{'mean ms':>10}{'best ms':>10}{'GB/s':>8}"]
         for one in fields(self):
             metric = getattr(self, one.name)
             if isinstance(metric, Metric):
-                rate = f"{metric.gb_per_s:.2f}" if metric.nbytes else "-"
-                rows.append(f"{one.name:<18}{metric.count:>9}{metric.seconds:>10.3f}{metric.mean_ms:>10.3f}{rate:>8}")
+                rate = f"{metric.gb_per_s:.2f}" if metric.output_bytes or metric.input_bytes else "-"
+                best = f"{metric.best_ms:.3f}" if metric.best_ms else "-"
+                rows.append(
+                    f"{one.name:<18}{metric.count:>9}{metric.ms / 1e3:>10.3f}{metric.mean_ms:>10.3f}{best:>10}{rate:>8}"
+                )
         rows += [
             f"batches {self.batches_emitted} ({self.batches_truncated} truncated), submissions {self.waves_emitted}, "
             f"samples skipped {self.samples_skipped}",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from linumpy.errors import not_pickled
-from linumpy.stream.config import Config, Sample
+from linumpy.stream.arguments import integer
+from linumpy.stream.config import WORD, Config, Sample
+from linumpy.stream.errors import InvalidArgument
+from linumpy.stream.feed import Epochs
 from linumpy.stream.pipeline import Pipeline
 
 
@@ -16,9 +20,11 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
     Parameters
     ----------
     config : Config
-        Of the pipeline that each iteration makes; `rank` and `world_size` divide the samples between processes.
+        Of the pipeline that each iteration makes; `rank` and `world_size` divide the samples between processes. Its
+        `epoch` is that of the first iteration.
     samples : iterable of Sample
-        Pushed anew by each iteration.
+        Pushed anew by each iteration, which is the next epoch: other crops of a :class:`CropSampler`, and another
+        augmentation.
     reader : linumpy.gpu.Reader, optional
         As for :class:`Pipeline`.
 
@@ -27,7 +33,8 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
     torch.utils.data.IterableDataset
         It yields a tensor, or a dict of them where samples have parts. Pass it to ``DataLoader(dataset,
         batch_size=None, num_workers=0)``: it batches itself, and reads ahead in threads. It has ``state_dict()`` and
-        ``load_state_dict(state)``, for the iteration that runs and for the next one.
+        ``load_state_dict(state)``, for the iteration that runs and for the next one, and ``set_epoch(n)`` for callers
+        who count epochs themselves.
     """
     from torch.utils import dlpack
     from torch.utils.data import IterableDataset, get_worker_info
@@ -41,31 +48,48 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
         def __init__(self) -> None:
             super().__init__()
             self._pipeline: Pipeline | None = None
-            self._state: Mapping[str, int] | None = None
+            self._last: dict[str, Any] | None = None  # state of an iteration that has ended
+            self._state: Mapping[str, Any] | None = None
+            self._epoch = config.epoch
 
         def __iter__(self) -> Iterator[Any]:
             if get_worker_info() is not None:
                 raise RuntimeError("batches are on the device of one process: use DataLoader(num_workers=0)")
-            with Pipeline(config, reader=reader) as pipeline:
+            state, self._state = self._state, None
+            epoch = self._epoch if state is None else integer("epoch", state["epoch"], 0, WORD)
+            self._epoch = epoch + 1
+            with Pipeline(replace(config, epoch=epoch), reader=reader) as pipeline:
+                if state is not None:
+                    pipeline.load_state_dict(state)
                 self._pipeline = pipeline
-                if self._state is not None:
-                    pipeline.load_state_dict(self._state)
-                    self._state = None
-                pipeline.push(samples)
-                for batch in pipeline.batches():
-                    names = batch.tensors._fields
-                    made = [dlpack.from_dlpack(tensor) for tensor in batch]
-                    batch.release()
-                    yield made[0] if len(made) == 1 else dict(zip(names, made, strict=True))
+                try:
+                    pipeline.push(samples)
+                    for batch in pipeline.batches():
+                        names = batch.tensors._fields
+                        made = [dlpack.from_dlpack(tensor) for tensor in batch]
+                        batch.release()
+                        yield made[0] if len(made) == 1 else dict(zip(names, made, strict=True))
+                finally:
+                    if self._pipeline is pipeline:
+                        self._last, self._pipeline = pipeline.state_dict(), None
 
-        def state_dict(self) -> dict[str, int]:
-            """Return the state behind the last batch of the iteration that runs."""
-            if self._pipeline is None:
+        def set_epoch(self, epoch: int) -> None:
+            """Set the epoch of the next iteration."""
+            self._epoch = integer("epoch", epoch, 0, WORD)
+            if isinstance(samples, Epochs):
+                samples.set_epoch(epoch)
+
+        def state_dict(self) -> dict[str, Any]:
+            """Return the state behind the last batch of the iteration that runs, or of the last one."""
+            found = self._last if self._pipeline is None else self._pipeline.state_dict()
+            if found is None:
                 raise RuntimeError("no iteration has begun")
-            return self._pipeline.state_dict()
+            return found
 
-        def load_state_dict(self, state: Mapping[str, int]) -> None:
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
             """Let the next iteration go on from a state."""
+            if not isinstance(state, Mapping) or "epoch" not in state:
+                raise InvalidArgument(f"state must be what state_dict() returned (got {state!r})")
             self._state = state
 
     return StreamDataset()

@@ -386,6 +386,8 @@ template <class T, class F> NOT_CHECKED T atomic(T *p, F update) {
 }
 template <class T> T atomicAdd(T *p, T v) { return atomic(p, [v](T old) NOT_CHECKED { return static_cast<T>(old + v); }); }
 inline unsigned atomicXor(unsigned *p, unsigned v) { return atomic(p, [v](unsigned old) NOT_CHECKED { return old ^ v; }); }
+inline unsigned atomicMin(unsigned *p, unsigned v) { return atomic(p, [v](unsigned old) NOT_CHECKED { return old < v ? old : v; }); }
+inline unsigned atomicMax(unsigned *p, unsigned v) { return atomic(p, [v](unsigned old) NOT_CHECKED { return old > v ? old : v; }); }
 inline int atomicCAS(int *p, int expected, int v) { return atomic(p, [=](int old) NOT_CHECKED { return old == expected ? v : old; }); }
 template <class T> T __ldg(const T *p) { return *p; }
 template <class T> T __ldca(const T *p) { return *p; }

@@ -201,6 +201,8 @@ class Device:
         Of the paces of streams and of all that is left to chance.
     """
 
+    FREE_NBYTES = 0  # that the driver tells of; what is allocated is not counted
+
     def __init__(self, seed):
         self.random = random.Random(seed)
         self._lock = threading.RLock()
@@ -391,6 +393,8 @@ class Device:
         cupy.zeros = lambda shape, dtype: self.full(shape, 0, dtype)
         cupy.asnumpy = lambda array: array.get()
         cupyx.empty_pinned = self.empty_pinned
+        pool = types.SimpleNamespace(free_bytes=lambda: 0, used_bytes=lambda: 0, get_limit=lambda: 0)
+        cupy.get_default_memory_pool = lambda: pool
         cupy.cuda = types.SimpleNamespace(
             Stream=self._new_stream,
             Event=Event,
@@ -403,6 +407,7 @@ class Device:
                 memcpyHostToDevice=1,
                 memcpyDeviceToHost=2,
                 getDevice=lambda: 0,
+                memGetInfo=lambda: (self.FREE_NBYTES, 2 * self.FREE_NBYTES),
                 getDeviceCount=lambda: 1,
                 eventQuery=lambda event: 0 if event.done else 600,
             ),

@@ -59,7 +59,8 @@ def test_decoders_compile(source, team, architecture):
     for name in names:
         assert name.encode() in code
         # What is planned beside a ring; else what a kernel has without asking for it.
-        assert declared_shared(code, name) <= (launches._DECLARED if team else 48 * 1024)
+        has_ring = team and source != "zstd_cells"
+        assert declared_shared(code, name) <= (launches._DECLARED if has_ring else 48 * 1024)
         # The compiler may load for all lanes what the source reads in one: zstd_entropy's state was such a word.
         assert not raced_words(ptx, name)
 
@@ -92,6 +93,9 @@ def all_launches(limits):
             sizes = {"stored_nbytes": decoded, "decoded_nbytes": decoded, "words_nbytes": 0, "pool_nbytes": decoded}
             space = plan_workspace(chain, chunks=chunks, **sizes)
             yield name, launches.plan_launches(chain, space, 0, 0, chunks, nbytes, limits)
+            if chain.compressor == "zstd" and decoded < 2**26:
+                space = plan_workspace(chain, chunks=chunks, group_nbytes=2**20, **sizes)
+                yield name, launches.plan_launches(chain, space, 0, 0, chunks, nbytes, limits)
 
 
 @pytest.mark.parametrize("kib", [64, 96, 99, 163, 227])

@@ -94,13 +94,14 @@ def test_samples_are_equal_however_spelled():
 
 @pytest.mark.parametrize(
     ("aabb", "error", "message"),
-    [((5, (0, 2)), TypeError, r"^aabb axis 0: expected slice or \(start, stop\) tuple; got int$"),
+    [(("5", (0, 2)), TypeError, r"^aabb axis 0: expected slice, \(start, stop\) tuple or int; got str$"),
      (((0, 2), (1, 2, 3)), TypeError, "aabb axis 1: expected"),
      ((slice(0, 4, 2),), ValueError, r"aabb axis 0: slice\(0, 4, 2\) has a step"),
-     (((0, 2), slice(None, 4)), ValueError, r"aabb axis 1: slice\(None, 4, None\) is open"),
+     (((0, 2), slice(4, None)), ValueError, r"aabb axis 1: slice\(4, None, None\) is open"),
+     ((True, (0, 2)), TypeError, "aabb axis 0: expected .* got bool"),
      (((0, 2), (3, 3)), ValueError, r"aabb axis 1: start must be < stop; got \(3, 3\)"),
      (((0, 2.5),), TypeError, "aabb axis 0: start and stop must be ints"),
-     ((range(2),), TypeError, r"aabb axis 0: expected slice or \(start, stop\) tuple; got range"),
+     ((range(2),), TypeError, "aabb axis 0: expected .* got range"),
      ((b"ab",), TypeError, "aabb axis 0: expected .* got bytes"),
      (((False, 5),), TypeError, "aabb axis 0: start and stop must be ints"),
      (np.array([[False, True]]), TypeError, "aabb axis 0: start and stop must be ints"),
@@ -190,9 +191,10 @@ def test_every_error_has_a_status_of_its_own_and_a_builtin():
         error = kind("went wrong", sample)
         assert isinstance(error, (stream.StreamError, LinumpyError))
         assert isinstance(error, builtin)
-        assert (error.what, str(error)) == ("went wrong", "went wrong (sample a[0:1])")
+        assert (error.detail, str(error)) == ("went wrong", "went wrong (sample a[0:1])")
+        assert kind("went wrong", what="a stage").what == "a stage"
         again = pickle.loads(pickle.dumps(error))
-        assert (type(again), again.what, again.sample) == (kind, "went wrong", sample)
+        assert (type(again), again.detail, again.sample, again.what) == (kind, "went wrong", sample, error.what)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_faulty_sample_at_every_position(volume, tmp_path, pipeline, fault):
         assert isinstance(raised.value, stream.StreamError)
         assert raised.value.sample == bad
         assert str(bad) in str(raised.value)
-        assert raised.value.what in str(raised.value)
+        assert raised.value.detail in str(raised.value)
         assert np.array_equal(p.pop().numpy(), crops[5:])
         p.close()
 

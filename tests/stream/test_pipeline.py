@@ -99,7 +99,7 @@ def test_iterables_are_pulled_lazily(volume, pipeline):
     p = pipeline(lookahead_batches=2)
     p.push(counted())
     p.flush()
-    assert p.pending == 2
+    assert p.in_flight == 2
     time.sleep(0.05)
     assert len(pulled) == 4
     p.pop()
@@ -262,7 +262,8 @@ def test_calls_after_close_raise(volume, pipeline):
     p.pop()
     p.close()
     p.close()
-    for use in (p.pop, p.flush, lambda: p.push([])):
+    calls = (p.pop, p.flush, lambda: p.push([]), lambda: p.stats, p.stats_reset, p.state_dict)
+    for use in calls:
         with pytest.raises(stream.ShutdownError):
             use()
     assert not [one for one in threading.enumerate() if one.name.startswith("linumpy-stream")]
@@ -321,6 +322,9 @@ def test_states_that_are_refused(pipeline):
     for name, wrong in (("position", -1), ("position", 2.5), ("batch_id", "3"), ("version", 99)):
         with pytest.raises((ValueError, TypeError), match=name):
             p.load_state_dict({**state, name: wrong})
+    for wrong, message in ((3, "a list of ints"), ([-1], "epochs must be >= 0"), (["1"], "epochs must be an int")):
+        with pytest.raises(stream.InvalidArgument, match=message):
+            p.load_state_dict({**state, "epochs": wrong})
     with pytest.raises(ValueError, match="has no batch_id, position"):
         p.load_state_dict({key: value for key, value in state.items() if key not in ("position", "batch_id")})
     with pytest.raises(TypeError, match="state must be what"):
@@ -382,14 +386,18 @@ def test_many_batches_in_flat_memory(volume, pipeline):
     assert len(gc.get_objects()) - before < 300  # less than one object a batch
 
 
+def wait(ms):
+    return Metric("a stage", ms, count=3)
+
+
 @pytest.mark.parametrize(
     ("waited", "bound"),
     [
         ({}, "consumer"),
-        ({"pop_wait_io": Metric(3, 0.1), "pop_wait_compute": Metric(3, 0.09)}, "consumer"),
-        ({"pop_wait_io": Metric(3, 0.1), "pop_wait_compute": Metric(3, 0.2)}, "resampling"),
-        ({"pop_wait_io": Metric(3, 0.3), "io": Metric(3, 0.2), "assemble": Metric(3, 0.1)}, "I/O"),
-        ({"pop_wait_io": Metric(3, 0.3), "io": Metric(3, 0.1), "assemble": Metric(3, 0.2)}, "decode and scatter"),
+        ({"pop_wait_io": wait(100), "pop_wait_compute": wait(90)}, "consumer"),
+        ({"pop_wait_io": wait(100), "pop_wait_compute": wait(200)}, "resampling"),
+        ({"pop_wait_io": wait(300), "io": wait(200), "assemble": wait(100)}, "I/O"),
+        ({"pop_wait_io": wait(300), "io": wait(100), "assemble": wait(200)}, "decode and scatter"),
     ],
 )
 def test_statistics_name_the_bottleneck(waited, bound):

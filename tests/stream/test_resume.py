@@ -99,6 +99,7 @@ def test_a_training_that_is_killed_resumes_with_the_same_batches(run, kills):
 
 
 def test_states_go_through_json_and_pickle_in_the_middle_of_an_epoch(tmp_path, pipeline):
+    """The sampler that is pushed again has counted on meanwhile: the state says which epochs it had."""
     paths = [make_array(tmp_path / str(k), np.full((9, 9), k, "u1"), (3, 3)) for k in range(5)]
     sampler = stream.CropSampler(paths, (4, 4), length=23, epochs=3, seed=8)
     options = {"augment": stream.Augment(rotation=30, noise=4.0), "pad": "edge", "spacing": (1.0, 1.0), "seed": 2}
@@ -116,6 +117,7 @@ def test_states_go_through_json_and_pickle_in_the_middle_of_an_epoch(tmp_path, p
     expected = run(pipeline(batch_size=4, **options))
     assert len(expected) == -(-69 // 4)
     for stop, form in ((1, json), (5, pickle), (17, json)):
+        sampler.set_epoch(0)
         p = pipeline(batch_size=4, lookahead_batches=5, **options)
         first = run(p, stop)
         state = form.loads(form.dumps(p.state_dict()))

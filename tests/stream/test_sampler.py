@@ -48,14 +48,98 @@ def test_uniform_crops_lie_inside_and_reach_all_positions(arrays):
 def test_crops_depend_on_seed_epoch_and_index_alone(arrays):
     sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epochs=3, seed=1)
     assert len(sampler) == 150
+    backwards = [sampler.sample_at(k) for k in reversed(range(150))]
     straight = list(sampler)
-    assert [sampler.sample_at(k) for k in reversed(range(150))] == straight[::-1]
+    assert backwards == straight[::-1]
     later = stream.CropSampler([arrays / "a"], (4, 4, 4), length=50, epoch=2, seed=1)
-    assert list(later) == straight[100:]
-    assert [one.index for one in later] == list(range(50))
-    assert {one.epoch for one in later} == {2}
+    found = list(later)
+    assert found == straight[100:]
+    assert [one.index for one in found] == list(range(50))
+    assert {one.epoch for one in found} == {2}
     assert straight[:50] != straight[50:100]
     assert list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=150, seed=2)) != straight
+
+
+def test_each_iteration_is_the_next_epoch(arrays):
+    """Or the next `epochs`; `set_epoch` is for callers who count, and what goes on is not changed by it."""
+    sampler = stream.CropSampler([arrays / "a"], (4, 4, 4), length=20, epochs=2, seed=1)
+    expected = [list(stream.CropSampler([arrays / "a"], (4, 4, 4), length=20, epoch=k, seed=1)) for k in range(6)]
+    assert list(sampler) == expected[0] + expected[1]
+    running = iter(sampler)
+    first = next(running)
+    assert list(sampler) == expected[4] + expected[5]
+    sampler.set_epoch(1)
+    assert [first, *running] == expected[2] + expected[3]
+    assert [sampler.sample_at(k) for k in (0, 39)] == [expected[1][0], expected[2][-1]]
+    assert sampler.epoch == 1
+    assert list(sampler) == expected[1] + expected[2]
+    endless = stream.CropSampler([arrays / "a"], (4, 4, 4), seed=1)
+    assert [next(iter(endless)) for _ in range(3)] == [one[0] for one in expected[:3]]
+    for wrong, error in ((-1, ValueError), (2**64 - 1, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="epoch must be"):
+            sampler.set_epoch(wrong)
+    last = stream.CropSampler([arrays / "a"], (4, 4, 4), length=1, epoch=2**64 - 2)
+    list(last)
+    with pytest.raises(stream.InvalidArgument, match="epoch must be <"):
+        list(last)
+
+
+def taken(p):
+    """The values and samples of each batch."""
+    for batch in p.batches():
+        with batch as tensor:
+            found = tensor.numpy().tobytes(), batch.samples
+        yield found
+
+
+def test_a_sampler_that_is_pushed_twice_gives_other_crops(arrays, pipeline):
+    """To one pipeline or to two, with another augmentation."""
+    options = {"batch_size": 5, "augment": stream.Augment(flip="zyx", noise=(1, 9)), "pad": "edge"}
+    make_array(arrays / "h", np.random.default_rng(0).integers(0, 999, (24, 32, 40)).astype("u2"))
+    sampler = stream.CropSampler([arrays / "h"], (4, 4, 4), length=10, seed=1)
+    p = pipeline(**options)
+    p.push(sampler)
+    p.push(sampler)
+    found = [(values, samples) for values, samples in list(taken(p))]
+    q = pipeline(**options)
+    q.push(sampler)
+    found += list(taken(q))
+    assert len({values for values, _ in found}) == len(found) == 6
+    for k in range(3):
+        alone = pipeline(**options)
+        alone.push(stream.CropSampler([arrays / "h"], (4, 4, 4), length=10, seed=1, epoch=k))
+        assert list(taken(alone)) == found[2 * k : 2 * k + 2]
+
+
+@pytest.mark.parametrize("same_objects", [True, False])
+def test_states_hold_the_epochs_of_several_samplers(arrays, pipeline, same_objects):
+    def made():
+        return [stream.CropSampler([arrays / name], (4, 4, 4), length=7, seed=2, epoch=3) for name in "ab"]
+
+    def pushed(p, first, second):
+        for one in (first, second, [stream.Sample(arrays / "a", ((0, 4),) * 3)] * 3, first, first, second):
+            p.push(one)
+
+    samplers = made()
+    p = pipeline(batch_size=4)
+    pushed(p, *samplers)
+    expected = [samples for _, samples in list(taken(p))]
+    assert sorted({(one.uri, one.epoch) for samples in expected for one in samples if one.epoch is not None}) == [
+        (str(arrays / "a"), 3), (str(arrays / "a"), 4), (str(arrays / "a"), 5),
+        (str(arrays / "b"), 3), (str(arrays / "b"), 4),
+    ]  # fmt: skip
+    for stop in (1, 3, 5, 8):
+        samplers = made()
+        p = pipeline(batch_size=4)
+        pushed(p, *samplers)
+        first = [samples for _, samples in itertools.islice(taken(p), stop)]
+        state = p.state_dict()
+        q = pipeline(batch_size=4)
+        q.load_state_dict(state)
+        pushed(q, *(samplers if same_objects else made()))
+        assert first + [samples for _, samples in list(taken(q))] == expected
+        if same_objects:
+            assert [one.epoch for one in samplers] == [6, 5]
 
 
 def test_volumes_are_drawn_by_weight(arrays):
@@ -177,9 +261,19 @@ def test_what_a_sampler_refuses(arrays):
         ({"epoch": -1}, "epoch must be >= 0"),
         ({"epoch": 2**64 - 1, "epochs": 2}, "epochs must be <"),
         ({"length": 2.0}, "length must be an int"),
+        ({"class_weights": {1: 1.0}}, "class_weights do nothing in mode 'uniform': pass mode='balanced'"),
+        ({"class_weights": {}, "mode": "foreground"}, "class_weights do nothing in mode 'foreground'"),
+        ({"foreground": 0.5}, "foreground=0.5 does nothing in mode 'uniform'"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             stream.CropSampler(**{"volumes": [a], "shape": (4, 4, 4), **options})
+
+
+def test_class_weights_of_classes_that_are_not_there(arrays):
+    volume = stream.Volume(str(arrays / "a"), histogram=stream.Histogram.of(arrays / "labels"))
+    for wrong, named in (({3: 1.0}, "3"), ({1: 1.0, "2": 1.0}, "'2'"), ({0: 1.0, 9: 1.0}, "0, 9")):
+        with pytest.raises(stream.InvalidArgument, match=rf"^class_weights has {named}, .* the classes 1, 2, 7$"):
+            stream.CropSampler([volume], (2, 2, 2), mode="balanced", class_weights=wrong)
 
 
 def test_crops_beyond_the_last_one(arrays):

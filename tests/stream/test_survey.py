@@ -9,12 +9,14 @@ import pytest
 from script_runs import load
 from stream_arrays import make_array
 
+from linumpy.stream.alignment import Grid
 from linumpy.stream.crops.survey import amplification
 from linumpy.stream.plan import ArrayInfo
 
 
 def info(shape, chunk, dtype="u2"):
-    return ArrayInfo(None, "a", shape, chunk, chunk, np.dtype(dtype), len(shape), None, (1.0,) * len(shape))
+    grid = Grid("a", None, len(shape), shape, (1.0,) * len(shape), (0.0,) * len(shape))
+    return ArrayInfo(None, "a", shape, chunk, chunk, np.dtype(dtype), grid)
 
 
 def counted(shape, chunk, crop):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -99,8 +100,15 @@ def test_an_element_of_a_sequence_that_cannot_be_made_is_an_error_of_its_own(vol
         assert drain(p) == [*expected, [11] if rank == 0 else [10]]
 
 
-@pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, error):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(KeyError, stream.InvalidArgument), (RuntimeError, stream.InvalidArgument), (OSError, stream.StorageError),
+     (stream.TryAgain, stream.TryAgain), (SystemExit, SystemExit), (KeyboardInterrupt, KeyboardInterrupt),
+     (GeneratorExit, GeneratorExit)],
+)  # fmt: skip
+def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, error, raised):
+    """Errors are those of the stage ``pull``; an interrupt stays one."""
+
     def failing():
         yield crop(volume[0], 0)
         raise error("of the user")
@@ -109,9 +117,34 @@ def test_whatever_an_iterable_raises_the_pipeline_goes_on(volume, pipeline, erro
     p.push(failing())
     p.push([crop(volume[0], 1)])
     p.flush()
-    with pytest.raises(stream.StreamError, match="of the user"):
+    with pytest.raises(raised, match="of the user") as caught:
         p.pop()
+    assert type(caught.value) is raised
+    assert getattr(caught.value, "what", "pull") == "pull"
     assert drain(p) == [[0, 1]]
+
+
+def test_close_does_not_wait_for_an_iterable_that_blocks(volume, pipeline):
+    """It is left to its thread, which ends with it and opens nothing more."""
+    gate, pulling = threading.Event(), threading.Event()
+
+    def blocked():
+        yield crop(volume[0])
+        pulling.set()
+        gate.wait(30)
+        yield crop("nowhere")
+
+    p = pipeline()
+    p.push(blocked())
+    assert pulling.wait(10)
+    begin = time.monotonic()
+    p.close()
+    assert time.monotonic() - begin < 1
+    (left,) = [one for one in p._producer._threads if one.is_alive()]
+    gate.set()
+    left.join(10)
+    assert not left.is_alive()
+    assert p._producer.failure is None
 
 
 def test_an_iterable_may_push_but_not_wait_for_itself(volume, pipeline):
@@ -348,7 +381,8 @@ def test_calls_in_a_fork_raise(volume, pipeline):
     if child == 0:  # no assertion here: pytest would go on in the child
         told = 0
         try:
-            for use in (p.pop, p.flush, lambda: next(p.batches()), lambda: p.push([])):
+            calls = (p.pop, p.flush, lambda: next(p.batches()), lambda: p.push([]))
+            for use in (*calls, lambda: p.pending, lambda: p.in_flight, lambda: p.stats, p.stats_reset, p.state_dict):
                 try:
                     use()
                 except stream.ShutdownError as error:
@@ -360,7 +394,7 @@ def test_calls_in_a_fork_raise(volume, pipeline):
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as said:
-        assert said.read() == bytes([5])
+        assert said.read() == bytes([10])
     os.waitpid(child, 0)
     assert starts(p.pop()) == [2, 3]
 

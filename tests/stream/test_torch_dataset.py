@@ -76,8 +76,43 @@ def test_the_dataset_resumes_from_a_state(stub, crops):
     state = dataset.state_dict()
     running.close()
     later = stream.torch_dataset(config(), samples)
+    for wrong in (None, {}, [1]):
+        with pytest.raises(stream.InvalidArgument, match="state must be what"):
+            later.load_state_dict(wrong)
     later.load_state_dict(state)
     assert np.array_equal(np.concatenate([one.copy() for one in later]), expected[4:])
+
+
+@pytest.mark.parametrize("kind", ["sampler", "list"])
+def test_each_iteration_is_the_next_epoch_and_resumes(stub, crops, kind):
+    """Another augmentation, and of a sampler other crops; also where a state is loaded in the middle, or at an end."""
+    samples, _ = crops
+    options = {"augment": stream.Augment(flip="zyx", noise=(1, 9)), "pad": "edge", "epoch": 5}
+
+    def made():
+        sampler = stream.CropSampler([samples[0].uri], (4, 4, 4), length=8, seed=1)
+        return stream.torch_dataset(config(**options), sampler if kind == "sampler" else samples)
+
+    dataset, states, expected = made(), [], []
+    for _ in range(3):
+        for batch in dataset:
+            expected.append(batch.tobytes())
+            states.append(dataset.state_dict())
+    assert len(set(expected)) == len(expected) == 12
+    assert [one["epoch"] for one in states] == [5] * 4 + [6] * 4 + [7] * 4
+    for stop in (1, 5, 7):
+        later = made()
+        later.load_state_dict(states[stop - 1])
+        found = [batch.tobytes() for _ in range(3 - stop // 4) for batch in later]
+        assert found == expected[stop:]
+    again = made()
+    again.set_epoch(6)
+    if kind == "list":
+        assert [batch.tobytes() for batch in again] == expected[4:8]
+    else:
+        again.set_epoch(1)
+        assert [batch.tobytes() for batch in again] == expected[4:8]
+    assert again.state_dict()["batch_id"] == 4
 
 
 def test_workers_are_refused(stub, crops):

@@ -18,7 +18,7 @@ from linumpy.gpu.loop.cache import ChunkCache
 from linumpy.gpu.loop.checks import lost_chunks, lost_reads
 from linumpy.gpu.loop.clock import Clock
 from linumpy.gpu.loop.host_decode import DecodePool, PendingDecodes
-from linumpy.gpu.loop.limits import Limits
+from linumpy.gpu.loop.limits import DECODE_AHEAD, LARGE_NBYTES, Limits
 from linumpy.gpu.loop.wave import VERSION_COLUMNS, Part
 from linumpy.gpu.loop.works import Work, buffer_nbytes, host_works, kind_of
 from linumpy.gpu.staging.engines import Engines
@@ -93,6 +93,14 @@ class Carrier:
             if kind_of(part) == kind
         )
 
+    def may_begin(self, work: Work) -> bool:
+        """Say whether a work that waits may begin beside those that the host decodes."""
+        kinds = [one.kind for one in self.reading]
+        if work.kind == "large":
+            chunk_nbytes = work.rows[0][0].layout.chunk_nbytes
+            return kinds.count("large") < max(1, min(self.limits.threads, LARGE_NBYTES // chunk_nbytes))
+        return work.kind != "host" or kinds.count("host") < DECODE_AHEAD
+
     def begin(self, work: Work) -> None:
         """Start the reads of a slab, or the decoding of chunks."""
         begin = time.perf_counter()
@@ -110,7 +118,10 @@ class Carrier:
             self._finish(work, stored=False)
             return
         if work.kind == "large":
-            self._place_large(work)
+            (part, spans), *_ = work.rows
+            work.buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
+            work.pending = self.pool.start(part, spans, np.array([work.buffer.ctypes.data]))
+            self.reading.append(work)
             return
         self._plan_tables(work)
         assert work.plan is not None
@@ -177,22 +188,28 @@ class Carrier:
             if owner is None:
                 self.staging.await_copied(oldest)
             else:
-                while self.reading and self.reading[0] is not owner:
+                while any(work is owner for work in self.reading):  # which completing another one may complete, too
                     self.complete(self.reading[0])
-                self.complete(owner)
         return taken
 
     def complete(self, work: Work) -> None:
         """Wait for the oldest work's bytes, check them, and queue its kernels."""
         begin = time.perf_counter()
         try:
-            lost = self._check_decodes(work) if work.kind == "host" else self._check_reads(work)
+            lost = self._check_decodes(work) if work.by_host else self._check_reads(work)
             self.reading.remove(work)
             done = time.perf_counter()
             self._counts["io"] += done - begin
             if lost and not any(len(spans) for _, spans in work.rows):  # a kernel of no chunks cannot be started
                 self.staging.await_copied(work.taken)
                 self._drop_slots(work)
+                return
+            if work.kind == "large":
+                if lost:
+                    self._finish(work, stored=False)
+                else:
+                    self._place_large(work)
+                self._counts["place"] += time.perf_counter() - done
                 return
             if lost:  # the memory that was taken may be too small for tables of the cache that were not there before
                 self._drop_slots(work)
@@ -240,6 +257,8 @@ class Carrier:
         return True
 
     def _place(self, work: Work) -> None:
+        if not self._may_place(work):
+            return
         timed, decoded_nbytes = work.timed or self.clock is not None, 0
         if work.kind == "device":
             assert work.slab is not None
@@ -265,6 +284,21 @@ class Carrier:
         else:
             self._finish(work, stored=work.kind != "fill")
 
+    def _may_place(self, work: Work) -> bool:
+        """Say whether there is memory for a chunk that does not fit the scratch; if not, the host decodes it."""
+        slot = None if work.way is None else work.way.slot
+        if slot is None or slot.nbytes <= self.limits.scratch_bytes:
+            return True
+        try:
+            self.staging.hold(slot.nbytes + work.plan.nbytes if work.plan else slot.nbytes)
+        except MemoryError:  # others have taken it since
+            self.staging.await_copied(work.taken)
+            self._drop_slots(work)
+            for part, spans in work.rows:
+                self.again.extend(host_works(part, spans, self.limits))
+            return False
+        return True
+
     @staticmethod
     def _note_placed(work: Work) -> None:
         assert work.placed is not None
@@ -275,14 +309,9 @@ class Carrier:
                 part.together.timings.append((work.kind, work.placed.timing))
 
     def _place_large(self, work: Work) -> None:
-        """Decode a chunk that no slab holds, and scatter it window after window."""
-        (part, spans), *_ = work.rows
-        buffer = np.empty(part.layout.chunk_nbytes, np.uint8)
-        (error,) = self._decoded(work, self.pool.start(part, spans, np.array([buffer.ctypes.data])))
-        if error is not None:
-            part.fail(spans, error)
-            self._finish(work, stored=False)
-            return
+        """Scatter a decoded chunk that no slab holds, window after window."""
+        (part, spans), buffer = work.rows[0], work.buffer
+        assert buffer is not None
         for window in part.box_windows(int(spans[0]), self.limits.slab_nbytes - 16):
             plan = self.staging.plan_tables([part.window_table(int(spans[0]), window)])
             nbytes = aligned(window[1] - window[0])
@@ -324,13 +353,12 @@ class Carrier:
     # Ends
 
     def _finish(self, work: Work, *, stored: bool) -> None:
-        by_host = work.kind in ("host", "large")
         if work.slots and self.cache is not None:
             for (part, spans), slot in zip(work.rows, work.slots, strict=True):
                 self.cache.keep(part, spans, slot)
         for part, spans in work.rows:
             self._counts["chunks"] += len(spans) if stored else 0
-            self._count_done(part, spans, stored=stored, by_host=by_host)
+            self._count_done(part, spans, stored=stored, by_host=work.by_host)
 
     def _count_done(self, part: Part, spans: np.ndarray, *, stored: bool, by_host: bool = False) -> None:
         try:

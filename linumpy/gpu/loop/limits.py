@@ -15,6 +15,12 @@ DEPTH = 3
 STAGED_SLAB = 64 * 2**20
 #: Host memory that slabs of encoded chunks pass through: it stays in the processor's cache.
 STAGED_ENCODED = 96 * 2**20
+#: Host memory that slabs of raw chunks pass through: three of them.
+STAGED_RAW = DEPTH * STAGED_SLAB + 2**22
+#: Slabs that the host decodes at the same time: one of long chunks has few of them, and so keeps few threads busy.
+DECODE_AHEAD = 6
+#: Host memory for chunks larger than a slab that the host decodes at the same time; one of them may take more.
+LARGE_NBYTES = 2**30
 #: Open files of a slab; more gain nothing.
 MAX_FILES = 1024
 #: Bytes of the words of a box, of three axes, with a part of a header.
@@ -43,6 +49,8 @@ class Limits:
         Whether there is a device.
     slot_nbytes : int or None
         Device memory of a slab of encoded chunks at most; None for a third of the scratch.
+    may_exceed : bool
+        Whether a chunk that does not fit the scratch gets more, one at a time, rather than the host.
     """
 
     scratch_bytes: int
@@ -52,6 +60,7 @@ class Limits:
     decode_on: str | None
     on_device: bool
     slot_nbytes: int | None = None
+    may_exceed: bool = False
 
     @property
     def longest(self) -> int:
@@ -74,10 +83,14 @@ class Limits:
         return None if not raw and chunk_nbytes <= self.slab_nbytes else self.longest
 
 
-def limits_for(scratch_bytes: int, *, on_device: bool, decode_on: str | None, slab_nbytes: int | None) -> Limits:
+def limits_for(
+    scratch_bytes: int, *, on_device: bool, decode_on: str | None, slab_nbytes: int | None, may_exceed: bool = False
+) -> Limits:
     """Size slabs: three at a time fit the scratch, with their tables."""
     room = scratch_bytes // DEPTH
     slab = min(slab_nbytes or STAGED_SLAB, room * 3 // 4 // 4096 * 4096)
     pieces = max(1, min(MAX_PIECES, (room - slab) // ROW_NBYTES))
     threads = max(1, min(16, len(os.sched_getaffinity(0))))
-    return Limits(scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes)
+    return Limits(
+        scratch_bytes, slab, pieces, threads, decode_on if on_device else "host", on_device, slab_nbytes, may_exceed
+    )

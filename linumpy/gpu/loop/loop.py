@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from linumpy.gpu.loop.alone import SmallJobs
 from linumpy.gpu.loop.carrier import Carrier, UncountedError
 from linumpy.gpu.loop.jobs import Request, SmallJob
-from linumpy.gpu.loop.limits import DEPTH, STAGED_SLAB, Limits
+from linumpy.gpu.loop.limits import DECODE_AHEAD, STAGED_SLAB, Limits
 from linumpy.gpu.loop.locate import IndexCache, locate
 from linumpy.gpu.loop.report import ReadReport
 from linumpy.gpu.loop.ticket import LoopLife, Together
@@ -30,10 +30,10 @@ from linumpy.io.reads.call_thread import check_thread_memory
 
 _log = logging.getLogger(__name__)
 
-#: Slabs that are read while others are copied; of those that the host decodes more, since each keeps few threads busy.
-_READ_AHEAD, _DECODE_AHEAD = 2, 6
-#: Host memory that slabs pass through: three of them.
-_STAGED = DEPTH * STAGED_SLAB + 2**22
+#: Slabs that are read while others are copied.
+_READ_AHEAD = 2
+#: Host memory that slabs pass through: those that the host decodes take the most.
+_STAGED = (DECODE_AHEAD + 1) * STAGED_SLAB
 #: Works of the host that wait while the device's are begun.
 _WAITING = 32
 #: Boxes that are carried out together, and that may wait.
@@ -212,13 +212,13 @@ class Loop:
         carrier.look_at_decoders()
         if self._works is None and not (carrier.reading or carrier.again) and self._did_small_job():
             return True
-        on_host = sum(work.kind == "host" for work in carrier.reading)
-        if carrier.again and (carrier.again[0].kind != "host" or on_host < _DECODE_AHEAD):
+        on_host = sum(work.by_host for work in carrier.reading)
+        if carrier.again and carrier.may_begin(carrier.again[0]):
             carrier.begin(carrier.again.popleft())
             return True
         may_read = len(carrier.reading) - on_host < _READ_AHEAD and len(carrier.again) < _WAITING
         if may_read and (work := self._next_work()) is not None:
-            if work.kind == "host":  # beside what the device decodes
+            if work.by_host:  # beside what the device decodes
                 carrier.again.append(work)
             else:
                 carrier.begin(work)
@@ -266,6 +266,7 @@ class Loop:
             if not self._changed.wait(_PAUSE if self._held else None):
                 self._shares.close()
                 self._under_way.engines.rest()
+                self._under_way.staging.rest()
                 self._held = False
             return True
 
@@ -321,7 +322,8 @@ class Loop:
             self._wave = [part for part in self._wave if not part.is_over] + parts
             ready = {id(request.ready): request.ready for request in requests if request.ready is not None}
             carrier.staging.order_behind(list(ready.values()))
-            cutter = Cutter(parts, self.limits, carrier.chunks_in_flight, carrier.cache)
+            spare = carrier.staging.spare_nbytes
+            cutter = Cutter(parts, self.limits, carrier.chunks_in_flight, carrier.cache, spare)
             carrier.staging.prepare(cutter.device_nbytes, cutter.host_nbytes)
         except Exception as error:
             self._wave = [part for part in self._wave if part not in parts]

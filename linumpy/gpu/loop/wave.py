@@ -42,7 +42,7 @@ class Part:
         self._first_of_ticket = _first_of_each(self.tickets)
         regions = Regions.joined([request.regions for request in requests])
         self._boxes = boxes = _boxes_of(requests, regions)
-        # An encoded chunk is decoded once, however many boxes it is cut into.
+        # An encoded chunk is decoded once, in however many boxes it is scattered.
         whole = self.by_chunk or self.layout.chain is not None
         self.wanted = merge(self.layout, boxes, self._array[boxes.region], by_chunk=whole)
         self._geometry = geometry(self.layout, boxes, regions.strides)

@@ -6,18 +6,27 @@ In: the parts of a wave. Out: :class:`Work` records, a batch of stored objects a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from linumpy.gpu.loop.cache import ChunkCache
-from linumpy.gpu.loop.limits import DEPTH, MAX_FILES, ROW_NBYTES, SLAB_ALIGN, STAGED_ENCODED, Limits
+from linumpy.gpu.loop.limits import (
+    DECODE_AHEAD,
+    DEPTH,
+    MAX_FILES,
+    ROW_NBYTES,
+    SLAB_ALIGN,
+    STAGED_ENCODED,
+    STAGED_RAW,
+    Limits,
+)
 from linumpy.gpu.loop.locate import Found
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.staging.device import Placed, TablePlan
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.placement import DecodeWay, choose_way
+from linumpy.plan.decode.placement import DecodeWay, choose_way, may_be_grouped
 from linumpy.plan.decode.workspace import decoded_room
 from linumpy.plan.read.plan import ReadPlan
 from linumpy.plan.read.ring import Range, ring_nbytes
@@ -63,6 +72,8 @@ class Work:
         Of chunks that are on the device already, part by part.
     slots : list of numpy.ndarray
         Places in the cache for the chunks of each part, -1 for none; empty without a cache.
+    buffer : numpy.ndarray or None
+        Host memory that a chunk larger than a slab is decoded into.
     """
 
     kind: str
@@ -77,6 +88,12 @@ class Work:
     file_of_read: np.ndarray | None = None
     addresses: list[np.ndarray] = field(default_factory=list)
     slots: list[np.ndarray] = field(default_factory=list)
+    buffer: np.ndarray | None = None
+
+    @property
+    def by_host(self) -> bool:
+        """Whether the host decodes it."""
+        return self.kind in ("host", "large")
 
     @property
     def timed(self) -> bool:
@@ -123,16 +140,25 @@ class Cutter:
         Says how many chunks of a kind are being decoded.
     cache : ChunkCache or None
         Chunks that are on the device already.
+    spare_nbytes : callable, optional
+        Says how much device memory there is beyond the scratch, for chunks that do not fit it.
     """
 
     def __init__(
-        self, parts: list[Part], limits: Limits, in_flight: Callable[[Kind], int], cache: ChunkCache | None = None
+        self,
+        parts: list[Part],
+        limits: Limits,
+        in_flight: Callable[[Kind], int],
+        cache: ChunkCache | None = None,
+        spare_nbytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._parts, self._limits, self._cache = parts, limits, cache
         self._span_base = np.cumsum([0, *(len(part.wanted) for part in parts)])
         self._object_base = np.cumsum([0, *(len(part.wanted.objects) for part in parts)])
         self._rest: dict[Kind | None, Spans] = {}
         self.ways = self._choose_ways(in_flight)
+        if limits.may_exceed:
+            self.ways = {kind: long_way(way, kind, limits, spare_nbytes) for kind, way in self.ways.items()}
 
     def _choose_ways(self, in_flight: Callable[[Kind], int]) -> dict[Kind, DecodeWay]:
         chunks: dict[Kind, int] = {}
@@ -159,10 +185,20 @@ class Cutter:
 
     @property
     def host_nbytes(self) -> int:
-        """Host memory for slabs: of raw chunks all at once, of encoded ones what is enough to keep the device busy."""
+        """Host memory for slabs: what keeps those who copy raw chunks, the device, and the decoding threads busy."""
         raw = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is None)
         encoded = sum(self._host_nbytes(part) for part in self._parts if part.layout.chain is not None)
-        return raw + min(encoded, STAGED_ENCODED)
+        by_host = max(map(self._decoded_ahead, self._parts), default=0)
+        return max(min(raw + min(encoded, STAGED_ENCODED), STAGED_RAW), min(encoded, by_host))
+
+    def _decoded_ahead(self, part: Part) -> int:
+        """Bytes that the host decodes at the same time."""
+        kind, chunk_nbytes = kind_of(part), part.layout.chunk_nbytes
+        way = None if kind is None else self.ways.get(kind)
+        if way is None or way.slot is not None or buffer_nbytes(chunk_nbytes) > self._limits.slab_nbytes:
+            return 0
+        work = host_step(chunk_nbytes, len(part.wanted), self._limits) * (buffer_nbytes(chunk_nbytes) + ROW_NBYTES)
+        return DECODE_AHEAD * (work + 2**16)
 
     def _host_nbytes(self, part: Part) -> int:
         raw = part.layout.chain is None
@@ -281,6 +317,24 @@ def way_of(kind: Kind, chunks: int, limits: Limits, tables_nbytes: int = 0) -> D
     )
 
 
+def long_way(way: DecodeWay, kind: Kind, limits: Limits, spare_nbytes: Callable[[], int]) -> DecodeWay:
+    """Choose where to decode chunks that do not fit the scratch: one by one in half of the spare memory, if there."""
+    if way.slot is not None or limits.decode_on == "host" or not may_be_grouped(*kind):
+        return way
+    if way_of(kind, 1, replace(limits, decode_on="device")).slot is not None:
+        return way
+    long = choose_way(
+        *kind,
+        chunks=1,
+        room=spare_nbytes() // 2,
+        cores=limits.threads,
+        table_nbytes=8,
+        margin=256,
+        decode_on="device",
+    )
+    return way if long.slot is None else long
+
+
 def encoded_limits(way: DecodeWay) -> SlabLimits:
     """Bound the stored bytes of a slab by the memory for them, and its chunks by the memory for what they decode to."""
     slot = way.slot
@@ -290,6 +344,16 @@ def encoded_limits(way: DecodeWay) -> SlabLimits:
     )
 
 
+def host_step(chunk_nbytes: int, chunks: int, limits: Limits) -> int:
+    """Choose how many chunks the host decodes as one work.
+
+    Few, so that the first ones are scattered while the threads decode the others; but of many chunks some for each
+    thread, since a task costs as much Python as a chunk.
+    """
+    rounds = max(1, min(_ROUNDS, chunks // (2 * limits.threads)))
+    return max(1, min(limits.slab_nbytes // buffer_nbytes(chunk_nbytes), rounds * limits.threads, limits.pieces))
+
+
 def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
     """Cut spans whose chunks the host decodes."""
     each = buffer_nbytes(part.layout.chunk_nbytes)
@@ -297,10 +361,7 @@ def host_works(part: Part, spans: np.ndarray, limits: Limits) -> Iterator[Work]:
         for span in spans.tolist():
             yield Work("large", [(part, np.array([span]))])
         return
-    # Few chunks at a time, so that the first ones are scattered while the threads decode the others; but of many
-    # chunks some for each thread, since a task costs as much Python as a chunk.
-    rounds = max(1, min(_ROUNDS, len(spans) // (2 * limits.threads)))
-    step = max(1, min(limits.slab_nbytes // each, rounds * limits.threads, limits.pieces))
+    step = host_step(part.layout.chunk_nbytes, len(spans), limits)
     for first in range(0, len(spans), step):
         yield Work("host", [(part, spans[first : first + step])])
 

@@ -68,6 +68,35 @@ class Layouts:
         self._lock = threading.Lock()
 
 
+@dataclass(frozen=True)
+class MetadataLook:
+    """The metadata files of local folders as they were: what was read of them since then holds while it holds.
+
+    Attributes
+    ----------
+    files : tuple of str
+        Their paths, those that are missing included.
+    stamps : tuple
+        What the file system says of each.
+    """
+
+    files: tuple[str, ...]
+    stamps: tuple[Any, ...]
+
+    @classmethod
+    def at(cls, *folders: str) -> MetadataLook:
+        """Look at the metadata files of folders, before they are read."""
+        files: list[str] = []
+        for folder in folders:
+            own = _metadata_files(folder)
+            files += own[:1] if _stamp(own[0]) else own  # while there is zarr.json, no other one is looked at
+        return cls(tuple(files), tuple(map(_stamp, files)))
+
+    def holds(self) -> bool:
+        """Return whether no file is another one since."""
+        return all(_stamp(path) == stamp for path, stamp in zip(self.files, self.stamps, strict=True))
+
+
 #: Layouts that all readers of this process know.
 LAYOUTS = Layouts()
 os.register_at_fork(after_in_child=LAYOUTS.after_fork)

@@ -58,7 +58,8 @@ class Reader:
     device : int or "cpu", optional
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
-        Device memory for slabs; outputs come beside it.
+        Device memory for slabs; outputs come beside it. By default 512 MiB, and what a zstd chunk needs that does not
+        fit there, about 3.5 times its size, while there is twice as much: one at a time, given back when they are read.
     cache_bytes : int
         Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
@@ -109,7 +110,13 @@ class Reader:
             self.device = self._cupy.cuda.runtime.getDevice() if device is None else int(device)
             if self.device >= (count := self._cupy.cuda.runtime.getDeviceCount()):
                 raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
-        self.limits = limits_for(scratch_bytes, on_device=self.on_device, decode_on=decode_on, slab_nbytes=slab_nbytes)
+        self.limits = limits_for(
+            scratch_bytes,
+            on_device=self.on_device,
+            decode_on=decode_on,
+            slab_nbytes=slab_nbytes,
+            may_exceed=scratch_bytes == DEFAULT_SCRATCH_BYTES,
+        )
         self._hits = self._misses = 0
         self._process = os.getpid()
         self._core_device: CoreDevice | None = None

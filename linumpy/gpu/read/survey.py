@@ -15,13 +15,15 @@ from linumpy.gpu.loop.limits import Limits, limits_for
 from linumpy.gpu.loop.locate import IndexCache, locate
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.loop.wave import Part
-from linumpy.gpu.loop.works import Cutter, Work, estimate_scratch, way_of
+from linumpy.gpu.loop.works import Cutter, Work, estimate_scratch, long_way, way_of
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.plan.read.pieces import c_strides
 from linumpy.plan.read.plan import ReadPlan, Survey
 
+#: More device memory than there is.
+_ENOUGH = 2**50
 #: Looking at more files, or at indexes of more chunks, would take longer than people wait for a plan.
 _MOST_OBJECTS, _MOST_CHUNKS = 20_000, 2_000_000
 
@@ -34,7 +36,12 @@ def with_survey(plan: ReadPlan) -> ReadPlan:
     limits = limits_for(DEFAULT_SCRATCH_BYTES, on_device=True, decode_on=None, slab_nbytes=None)
     way = ""
     if layout.chain is not None:
-        way = str(way_of((layout.chain, layout.chunk_nbytes), plan.chunk_count, limits))
+        kind = (layout.chain, layout.chunk_nbytes)
+        chosen = way_of(kind, plan.chunk_count, limits)
+        way, long = str(chosen), long_way(chosen, kind, limits, lambda: _ENOUGH)
+        if chosen.slot is None and long.slot is not None:
+            needed = f"{2 * long.slot.nbytes / 2**30:.1f} GiB"
+            way = f"{long}, where {needed} of device memory are free beside the result; else {way}"
     survey = Survey(way, estimate_scratch(plan, limits), None, None, None, _why_too_many(plan))
     return replace(plan, survey=survey if survey.unknown else _look(plan, limits, survey))
 

@@ -19,7 +19,7 @@ from linumpy.gpu.staging.tables import Placed, TablePlan, Tables
 from linumpy.plan.decode.launches import plan_launches
 from linumpy.plan.decode.placement import DecodeWay
 from linumpy.plan.decode.workspace import Workspace, decode_words, decoded_room, words_room
-from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes
+from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes, staged_nbytes
 from linumpy.plan.read.slabs import Slab
 
 #: Slabs that are decoded on the device at the same time, each on a stream of its own.
@@ -67,6 +67,21 @@ class DeviceStaging:
         """All streams."""
         return self._copies, self._scatters, *self._decodes
 
+    def spare_nbytes(self) -> int:
+        """Device memory that could be held, that which is held included: the driver's and CuPy's own unused ones."""
+        pool = self._cupy.get_default_memory_pool()
+        free = int(pool.free_bytes()) + int(self._cupy.cuda.runtime.memGetInfo()[0])
+        limit = int(pool.get_limit())
+        return self.arena_nbytes + (min(free, limit - int(pool.used_bytes())) if limit else free)
+
+    def rest(self) -> None:
+        """Give memory beyond the limits back, which a single long chunk has taken."""
+        if self._device_ring.nbytes > self.scratch_bytes:
+            self._finish_device()
+            self._device, self._device_ring = None, Ring(0)
+        if self._host_ring.nbytes > self.host_nbytes and self._host_ring.oldest() is None:
+            self._host, self._host_ring = None, Ring(0)
+
     def order_behind(self, events: list[Any]) -> None:
         """Let all that is queued from now on wait for events of the callers' streams.
 
@@ -78,7 +93,7 @@ class DeviceStaging:
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limits allow. Rings grow while nothing is in them."""
         if host_nbytes > self._host_ring.nbytes < self.host_nbytes and self._host_ring.oldest() is None:
-            self._new_host_ring(ring_nbytes(host_nbytes, self.host_nbytes))
+            self._new_host_ring(staged_nbytes(host_nbytes, self.host_nbytes))
         if device_nbytes > self._device_ring.nbytes < self.scratch_bytes:
             self._new_device_ring(ring_nbytes(device_nbytes, self.scratch_bytes))
 
@@ -267,8 +282,7 @@ class DeviceStaging:
 
     def _take_device(self, nbytes: int) -> Range:
         """Give out device memory; what is queued from now on waits for those that had it before."""
-        if nbytes > self._device_ring.nbytes:
-            self._new_device_ring(max(ring_nbytes(nbytes, self.scratch_bytes), aligned(nbytes)))
+        self.hold(nbytes)
         while (taken := self._device_ring.take(nbytes)) is None:
             oldest = self._device_ring.oldest()
             assert oldest is not None, f"{nbytes} bytes of {self._device_ring.nbytes}"
@@ -276,6 +290,11 @@ class DeviceStaging:
                 self._copies.wait_event(oldest.event)
             oldest.free = True
         return taken
+
+    def hold(self, nbytes: int) -> None:
+        """Hold at least so much device memory, beyond the limit if need be; raises MemoryError where there is none."""
+        if nbytes > self._device_ring.nbytes:
+            self._new_device_ring(max(ring_nbytes(nbytes, self.scratch_bytes), aligned(nbytes)))
 
     def _address(self, taken: Range) -> int:
         return int(self._device.data.ptr) + taken.offset

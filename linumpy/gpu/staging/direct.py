@@ -30,6 +30,10 @@ class DirectStaging(DeviceStaging):
         self._reads = Ring(0)
         self._memory: Any = None
 
+    def spare_nbytes(self) -> int:
+        """Say that there is no memory beyond the scratch: what is read into has its own part of it."""
+        return 0
+
     @property
     def arena_nbytes(self) -> int:
         """Device memory that is held now."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.gpu.staging.tables import Placed, TablePlan, Tables
-from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes
+from linumpy.plan.read.ring import ALIGN, Range, Ring, aligned, ring_nbytes, staged_nbytes
 from linumpy.plan.read.scatter import ScatterTable
 
 
@@ -30,13 +30,20 @@ class HostStaging:
         self.scratch_bytes = self.host_nbytes = host_nbytes // ALIGN * ALIGN
         self._ring, self._host = Ring(0), np.empty(0, np.uint8)
 
+    def spare_nbytes(self) -> int:
+        """Say that there is no memory beyond the scratch: there is no device."""
+        return 0
+
+    def rest(self) -> None:
+        """Do nothing: memory is small."""
+
     def order_behind(self, events: list[Any]) -> None:
         """Do nothing: there are no streams."""
 
     def prepare(self, device_nbytes: int, host_nbytes: int) -> None:
         """Hold so much memory, or as much as the limit allows."""
         if host_nbytes > self._ring.nbytes < self.host_nbytes and self._ring.oldest() is None:
-            self._host = np.empty(ring_nbytes(host_nbytes, self.host_nbytes), np.uint8)
+            self._host = np.empty(staged_nbytes(host_nbytes, self.host_nbytes), np.uint8)
             self._ring = Ring(self._host.nbytes)
 
     def take_host(self, nbytes: int) -> Range | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.workspace import CODES, COUNTERS, STREAM, Workspace
+from linumpy.plan.decode.workspace import CODES, COUNTERS, MAX_ZSTD_BLOCK, STREAM, Workspace
 
 _SMALLEST_RING = 2**13
 #: Of Blosc's lz4, whose blocks are many and short: more of them at a time gain more than a longer ring.
@@ -18,6 +18,8 @@ _LZ4_RING = 2**14
 _DECLARED = 18 * 2**10
 #: Warps that copy bytes: of zstd, and where another warp reads sequences at the same time and sets the pace.
 _TEAM, _READ_TEAM = 16, 2
+#: Bytes that a block of zstd_values takes at a time, as in zstd_cells.cu.
+_PART = 2**13
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ KERNELS = (
     ("zstd", "zstd_entropy", 0),
     ("zstd_execute", "zstd_execute", _TEAM),
     ("zstd", "zstd_frames", 0),
+    ("zstd_cells", "zstd_places", _TEAM),
+    ("zstd_cells", "zstd_cells", _TEAM),
+    ("zstd_cells", "zstd_values", _TEAM),
 )
 
 
@@ -180,16 +185,35 @@ def _stream_launches(
         args = (*common, ring, checks, status)
         return [Launch("inflate", "inflate", (most,), 32 * (1 + _READ_TEAM), args, ring, _READ_TEAM), verify]
     if chain.streams_by == "zstd":
-        frames, blocks = base + space.frames, base + space.blocks
-        pool = (counters, base + space.pool, space.pool_nbytes)
+        frames, blocks, groups = base + space.frames, base + space.blocks, base + space.groups
+        pool = (base + space.pool, space.pool_nbytes)
         descriptions = (stored, streams, capacity, frames, blocks, space.block_capacity)
-        split = (*descriptions, counters, space.pool_nbytes, checks, status)
-        entropy = (stored, blocks, space.block_capacity, *pool, status)
-        execute = (stored, unordered, streams, capacity, frames, blocks, *pool, ring, status)
+        split = (*descriptions, counters, space.pool_nbytes, checks, groups, space.group_count, status)
+        entropy = (stored, blocks, space.block_capacity, counters, *pool, status)
+        execute = (stored, unordered, streams, capacity, frames, blocks, counters, *pool, ring, status)
+        frame_by_frame = [Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM)]
         return [
-            Launch("zstd", "zstd_frames", (-(-capacity // 32),), 32, split),
+            Launch("zstd", "zstd_frames", (most,), 32, split),
             Launch("zstd", "zstd_entropy", (min(space.block_capacity, 2 * most + 4096),), 96, entropy),
-            Launch("zstd_execute", "zstd_execute", (most,), 32 * _TEAM, execute, ring, _TEAM),
+            *(_group_launches(space, base, status, chunks, device) if space.group_nbytes else frame_by_frame),
             verify,
         ]
     return []
+
+
+def _group_launches(space: Workspace, base: int, status: int, chunks: int, device: DeviceLimits) -> list[Launch]:
+    """List the kernels that carry out the blocks of zstd, group after group."""
+    counters, streams, blocks = base + space.words, base + space.streams, base + space.blocks
+    listed = (base + space.order, base + space.groups)
+    target, cells, pool = base + space.unordered, base + space.cells, (base + space.pool, space.pool_nbytes)
+    places = (streams, chunks, base + space.frames, blocks, counters, *listed, space.group_nbytes, status)
+    launches = [Launch("zstd_cells", "zstd_places", (chunks,), 32, places, team=_TEAM)]
+    blocks_at_once = min(2 * device.processors, 2 * -(-space.group_nbytes // MAX_ZSTD_BLOCK))
+    parts_at_once = min(8 * device.processors, 2 * -(-space.group_nbytes // _PART))
+    for number in range(space.group_count):
+        group = (*listed, number, space.group_nbytes, cells, status)
+        write = (base + space.stored, target, streams, blocks, *pool, *group)
+        launches.append(Launch("zstd_cells", "zstd_cells", (blocks_at_once,), 32 * _TEAM, write, team=_TEAM))
+        values = (target, streams, blocks, *group)
+        launches.append(Launch("zstd_cells", "zstd_values", (parts_at_once,), 256, values, team=_TEAM))
+    return launches

@@ -44,6 +44,8 @@ class Slot:
         Chunks that a slab may have at most.
     table_nbytes : int
         Bytes of the scatter's table for each chunk.
+    group_nbytes : int
+        Decoded bytes whose blocks of zstd are carried out at the same time; 0 where frames are.
     """
 
     chain: DecodeChain
@@ -52,6 +54,7 @@ class Slot:
     stored_nbytes: int
     chunks: int
     table_nbytes: int
+    group_nbytes: int = 0
 
     @property
     def words_nbytes(self) -> int:
@@ -86,6 +89,7 @@ class Slot:
             decoded_nbytes=chunks * decoded_room(self.chain, self.chunk_nbytes),
             words_nbytes=ALIGN + chunks * self.table_nbytes,
             pool_nbytes=pool_nbytes,
+            group_nbytes=self.group_nbytes,
         )
 
 
@@ -101,7 +105,14 @@ def longest_stored(chunk_nbytes: int) -> int:
 
 
 def fit_slot(
-    chain: DecodeChain, chunk_nbytes: int, *, chunks: int, most_nbytes: int, table_nbytes: int, margin: int
+    chain: DecodeChain,
+    chunk_nbytes: int,
+    *,
+    chunks: int,
+    most_nbytes: int,
+    table_nbytes: int,
+    margin: int,
+    group_nbytes: int = 0,
 ) -> Slot | None:
     """Make a slot.
 
@@ -119,6 +130,8 @@ def fit_slot(
         Bytes of the scatter's table for each chunk.
     margin : int
         Bytes by which alignment may lengthen what is stored of a chunk.
+    group_nbytes : int
+        As of :class:`Slot`.
 
     Returns
     -------
@@ -129,7 +142,7 @@ def fit_slot(
 
     def slot(nbytes: int) -> Slot:
         stored = min(max(longest, int(_STORED_PART * nbytes)), chunks * longest)
-        return Slot(chain, chunk_nbytes, nbytes, -(-stored // ALIGN) * ALIGN, chunks, table_nbytes)
+        return Slot(chain, chunk_nbytes, nbytes, -(-stored // ALIGN) * ALIGN, chunks, table_nbytes, group_nbytes)
 
     widest = slot(most_nbytes // ALIGN * ALIGN)
     worst = longest + int(widest.weights(np.array([longest]))[0])

@@ -41,6 +41,9 @@ COUNTERS = 4
 _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
 CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 _BYTE_SHUFFLE = 1
+#: Decoded bytes of a block of zstd, at most.
+MAX_ZSTD_BLOCK = 2**17
+_CELL_NBYTES, _LISTED_NBYTES, _GROUP_NBYTES = 4, 4, 8
 #: Longest chunk that the kernels decode: they count in 32 bits.
 MOST_NBYTES = 2**30
 
@@ -64,6 +67,10 @@ class Workspace:
         Capacity for what is between the two steps of zstd.
     words_nbytes : int
         Capacity for the records of chunks and the table of the scatter.
+    group_nbytes : int
+        Decoded bytes whose blocks of zstd are carried out at the same time; 0 where frames are.
+    cells, order, groups : int
+        Where the cells of a group, the list of blocks, and the groups in it begin.
     nbytes : int
         Of the whole slot.
     """
@@ -85,7 +92,16 @@ class Workspace:
     block_capacity: int
     pool_nbytes: int
     words_nbytes: int
+    group_nbytes: int
+    cells: int
+    order: int
+    groups: int
     nbytes: int
+
+    @property
+    def group_count(self) -> int:
+        """Groups of the decoded bytes."""
+        return -(-self.decoded_nbytes // self.group_nbytes) if self.group_nbytes else 0
 
 
 def decoded_room(chain: DecodeChain, chunk_nbytes: int) -> int:
@@ -94,7 +110,14 @@ def decoded_room(chain: DecodeChain, chunk_nbytes: int) -> int:
 
 
 def plan_workspace(
-    chain: DecodeChain, *, chunks: int, stored_nbytes: int, decoded_nbytes: int, words_nbytes: int, pool_nbytes: int
+    chain: DecodeChain,
+    *,
+    chunks: int,
+    stored_nbytes: int,
+    decoded_nbytes: int,
+    words_nbytes: int,
+    pool_nbytes: int,
+    group_nbytes: int = 0,
 ) -> Workspace:
     """Lay out the memory of a slot.
 
@@ -110,6 +133,8 @@ def plan_workspace(
         Bytes of the table of the scatter.
     pool_nbytes : int
         Capacity for what is between the two steps of zstd; rounded down to whole sequences of 8 bytes.
+    group_nbytes : int
+        Decoded bytes whose blocks of zstd are carried out at the same time, a multiple of 16; 0 for frames.
     """
     pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
@@ -129,6 +154,13 @@ def plan_workspace(
     frames = take(_FRAME_NBYTES * stream_capacity) if zstd else end
     blocks = take(_BLOCK_NBYTES * block_capacity)
     orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
+    cells = order = groups = end
+    if group_nbytes:
+        cells = take(
+            _CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK)
+        )  # a block begins in the group and may end behind it
+        order = take(_LISTED_NBYTES * block_capacity)
+        groups = take(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
     unordered = take(decoded_nbytes)
     pool = take(pool_nbytes)
     # The pool is of no more use once streams are decoded, and bytes come into order only then.
@@ -139,7 +171,7 @@ def plan_workspace(
     return Workspace(
         chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
         frames, blocks, orders, stream_capacity, block_capacity, pool_nbytes,
-        _up(words_room(chunks) + words_nbytes), _up(end),
+        _up(words_room(chunks) + words_nbytes), group_nbytes, cells, order, groups, _up(end),
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import operator
 from bisect import bisect_right
@@ -13,8 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from linumpy.io.source import open_source
+from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.arrays import fixed
 from linumpy.stream.augment import CROP_STREAM, generator
-from linumpy.stream.config import WORD, Part, Sample, integer, sizes
+from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.errors import InvalidArgument
 
 
@@ -153,6 +157,8 @@ class Volume:
 class CropSampler:
     """A sequence of crops, infinite or of a length; element `index` depends on (seed, epoch, index) alone.
 
+    Each iteration, by ``for`` or by a push, is the next epoch, or the next `epochs`.
+
     Parameters
     ----------
     volumes : sequence of Volume or path
@@ -165,13 +171,24 @@ class CropSampler:
     foreground : float
         With mode "foreground" the part of crops that are centred on foreground; others are uniform.
     class_weights : mapping of int to float, optional
-        With mode "balanced".
+        With mode "balanced": how often each class is drawn, relative to others; classes that it lacks are not.
     length : int, optional
         Samples of an epoch. Without it the sequence is infinite and one epoch.
     epochs : int, optional
-        How many epochs follow each other, with `length`; by default 1.
+        How many epochs follow each other in one iteration, with `length`; by default 1.
     seed, epoch : int
         What crops depend on; number of the first epoch.
+
+    Attributes
+    ----------
+    epoch : int
+        With which the next iteration begins, and to which :meth:`sample_at` counts.
+
+    Raises
+    ------
+    InvalidArgument
+        Crops do not lie in a volume, or a parameter does nothing: `class_weights` of classes that no histogram has, or
+        in another mode than "balanced"; `foreground` in another mode than "foreground".
 
     Notes
     -----
@@ -193,11 +210,15 @@ class CropSampler:
         epoch: int = 0,
     ) -> None:
         if mode not in ("uniform", "foreground", "balanced"):
-            raise ValueError(f"mode must be uniform, foreground or balanced (got {mode!r})")
+            raise InvalidArgument(f"mode must be uniform, foreground or balanced (got {mode!r})")
         if not 0 <= foreground <= 1:
-            raise ValueError(f"foreground must be from 0 to 1 (got {foreground})")
+            raise InvalidArgument(f"foreground must be from 0 to 1 (got {foreground})")
+        if foreground != 1 and mode != "foreground":
+            raise InvalidArgument(f"foreground={foreground} does nothing in mode {mode!r}: pass mode='foreground'")
+        if class_weights is not None and mode != "balanced":
+            raise InvalidArgument(f"class_weights do nothing in mode {mode!r}: pass mode='balanced'")
         if isinstance(volumes, (str, Path)) or not len(volumes):
-            raise ValueError(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
+            raise InvalidArgument(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
         self.shape = sizes(shape)
         self.volumes = tuple(_opened(one) for one in volumes)
         for one in self.volumes:
@@ -222,14 +243,24 @@ class CropSampler:
             raise TypeError("an infinite CropSampler has no length; pass length=")
         return self.count
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch with which the next iteration begins, for callers who count epochs themselves."""
+        self.epoch = integer("epoch", epoch, 0, WORD - self.epochs)
+
+    def next_iteration(self) -> CropSampler:
+        """Return a sampler of the epochs of the next iteration, which stays at them; this one goes on behind them."""
+        self.set_epoch(self.epoch)  # or say that no epoch is left
+        made = copy.copy(self)
+        self.epoch += self.epochs
+        return made
+
     def __iter__(self) -> Iterator[Sample]:
-        number = 0
-        while self.count is None or number < self.count:
-            yield self.sample_at(number)
-            number += 1
+        made = self.next_iteration()
+        numbers = itertools.count() if made.count is None else range(made.count)
+        return (made.sample_at(number) for number in numbers)
 
     def sample_at(self, index: int) -> Sample:
-        """Return a sample; `index` counts through all epochs."""
+        """Return a sample; `index` counts through the epochs of an iteration."""
         index = operator.index(index)
         if not 0 <= index < (WORD if self.count is None else self.count):
             raise IndexError(f"crop {index}: there are {'infinitely many' if self.count is None else self.count}")
@@ -269,6 +300,12 @@ class CropSampler:
         if not self._tables:
             raise InvalidArgument("no volume has foreground: all histograms are empty")
         self._classes = np.array(list(self._tables))
+        unknown = [] if class_weights is None else [kind for kind in class_weights if kind not in self._tables]
+        if unknown:
+            raise InvalidArgument(
+                f"class_weights has {', '.join(map(repr, unknown))}, but the histograms hold the classes "
+                f"{', '.join(map(str, self._tables))}"
+            )
         weights = [1.0 if class_weights is None else float(class_weights.get(int(k), 0)) for k in self._classes]
         self._class_choice = _cumulative(weights)
 
@@ -290,8 +327,9 @@ class CropSampler:
 
 
 def _opened(volume: Volume | str | Path) -> Volume:
+    """Open a volume that has no shape; its paths are from now on those that it has here."""
     one = volume if isinstance(volume, Volume) else Volume(str(volume))
-    checked = Sample(one.uri, ((0, 1),), parts=one.parts)
+    checked = fixed(Sample(one.uri, ((0, 1),), parts=one.parts))
     shape = open_source(checked.uri).shape if one.shape is None else one.shape
     return replace(one, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
 
@@ -343,7 +381,7 @@ def _cumulative(weights: Any) -> np.ndarray:
     """Return cumulative probabilities; the last is above 1, so that no number from 0 to 1 lies behind it."""
     values = np.asarray(weights, np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
-        raise ValueError("weights must be finite numbers >= 0, not all of them 0")
+        raise InvalidArgument("weights must be finite numbers >= 0, not all of them 0")
     result = np.cumsum(values) / values.sum()
     result[np.flatnonzero(values)[-1] :] = 2.0
     return result

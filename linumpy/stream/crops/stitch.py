@@ -18,7 +18,9 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import not_pickled
 from linumpy.io.source import open_source
-from linumpy.stream.config import Part, Sample, integer, sizes
+from linumpy.stream.arguments import integer, sizes
+from linumpy.stream.arrays import fixed
+from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
 
 Window = Literal["linear", "gaussian", "flat"]
@@ -57,7 +59,7 @@ class CropGrid:
         volume: Sequence[int] | None = None,
         parts: Iterable[Part] = (),
     ) -> None:
-        checked = Sample(uri, ((0, 1),), parts=parts)  # type: ignore[arg-type]
+        checked = fixed(Sample(uri, ((0, 1),), parts=parts))  # type: ignore[arg-type]
         self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
         self.volume = sizes(open_source(uri).shape if volume is None else volume)
         each = overlap if isinstance(overlap, (Sequence, np.ndarray)) else (overlap,) * len(self.shape)
@@ -116,7 +118,7 @@ class Stitcher:
 
     def __init__(self, grid: CropGrid, writer: Any, *, window: Window = "linear", planes: int = 1) -> None:
         if window not in ("linear", "gaussian", "flat"):
-            raise ValueError(f"window must be linear, gaussian or flat (got {window!r})")
+            raise InvalidArgument(f"window must be linear, gaussian or flat (got {window!r})")
         self.grid, self._writer, self._planes = grid, writer, integer("planes", planes, 1)
         self._weights = [
             _weights(starts, n, size, window)

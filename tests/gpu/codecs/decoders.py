@@ -43,8 +43,9 @@ class Decoder:
 
     pool = 3  # bytes of literals and sequences, a decoded byte: more than any frame needs
 
-    def __init__(self, chain: DecodeChain, chunk_nbytes: int, *, limits=BIG, load=kernel):
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, *, limits=BIG, load=kernel, group_nbytes=0):
         self.chain, self.chunk_nbytes, self.limits, self._load = chain, chunk_nbytes, limits, load
+        self.group_nbytes = group_nbytes  # as of a slot
 
     def run(self, memory, plan):
         """Run the launches that `plan` lists for an address on `memory`, aligned to 256 bytes; returns the memory."""
@@ -67,6 +68,7 @@ class Decoder:
             decoded_nbytes=n * room,
             words_nbytes=0,
             pool_nbytes=self.pool * n * room + 2**16,
+            group_nbytes=self.group_nbytes,
         )
         behind = -(-space.nbytes // 256) * 256
         memory = np.full(behind + 4 * n + 256, 0xA5, np.uint8)
@@ -89,10 +91,11 @@ class Decoder:
 class DeviceDecoder(Decoder):
     """The same on the current CUDA device."""
 
-    def __init__(self, chain: DecodeChain, chunk_nbytes: int, limits=None):
+    def __init__(self, chain: DecodeChain, chunk_nbytes: int, limits=None, group_nbytes=0):
         import cupy
 
-        super().__init__(chain, chunk_nbytes, limits=limits or decode.limits_of(cupy.cuda.Device()))
+        limits = limits or decode.limits_of(cupy.cuda.Device())
+        super().__init__(chain, chunk_nbytes, limits=limits, group_nbytes=group_nbytes)
 
     def run(self, memory, plan):
         import cupy

@@ -150,6 +150,8 @@ BARRIERS = {
     "literals": ("inflate", "bool put_literals(", 0),
     "known bytes": ("zstd_execute", "inline bool execute_sequences(", 0),
     "sums": ("zstd_execute", "inline u64 team_sum(", 0),
+    "known cells": ("zstd_cells", "inline bool write_cells(", 0),
+    "sums of cells": ("zstd_cells", "inline u64 team_sum(", 0),
     "staged": ("zstd", "inline void stage(", 0),
     "placed": ("zstd", "inline void build_cells(", 0),
     "spread": ("zstd", "inline void build_cells(", 1),
@@ -184,6 +186,7 @@ BARRIERS = {
 SHOWN_BY = {
     "zstd": ["zstd"],
     "zstd_execute": ["zstd"],
+    "zstd_cells": ["zstd"],
     "lz4": ["lz4"],
     "inflate": ["gzip"],
     "blosc": ["blosc-lz4-1-0"],
@@ -205,9 +208,10 @@ def test_a_barrier_that_is_missing_is_noticed(name):
         return kernel(spec, text=changed if spec.source == source else None)
 
     def decode_all():
+        group = 2**15 if source == "zstd_cells" else 0
         for limits, one in itertools.product((SMALLEST, BIG), SHOWN_BY[source]):
             for chain, encoded, chunks in corpus(one):
-                Decoder(chain, len(chunks[0]), limits=limits, load=load).decode(encoded * 2)
+                Decoder(chain, len(chunks[0]), limits=limits, load=load, group_nbytes=group).decode(encoded * 2)
 
     with pytest.raises(AssertionError, match=r"race|nobody wrote"):
         decode_all()

@@ -96,10 +96,17 @@ __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
         const u8 *q = p + 8 * k;
         u64 i = 0;
         constexpr int AHEAD = 16;  // words on their way at the same time: memory answers later than a step takes
+        u64 next[AHEAD] = {};
+        const auto fetch = [&](u64 from) {
+#pragma unroll
+            for (int j = 0; j < AHEAD; ++j) next[j] = load_once(reinterpret_cast<const u64 *>(q + 32 * (from + j)));
+        };
+        if (aligned && AHEAD <= stripes) fetch(0);
         for (; aligned && i + AHEAD <= stripes; i += AHEAD) {
             u64 word[AHEAD];
 #pragma unroll
-            for (int j = 0; j < AHEAD; ++j) word[j] = load_once(reinterpret_cast<const u64 *>(q + 32 * (i + j)));
+            for (int j = 0; j < AHEAD; ++j) word[j] = next[j];
+            if (i + 2 * AHEAD <= stripes) fetch(i + AHEAD);
 #pragma unroll
             for (int j = 0; j < AHEAD; ++j) sum = mixed(sum, word[j]);
         }

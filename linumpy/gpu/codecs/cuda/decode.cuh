@@ -36,6 +36,7 @@ __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v
 #ifndef TEAM_WARPS
 #define TEAM_WARPS 4
 #endif
+constexpr unsigned TEAM = TEAM_WARPS * LANES;
 // Of numbers below 2^12, by way of float, where this is exact.
 __device__ inline u32 remainder_of(u32 a, u32 b) { return a - __float2uint_rz(__fdividef(a + 0.5f, b)) * b; }
 __device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }

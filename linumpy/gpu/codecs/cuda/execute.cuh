@@ -11,7 +11,6 @@
 
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
 constexpr int BATCH = 2 * LANES;
-constexpr u32 TEAM = TEAM_WARPS * LANES;
 constexpr int VALUE = -1;  // in place of a link: the byte is there
 
 typedef short Links[TEAM];

@@ -1,6 +1,7 @@
-// Zstandard frames → literals and sequences. Format: RFC 8878. zstd_execute.cu makes bytes of them.
+// Zstandard frames → literals and sequences. Format: RFC 8878. zstd_execute.cu or, of few
+// long frames, zstd_cells.cu makes bytes of them.
 //
-// Two kernels. `zstd_frames`, a thread a frame, walks the headers and notes where every block and its tables are.
+// Two kernels. `zstd_frames`, a warp a frame, walks the headers and notes where every block and its tables are.
 // `zstd_entropy`, a block a block, undoes the entropy coding of all blocks at the same time, whichever frame they are
 // from: two warps turn bits into sequences, a third one turns Huffman codes into literals.
 //
@@ -41,7 +42,8 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     return FINE;
 }
 
-// Walk the blocks of a frame. The first time they are counted, the second time written down.
+// Walk the blocks of a frame. The first time they are counted, the second time written down. By a whole warp, each lane
+// of which reads the same.
 __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame, i64 origin, int chunk, Block *blocks) {
     frame.blocks = 0;
     for (bool last = false; !last;) {
@@ -53,11 +55,11 @@ __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame,
         if (type == 3 || size > MAX_BLOCK) return BAD_HEADER;
         const i64 stored = type == REPEATED ? 1 : size;
         if (nbytes - at < stored) return TRUNCATED;
-        if (blocks) {
+        if (blocks && lane_id() == frame.blocks % LANES) {
             Block &block = blocks[frame.blocks];
             block.source = origin + at;
             block.type = static_cast<int>(type);
-            block.nbytes = size;
+            block.nbytes = block.decoded = size;
             block.chunk = chunk;
             block.sequences = block.literals = 0;
             block.sequences_at = block.literals_at = 0;
@@ -109,40 +111,62 @@ __device__ inline int parse_block(const u8 *p, Block &block) {
     return FINE;
 }
 
-// Note which blocks describe the tables that each block uses, and take room for what they decode to.
+// The last block, of this lane's and those before it, for which `p` holds; `before` where it is none of the warp's.
+__device__ inline i64 last_with(bool p, i64 first, i64 before) {
+    const u32 lanes = vote(p) & ((2u << lane_id()) - 1);
+    return lanes ? first + highest_bit(lanes) : before;
+}
+
+// Take room for what the blocks of this warp's lanes need together. Returns where this lane's begins.
+__device__ inline i64 take_rooms(u64 *counter, u32 mine) {
+    const u32 sum = running_sum(mine);
+    i64 begin = 0;
+    if (lane_id() == LANES - 1) begin = take_room(counter, sum);
+    return from_lane(begin, LANES - 1) + sum - mine;
+}
+
+// Note which blocks describe the tables that each block uses, and take room for what they decode to. By a whole warp, a
+// block a lane; the first status of a lane that is not FINE is that of all.
 __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 pool_nbytes) {
     i64 tree = -1, table[3] = {-1, -1, -1};
-    for (i64 number = frame.first_block; number < frame.first_block + frame.blocks; ++number) {
-        Block &block = blocks[number];
-        if (block.type != COMPRESSED) continue;
-        const int state = parse_block(arena + block.source, block);
-        if (state != FINE) return state;
-        if (block.literals_type == NEW_TREE) tree = number;
-        if (block.literals_type == OLD_TREE && tree < 0) return BAD_DATA;
-        block.tree = tree;
-        if (block.literals_type >= NEW_TREE) {
-            block.literals_at = take_room(counters + LITERALS, block.literals);
-            if (has_met(counters, pool_nbytes)) return NO_SPACE;
-        }
-        if (block.sequences == 0) continue;
+    const i64 end = frame.first_block + frame.blocks;
+    for (i64 first = frame.first_block; first < end; first += LANES) {
+        const i64 number = first + lane_id();
+        const bool coded = number < end && blocks[number].type == COMPRESSED;
+        Block block{};
+        if (coded) block = blocks[number];
+        int state = coded ? parse_block(arena + block.source, block) : FINE;
+        const bool huffman = coded && state == FINE && block.literals_type >= NEW_TREE;
+        tree = block.tree = last_with(huffman && block.literals_type == NEW_TREE, first, tree);
+        if (huffman && tree < 0) state = BAD_DATA;
+        const bool sequences = coded && state == FINE && block.sequences;
         for (int kind = 0; kind < 3; ++kind) {
-            if (mode_of(block, kind) != REPEAT) table[kind] = number;
-            if (table[kind] < 0) return BAD_DATA;
+            table[kind] = last_with(sequences && mode_of(block, kind) != REPEAT, first, table[kind]);
             block.table[kind] = table[kind];
+            if (sequences && table[kind] < 0) state = BAD_DATA;
+            table[kind] = from_lane(table[kind], LANES - 1);
         }
-        block.sequences_at = take_room(counters + SEQUENCES, block.sequences);
-        if (has_met(counters, pool_nbytes)) return NO_SPACE;
+        tree = from_lane(tree, LANES - 1);
+        if (const u32 wrong = vote(state != FINE)) return from_lane(state, highest_bit(wrong & (0u - wrong)));
+        block.literals_at = take_rooms(counters + LITERALS, huffman ? block.literals : 0);
+        block.sequences_at = take_rooms(counters + SEQUENCES, sequences ? block.sequences : 0);
+        if (vote(lane_id() == 0 && has_met(counters, pool_nbytes))) return NO_SPACE;
+        block.decoded = block.literals;  // and what its sequences copy
+        if (coded) blocks[number] = block;
     }
     return FINE;
 }
 
+// A warp a frame. `groups` are those of zstd_cells.cu, if any.
 extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Stream *__restrict__ streams,
                                        i64 stream_capacity, Frame *frames, Block *blocks, i64 block_capacity,
-                                       u64 *counters, i64 pool_nbytes, Check *checks, int *status) {
+                                       u64 *counters, i64 pool_nbytes, Check *checks, Group *groups, i64 group_count,
+                                       int *status) {
+    for (i64 k = blockIdx.x * static_cast<i64>(LANES) + lane_id(); k < group_count; k += gridDim.x * LANES)
+        groups[k] = Group{NO_BLOCK, 0};
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
-    for (i64 number = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; number < n;
-         number += static_cast<i64>(gridDim.x) * blockDim.x) {
+    for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
         if (stream.codec != ZSTD) continue;
         const u8 *p = arena + stream.source;
@@ -151,22 +175,29 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
         int state = parse_frame(p, stream.source_nbytes, stream.target_nbytes, frame, head);
         if (state == FINE) state = walk_blocks(p, stream.source_nbytes, head, frame, 0, 0, nullptr);
         if (state == FINE) {
-            frame.first_block = take_room(counters + BLOCKS, frame.blocks);
+            if (lane_id() == 0) frame.first_block = take_room(counters + BLOCKS, frame.blocks);
+            frame.first_block = from_lane(frame.first_block, 0);
             if (frame.first_block + frame.blocks > block_capacity) {
                 // Others may not look at room that nobody has written.
-                for (i64 k = frame.first_block; k < block_capacity; ++k) blocks[k].type = RAW;
+                for (i64 k = frame.first_block + lane_id(); k < block_capacity; k += LANES) blocks[k].type = RAW;
                 state = NO_SPACE;
             }
         }
         if (state == FINE) {
-            walk_blocks(p, stream.source_nbytes, head, frame, stream.source, stream.chunk, blocks + frame.first_block);
+            Block *mine = blocks + frame.first_block;
+            walk_blocks(p, stream.source_nbytes, head, frame, stream.source, stream.chunk, mine);
+            sync_warp();
             state = plan_blocks(arena, frame, blocks, counters, pool_nbytes);
+            sync_warp();
             if (state != FINE)
-                for (int k = 0; k < frame.blocks; ++k) blocks[frame.first_block + k].type = RAW;
+                for (int k = lane_id(); k < frame.blocks; k += LANES) mine[k].type = RAW;
         }
-        frames[number] = frame;
-        checks[number] = frame.check;
-        if (state != FINE) fail(status, stream.chunk, state);
+        if (state != FINE) frame.blocks = 0;
+        if (lane_id() == 0) {
+            frames[number] = frame;
+            checks[number] = frame.check;
+            if (state != FINE) fail(status, stream.chunk, state);
+        }
     }
 }
 

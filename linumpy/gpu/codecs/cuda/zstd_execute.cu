@@ -10,114 +10,15 @@
 #include "decode.cuh"
 #include "execute.cuh"
 #include "zstd_records.cuh"
+#include "zstd_tiles.cuh"
 
-constexpr u32 TILE = 4096;
-constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
-constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;
-constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;
-static_assert(ROWS < 32, "one bit each");
 constexpr u16 KNOWN = 0x8000;  // and the byte; else the byte of the tile that this one is a copy of
 
-// One sequence of a tile, or what is left of it.
-struct __align__(16) Run {
-    u32 span;  // where it begins in the tile; its literals in the upper half, or 65535 of them
-    u32 at;  // of the first literal
-    u32 offset;
-    float inverse;  // of the offset
-};
-
-struct Tile {
-    Run runs[TEAM];
-    u16 cells[TILE];
-    u32 heads[TILE / LANES];  // a bit for each byte with which a sequence begins
-    u16 before[TILE / LANES];  // sequences that begin before each row of 32 bytes
-    u64 sums[TEAM_WARPS];  // bytes of the sequences of each warp; literals in the upper half
-    u32 next, literals, match;  // where the next tile begins: sequence, and what of it is done
-    u32 taken;  // literals that are done
-};
-
-// Literals in memory, or one that is repeated.
-struct Literals {
-    const u8 *from;
-    u64 mask;
-    __device__ u8 operator[](u64 i) const { return load_once(from + (i & mask)); }
-};
-
-// Where a block's sequences are, and how far they are carried out. The same in all threads.
-struct Cursor {
-    const u64 *sequences;
-    u32 count, next;  // of all, and the one that the next tile begins with
-    u32 literals, match;  // of that one, done already
-    u32 taken;  // literals done
-};
-
-// A thread's sequence of the next tile.
-__device__ inline u64 fetched(const Cursor &c) {
-    const u64 at = static_cast<u64>(c.next) + threadIdx.x;
-    return at < c.count ? c.sequences[at] : 0;
-}
-
-// Sums over this thread and all below it in the team.
-__device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
-    u64 sum = mine;
-#pragma unroll
-    for (int by = 1; by < LANES; by *= 2) {
-        const u64 other = from_below(sum, by);
-        if (lane_id() >= by) sum += other;
-    }
-    if (lane_id() == LANES - 1) t.sums[warp_id()] = sum;
-    sync_team();
-    u64 before = 0;
-    all = 0;
-#pragma unroll
-    for (int warp = 0; warp < TEAM_WARPS; ++warp) {
-        const u64 one = t.sums[warp];
-        if (warp < warp_id()) before += one;
-        all += one;
-    }
-    return sum + before;
-}
-
-// Cut the next tile: write down its sequences, and where the tile after it begins. Returns its bytes; 0 where a
-// sequence leaves its bounds. Moves the cursor.
-__device__ inline u32 cut_tile(Tile &t, const Sink &out, Cursor &c, u64 word, const u32 *last, u32 block_literals) {
-    const u32 rank = threadIdx.x;
-    u32 literals = word & 0x3ffff, match = word >> 18 & 0x3ffff;
-    const u32 offset = looked_up(static_cast<u32>(word >> 36), last);
-    const u32 literals_done = rank == 0 ? c.literals : 0, match_done = rank == 0 ? c.match : 0;
-    literals -= literals_done;
-    match -= match_done;
-    const u32 nbytes = literals + match;
-    u64 all;
-    const u64 sum = team_sum(t, nbytes | static_cast<u64>(literals) << 32, all);
-    const u32 whole = static_cast<u32>(all), end = static_cast<u32>(sum), begin = end - nbytes;
-    const u32 taken = c.taken + static_cast<u32>(sum >> 32) - literals, size = whole < TILE ? whole : TILE;
-    const bool used = nbytes && begin < size;
-    bool wrong = used && taken + literals > block_literals;
-    wrong |= used && match && (offset == 0 || offset > out.pos + begin + literals);
-    if (used) {
-        const u32 shown = literals < 0xffff ? literals : 0xffff;  // more than a tile are as good as all
-        t.runs[rank] = Run{begin | shown << 16, taken, offset, __fdividef(1.0f, static_cast<float>(offset))};
-        atomicAdd(t.heads + begin / LANES, 1u << begin % LANES);
-        const u32 rows = (end < size ? end : size - 1) / LANES;
-        for (u32 row = begin / LANES + 1; row <= rows; ++row) t.before[row] = static_cast<u16>(rank + 1);
-        if (rank == 0) t.before[0] = 0;
-        if (end >= size) {  // the last one of the tile
-            const u32 left = end - size, of_match = left < match ? left : match, done = literals - (left - of_match);
-            t.next = c.next + rank + (left == 0);
-            t.literals = left ? literals_done + done : 0;
-            t.match = left ? match_done + match - of_match : 0;
-            t.taken = taken + done;
-        }
-    }
-    if (any_in_team(wrong || size > out.size - out.pos)) return 0;
-    c = Cursor{c.sequences, c.count, t.next, t.literals, t.match, t.taken};
-    return size;
-}
+struct ByteTile : Tile { u16 cells[TILE]; };
 
 // Find what each byte of the tile is: known, or a copy. Returns the rows in which a thread's byte is a copy, one bit
 // each. There is no branch for a byte, so that the loads of a thread's bytes overlap.
-__device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &literals, u32 size) {
+__device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, place = ring_place(out, out.pos);
     const u32 mask = out.ring_size - 1;
@@ -158,7 +59,7 @@ __device__ inline u32 know_bytes(Tile &t, const Sink &out, const Literals &liter
 }
 
 // Follow the copies to known bytes. Cells are only read; values go to the ring, which no thread reads meanwhile.
-__device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies) {
+__device__ inline void follow_copies(const ByteTile &t, const Sink &out, u32 copies) {
 #pragma unroll 1
     for (u32 first = 0; copies >> first; first += CHASED) {
         u32 cell[CHASED];
@@ -182,15 +83,11 @@ __device__ inline void follow_copies(const Tile &t, const Sink &out, u32 copies)
     }
 }
 
-__device__ inline void clear_heads(Tile &t) {
-    for (u32 row = threadIdx.x; row < TILE / LANES; row += TEAM) t.heads[row] = 0;
-}
-
-__device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Literals &literals, const u32 *last,
+__device__ inline bool execute_sequences(ByteTile &t, Sink &out, Cursor &c, const Literals &literals, const u32 *last,
                                          u32 block_literals) {
     u64 word = fetched(c);
     while (c.next < c.count) {
-        const u32 size = cut_tile(t, out, c, word, last, block_literals);
+        const u32 size = cut_tile(t, out.pos, out.size - out.pos, c, word, last, block_literals);
         if (size == 0) return false;
         word = fetched(c);  // loaded while this tile is computed
         const u32 copies = know_bytes(t, out, literals, size);
@@ -203,7 +100,7 @@ __device__ inline bool execute_sequences(Tile &t, Sink &out, Cursor &c, const Li
     return true;
 }
 
-__device__ inline bool execute_block(Tile &t, Sink &out, const Block &block, const u8 *arena, const u8 *pool,
+__device__ inline bool execute_block(ByteTile &t, Sink &out, const Block &block, const u8 *arena, const u8 *pool,
                                      i64 pool_nbytes, u32 *last) {
     const u8 *content = arena + block.source;
     if (block.type != COMPRESSED)
@@ -227,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
                  const Frame *__restrict__ frames, const Block *__restrict__ blocks, const u64 *__restrict__ counters,
                  const u8 *pool, i64 pool_nbytes, i64 ring_size, int *status) {
     extern __shared__ __align__(16) u8 ring[];
-    __shared__ Tile tile;
+    __shared__ ByteTile tile;
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {

@@ -24,9 +24,15 @@ struct Block {
     u32 sequences, tables_head;  // sequences, and where in the content the descriptions of tables begin
     int modes;
     i64 tree, table[3];    // blocks that describe the tables in use; -1: none
-    u32 last_offsets[3];
-    u32 reserved;
+    u32 last_offsets[3];   // behind the block, as a function of those before it; zstd_places: those before it
+    u32 decoded;           // bytes that it decodes to
+    u32 begin, kept;       // by zstd_places: its first byte in the frame, and that of the first block of its group
 };
+static_assert(sizeof(Block) == 128, "as in plan/decode/workspace.py");
+
+// Blocks that begin in the same part of the decoded bytes, as a range of the list `order`.
+struct Group { u32 first, end; };
+constexpr u32 NO_BLOCK = ~0u;  // in that list: a block of no bytes, or of a frame that is broken
 
 __device__ inline int mode_of(const Block &block, int kind) { return block.modes >> (6 - 2 * kind) & 3; }
 

@@ -279,6 +279,7 @@ __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbyt
 __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to) {
     LastOffsets last = unchanged();
     bool far = false;
+    u64 copied = 0;
     const u32 all = block.sequences;
     for (u32 done = 0; done < all; done += LANES) {
         const u32 sequence = done + lane_id();
@@ -293,6 +294,7 @@ __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to)
             match = t.matches[cell_symbol(m)] + bits_at(t.window, behind_offset, cell_extra(m));
             literals = t.lengths[cell_symbol(l)] + bits_at(t.window, behind_match, cell_extra(l));
             far |= value > NOT_YET;
+            copied += match;
             mine = after_one(value, literals == 0);
         }
         const LastOffsets now = composed(last, scanned(mine));
@@ -300,7 +302,11 @@ __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to)
 #pragma unroll
         for (int k = 0; k < 3; ++k) last.of[k] = from_lane(now.of[k], LANES - 1);
     }
-    if (lane_id() == 0)
+#pragma unroll
+    for (int by = LANES / 2; by; by /= 2) copied += from_lane(copied, lane_id() ^ by);
+    if (lane_id() == 0) {
         for (int k = 0; k < 3; ++k) block.last_offsets[k] = last.of[k];
+        block.decoded = copied > MAX_BLOCK ? ~0u : block.literals + static_cast<u32>(copied);
+    }
     return vote(far) ? UNSUPPORTED : FINE;
 }

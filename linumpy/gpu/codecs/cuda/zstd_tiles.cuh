@@ -1,0 +1,111 @@
+// How the sequences of a Zstandard block are cut into tiles of up to 4096 bytes, by a team of warps. Each thread takes one
+// sequence, and a scan over the team gives its offset in the tile; a sequence that ends behind the tile is continued in
+// the next one. Then a thread finds the sequence of any byte by the bits in `heads`.
+
+constexpr u32 TILE = 4096;
+constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
+constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;  // loads of a thread that overlap
+constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;
+static_assert(ROWS < 32, "one bit each");
+
+// One sequence of a tile, or what is left of it.
+struct __align__(16) Run {
+    u32 span;  // where it begins in the tile; its literals in the upper half, or 65535 of them
+    u32 at;  // of the first literal
+    u32 offset;
+    float inverse;  // of the offset
+};
+
+struct Tile {
+    Run runs[TEAM];
+    u32 heads[TILE / LANES];  // a bit for each byte with which a sequence begins
+    u16 before[TILE / LANES];  // sequences that begin before each row of 32 bytes
+    u64 sums[TEAM_WARPS];  // bytes of the sequences of each warp; literals in the upper half
+    u32 next, literals, match;  // where the next tile begins: sequence, and what of it is done
+    u32 taken;  // literals that are done
+};
+
+// Literals in memory, or one that is repeated.
+struct Literals {
+    const u8 *from;
+    u64 mask;
+    __device__ u8 operator[](u64 i) const { return load_once(from + (i & mask)); }
+};
+
+// Where a block's sequences are, and how far they are carried out. The same in all threads.
+struct Cursor {
+    const u64 *sequences;
+    u32 count, next;  // of all, and the one that the next tile begins with
+    u32 literals, match;  // of that one, done already
+    u32 taken;  // literals done
+};
+
+// A thread's sequence of the next tile.
+__device__ inline u64 fetched(const Cursor &c) {
+    const u64 at = static_cast<u64>(c.next) + threadIdx.x;
+    return at < c.count ? c.sequences[at] : 0;
+}
+
+// Sums over this thread and all below it in the team.
+__device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
+    u64 sum = mine;
+#pragma unroll
+    for (int by = 1; by < LANES; by *= 2) {
+        const u64 other = from_below(sum, by);
+        if (lane_id() >= by) sum += other;
+    }
+    if (lane_id() == LANES - 1) t.sums[warp_id()] = sum;
+    sync_team();
+    u64 before = 0;
+    all = 0;
+#pragma unroll
+    for (int warp = 0; warp < TEAM_WARPS; ++warp) {
+        const u64 one = t.sums[warp];
+        if (warp < warp_id()) before += one;
+        all += one;
+    }
+    return sum + before;
+}
+
+// Cut the next tile, which begins `pos` bytes behind the frame's first one and has at most `capacity` bytes: write down
+// its sequences, and where the tile after it begins. Returns its bytes; 0 where a sequence leaves its bounds. Moves the
+// cursor.
+__device__ inline u32 cut_tile(Tile &t, u64 pos, u64 capacity, Cursor &c, u64 word, const u32 *last,
+                               u32 block_literals) {
+    const u32 rank = threadIdx.x;
+    u32 literals = word & 0x3ffff, match = word >> 18 & 0x3ffff;
+    const u32 offset = looked_up(static_cast<u32>(word >> 36), last);
+    const u32 literals_done = rank == 0 ? c.literals : 0, match_done = rank == 0 ? c.match : 0;
+    literals -= literals_done;
+    match -= match_done;
+    const u32 nbytes = literals + match;
+    u64 all;
+    const u64 sum = team_sum(t, nbytes | static_cast<u64>(literals) << 32, all);
+    const u32 whole = static_cast<u32>(all), end = static_cast<u32>(sum), begin = end - nbytes;
+    const u32 taken = c.taken + static_cast<u32>(sum >> 32) - literals, size = whole < TILE ? whole : TILE;
+    const bool used = nbytes && begin < size;
+    bool wrong = used && taken + literals > block_literals;
+    wrong |= used && match && (offset == 0 || offset > pos + begin + literals);
+    if (used) {
+        const u32 shown = literals < 0xffff ? literals : 0xffff;  // more than a tile are as good as all
+        t.runs[rank] = Run{begin | shown << 16, taken, offset, __fdividef(1.0f, static_cast<float>(offset))};
+        atomicAdd(t.heads + begin / LANES, 1u << begin % LANES);
+        const u32 rows = (end < size ? end : size - 1) / LANES;
+        for (u32 row = begin / LANES + 1; row <= rows; ++row) t.before[row] = static_cast<u16>(rank + 1);
+        if (rank == 0) t.before[0] = 0;
+        if (end >= size) {  // the last one of the tile
+            const u32 left = end - size, of_match = left < match ? left : match, done = literals - (left - of_match);
+            t.next = c.next + rank + (left == 0);
+            t.literals = left ? literals_done + done : 0;
+            t.match = left ? match_done + match - of_match : 0;
+            t.taken = taken + done;
+        }
+    }
+    if (any_in_team(wrong || size > capacity)) return 0;
+    c = Cursor{c.sequences, c.count, t.next, t.literals, t.match, t.taken};
+    return size;
+}
+
+__device__ inline void clear_heads(Tile &t) {
+    for (u32 row = threadIdx.x; row < TILE / LANES; row += TEAM) t.heads[row] = 0;
+}

@@ -1,0 +1,144 @@
+"""Checks of what callers pass, which raise errors that name the parameter. Pure."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import numbers
+import operator
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
+
+Box = tuple[tuple[int, int], ...]
+#: Coordinates are computed in double precision, which holds integers up to here.
+_FARTHEST = 2**52
+
+
+def check_name(name: Any) -> None:
+    """Refuse what cannot be a field of a named tuple."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise InvalidArgument(f"name of a part must be an identifier without a leading underscore (got {name!r})")
+
+
+def put(record: Any, name: str, value: Any) -> None:
+    """Set an attribute of a frozen record."""
+    object.__setattr__(record, name, value)
+
+
+def integer(name: str, value: Any, least: int, end: int | None = None) -> int:
+    """Return an integer from `least` to below `end`, or raise an error that names the parameter."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(f"{name} must be an int (got {type(value).__name__})")
+    number = operator.index(value)
+    if number < least:
+        raise InvalidArgument(f"{name} must be >= {least} (got {number})")
+    if end is not None and number >= end:
+        raise InvalidArgument(f"{name} must be < {end} (got {number})")
+    return number
+
+
+def real_number(name: str, value: Any) -> float:
+    """Return a number as a float, or raise an error that names the parameter."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{name} must be a number (got {type(value).__name__})")
+    return float(value)
+
+
+def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Refuse what is none of some texts or None."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise InvalidArgument(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
+
+
+def put_coordinates(record: Any) -> None:
+    """Check `spacing` and `origin` of a record."""
+    for name in ("spacing", "origin"):
+        if getattr(record, name) is not None:
+            put(record, name, _lengths(name, getattr(record, name)))
+    if record.spacing and not all(value > 0 for value in record.spacing):
+        raise InvalidArgument(f"spacing must be positive numbers of µm (got {record.spacing})")
+    if record.spacing and record.origin and len(record.spacing) != len(record.origin):
+        raise InvalidArgument(f"spacing={record.spacing} and origin={record.origin} are of different numbers of axes")
+
+
+def _lengths(name: str, values: Any) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
+    found = tuple(real_number(name, value) for value in values)
+    if not found or not all(map(math.isfinite, found)):
+        kind = "positive" if name == "spacing" else "finite"
+        raise InvalidArgument(f"{name} must be {kind} numbers of µm (got {found})")
+    return found
+
+
+def sizes(shape: Any) -> tuple[int, ...]:
+    """Return the shape of a crop, or raise an error that says what is wrong with it."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise ArgumentTypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
+    found = tuple(integer("shape", n, 1) for n in shape)
+    if not found:
+        raise InvalidArgument("shape must hold a number of voxels for each axis (got none)")
+    return found
+
+
+def uri_text(uri: Any) -> str:
+    """Return a path or URL as text."""
+    if not isinstance(uri, (str, os.PathLike)):
+        raise ArgumentTypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
+    if not (text := os.fsdecode(uri)):
+        raise InvalidArgument("uri must be a path or a URL (got an empty string)")
+    return text
+
+
+def box_of(value: Any) -> tuple[Box, tuple[int, ...]]:
+    """Return the box that a caller gives, and the axes that are given as an int."""
+    if isinstance(value, slice):
+        value = (value,)
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
+        raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {value!r})")
+    single = tuple(axis for axis, one in enumerate(value) if _is_int(one))
+    return tuple(_extent(axis, one) for axis, one in enumerate(value)), single
+
+
+def dropped_axes(given: Any, single: tuple[int, ...], box: Box) -> tuple[int, ...]:
+    """Return the axes of a box that a batch does not have: those that are given, and those of a single int."""
+    axes = tuple(sorted({*(integer("dropped", axis, 0, len(box)) for axis in given), *single}))
+    for axis in axes:
+        if box[axis][1] - box[axis][0] != 1:
+            raise InvalidArgument(f"dropped: axis {axis} of aabb has more than one voxel: {box[axis]}")
+    return axes
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _extent(axis: int, value: Any) -> tuple[int, int]:
+    where = f"aabb axis {axis}"
+    if isinstance(value, slice):
+        if value.stop is None:
+            raise InvalidArgument(f"{where}: {value} is open; give a stop")
+        if value.step not in (None, 1):
+            raise InvalidArgument(f"{where}: {value} has a step; crops are contiguous")
+        value = (0 if value.start is None else value.start, value.stop)
+    if _is_int(value):
+        value = (int(value), int(value) + 1)
+    if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
+        raise ArgumentTypeError(f"{where}: expected slice, (start, stop) tuple or int; got {type(value).__name__}")
+    first, last = value
+    if isinstance(first, (bool, np.bool_)) or isinstance(last, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}")
+    try:
+        start, stop = operator.index(first), operator.index(last)
+    except TypeError:
+        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}") from None
+    if stop <= start:
+        raise InvalidArgument(f"{where}: start must be < stop; got ({start}, {stop})")
+    if start < -_FARTHEST or stop > _FARTHEST:
+        raise InvalidArgument(f"{where}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
+    return start, stop

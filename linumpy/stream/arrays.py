@@ -1,0 +1,168 @@
+"""Open the array that a sample names: path or URL, level → :class:`~linumpy.stream.plan.ArrayInfo`.
+
+Where its voxels lie is read from OME-Zarr metadata; what these lack is what the caller says, or stays unknown.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import zarr
+
+from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.read.layouts import LAYOUTS, MetadataLook
+from linumpy.io.layout import read_layout
+from linumpy.io.ome import check_level, level_transforms, open_image, open_level
+from linumpy.io.place import absolute
+from linumpy.io.source import local_name, local_path, open_node, open_source
+from linumpy.plan.layout import ArrayLayout
+from linumpy.stream.alignment import Grid
+from linumpy.stream.config import Config, Sample
+from linumpy.stream.errors import InvalidArgument
+from linumpy.stream.plan import ArrayInfo
+
+_Lengths = tuple[float, ...] | None
+
+
+class Key(NamedTuple):
+    """What an array is opened by: its path or URL, level, and the coordinates that a caller gives."""
+
+    uri: str
+    level: int
+    spacing: _Lengths = None
+    origin: _Lengths = None
+
+
+@lru_cache(maxsize=4096)
+def located(uri: str, folder: str) -> str:
+    """Return the absolute path of an array, seen from a folder; a URL as it is."""
+    path = local_name(uri)
+    return uri if path is None else str(absolute(os.path.join(folder, path)))
+
+
+def fixed(sample: Sample) -> Sample:
+    """Return a sample whose paths are absolute, seen from the working folder."""
+    folder = os.getcwd()
+    parts = tuple(part if part.uri is None else replace(part, uri=located(part.uri, folder)) for part in sample.parts)
+    return replace(sample, uri=located(sample.uri, folder), parts=parts)
+
+
+def open_info(key: Key, config: Config) -> ArrayInfo:
+    """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
+
+    Raises
+    ------
+    InvalidArgument
+        Its chunks or elements exceed the limits.
+    FileNotFoundError, SourceError, ValueError
+        See :func:`linumpy.io.source.open_source`.
+    """
+    uri, level = key.uri, key.level
+    is_local = local_name(uri) is not None
+    look = MetadataLook.at(uri) if is_local else None
+    layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
+    if layout is not None and layout.unsupported is None and layout.root == uri:
+        info = _info(layout, None, _plain_grid(key, layout.shape), look)
+    elif isinstance(node := open_node(uri), zarr.Array):
+        array = open_source(node, level)
+        info = _info(read_layout(array), array, _plain_grid(key, array.shape), look)
+    else:
+        info = _image_info(node, key)
+    most = config.max_bytes_per_element
+    if 0 < most < info.dtype.itemsize:
+        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
+    nbytes = info.dtype.itemsize
+    for n in info.chunk_shape:
+        nbytes *= n
+    if 0 < config.max_chunk_uncompressed_bytes < nbytes:
+        raise InvalidArgument(
+            f"{uri} has chunks of {nbytes} bytes, more than "
+            f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
+        )
+    return info
+
+
+def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
+    look, image, missing = None, None, ""
+    if (path := local_name(key.uri)) is not None:
+        arrays = [open_level(group, level) for level in {key.level, 0}]
+        look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
+        group = _reopened(key.uri)  # now that its files were looked at
+    for spacing in dict.fromkeys((None, key.spacing)):
+        try:
+            image = open_image(group, spacing=spacing)
+            break
+        except MetadataError as error:
+            missing = missing or str(error)
+    if image is None:
+        array, finest = (open_level(group, level) for level in (key.level, 0))
+        grid = _grid(group, array, finest.shape, key)
+        grid = replace(grid, missing=missing)
+    else:
+        check_level(key.level, len(image.levels), image.name)
+        array = image.levels[key.level]
+        grid = _grid(group, array, image.levels[0].shape, key)
+        origin = image.origin[0] if key.origin is None or not missing else key.origin
+        grid = replace(grid, spacing=image.spacing[0], origin=origin)
+    return _info(read_layout(array), array, grid, look)
+
+
+def _reopened(uri: str) -> zarr.Group:
+    node = open_node(uri)
+    if isinstance(node, zarr.Array):
+        raise SourceError(f"{uri} was replaced while it was being opened")
+    return node
+
+
+def _folders(path: str, array: zarr.Array) -> list[str]:
+    """List the folders from an image down to one of its arrays."""
+    below = Path(local_path(array)).relative_to(path).parts
+    return [str(Path(path, *below[:n])) for n in range(len(below) + 1)]
+
+
+def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
+    """Tell how a level lies to level 0, as far as its metadata do; of level 0 what the caller says."""
+    try:
+        axes, scales, translations = level_transforms(group)
+    except MetadataError:
+        if key.level:
+            raise
+        return _plain_grid(key, finest)
+    space = [number for number, axis in enumerate(axes) if axis.type == "space"]
+    if space != list(range(array.ndim - len(space), array.ndim)):
+        raise InvalidArgument(f"{key.uri}: axes of space must be the last ones (they are {space} of {array.ndim})")
+    names = tuple("c" if axis.type == "channel" else axis.name.lower() for axis in axes)
+    lead = array.ndim - len(space)
+    here = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
+    factors = (1.0,) * lead + tuple(_whole(scale / of_finest) for scale, _, of_finest, _ in here)
+    shifts = (0.0,) * lead + tuple((begin - of_finest) / scale for _, begin, scale, of_finest in here)
+    other = tuple(zip(scales[key.level], translations[key.level], (axis.unit for axis in axes), strict=True))[:lead]
+    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin, lead=other)
+
+
+def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
+    """Tell of an array without names of axes and coordinates what the caller says."""
+    rank, space = len(shape), min(len(shape), 3)
+    for name in ("spacing", "origin"):
+        given = getattr(key, name)
+        if given is not None and len(given) != space:
+            raise InvalidArgument(f"{name} has {len(given)} numbers, {key.uri} has {space} axes of space")
+    return Grid(key.uri, None, space, shape, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin)
+
+
+def _whole(value: float) -> float:
+    return float(round(value)) if abs(value - round(value)) < 1e-6 else value
+
+
+def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
+    """Tell of an array; `array` is needed where the reader does not take it."""
+    if layout.rank == 0:
+        raise InvalidArgument(f"{grid.name} has no axes to crop")
+    return ArrayInfo(
+        layout if layout.unsupported is None else array, grid.name, layout.shape, layout.chunk_shape,
+        layout.object_shape, layout.dtype, grid, layout.unsupported, look,
+    )  # fmt: skip
