@@ -168,7 +168,7 @@ def correct_focal_curvature(
     origin: tuple[int, int] = (0, 0),
     interpolate: bool = False,
     wrap: bool = False,
-    fill_value: float = 0,
+    fill_value: float | None = None,
     use_gpu: bool | None = None,
 ) -> Array:
     """Take the focal curvature out of a mosaic, or of a part of it.
@@ -191,8 +191,9 @@ def correct_focal_curvature(
         whole voxels, and voxels stay as they are.
     wrap : bool
         Whether voxels that leave at one end come in at the other; otherwise what is missing is filled.
-    fill_value : float
-        With what.
+    fill_value : float, optional
+        With what. By default the nearest measured voxel of the A-line is repeated: it makes no edge, so that the
+        surface is found as if nothing had been filled. :func:`measured_planes` says which voxels were not.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default where the volume is.
 
