@@ -106,6 +106,12 @@ def resample_mosaic_grid(
     grid = plan_tile_grid(
         array.shape, tile_of(image, tile_shape), image.spacing, image.origin, _in_order(image, resolution_um)
     )
+    if image.corrections:
+        log.warning(
+            "%s: which voxels focal correction filled is not kept at another spacing; they count as measured from here on. "
+            "Resample first, then correct",
+            image.name,
+        )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
     lateral = [grid.new_tile[axis] for axis in image.lateral_axes]
     with OmeZarrWriter(

@@ -84,7 +84,8 @@ def find_tissue_interface(
         Standard deviation of the Gaussian along depth, in voxels, at most the voxels along depth. It is cut off at 4
         standard deviations.
     use_log : bool
-        Whether to take the natural logarithm of positive voxels; the others become 0. In float32 for every dtype.
+        Whether to take the natural logarithm of positive voxels; `zero_log` says what becomes of the others. In float32
+        for every dtype.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
         Of the volume's shape, or of the shape of its lateral axes. Voxels outside take no part: means are taken over
         voxels inside; along an A-line, voxels outside repeat the last one inside above them (those above the first,
@@ -101,20 +102,27 @@ def find_tissue_interface(
         ``"linumpy"``: the voxel ``ceil(argmax + s_z / 2)``, at most the last one, which lies about ``s_z / 2 + 1``
         voxels below the edge and exists for every A-line. ``"edge"``: where the edge itself is, without bias and to
         fractions of a voxel (a parabola through the largest derivative and its neighbours), counted in voxels from
-        the centre of the first one; a step between voxels 49 and 50 lies at 49.5. NaN where no edge stands out.
+        the centre of the first one; a step between voxels 49 and 50 lies at 49.5. It is the same whatever unit
+        intensity is in. See Notes for A-lines without such an edge.
     min_contrast : float
         Of an edge: its derivative over the root mean square of the derivative along the rest of the A-line. Of 200
         voxels of noise one A-line in a thousand reaches 5.
     return_confidence : bool
         Whether to return the contrast of each edge too; only for ``definition="edge"``.
+    zero_log : float, optional
+        What stands for the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``, that of 1, so that
+        of tissue below 1 they are the brightest. For ``"edge"`` two standard deviations and 1 below the mean logarithm
+        of the positive voxels, of a sample on a regular grid.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
         The lateral axes in their order. ``"linumpy"``: int32 voxels along depth, -1 for an A-line without any voxel
-        inside the mask. ``"edge"``: float32, NaN where there is no edge.
+        inside the mask. ``"edge"``: float32; 0 where tissue begins at or before the first voxel, NaN where there is no
+        tissue, infinity where there may be some but its surface is not found.
     numpy.ndarray or cupy.ndarray of float32, rank 2
-        Only with `return_confidence`: the contrast, 0 where intensity never rises.
+        Only with `return_confidence`: the contrast, at least `min_contrast` where the surface is finite; 0 where intensity
+        never rises.
 
     Raises
     ------
@@ -123,10 +131,27 @@ def find_tissue_interface(
         `depth_axis` that cannot be; a mask of another shape.
     TypeError
         Complex voxels.
+
+    Notes
+    -----
+    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. A-lines in which no edge stands
+    out are therefore looked at once more (``definition="edge"``, `order` 1), by a mean over at most 3 × 3 of them and a
+    Gaussian twice as wide along depth: surfaces up to a slope of 3 voxels a voxel stand out so. Where none does:
+
+    - 0: smoothed intensity at the first voxel is above the mean of its A-line by `min_contrast` standard deviations of
+      noise. Tissue that begins above the volume shows so, by its attenuation.
+    - infinity: the A-line is not noise, since its intensity changes slowly along depth four times as much as noise would,
+      but no surface is found in it.
+    - NaN: the A-line is noise around one level. That is what water looks like; tissue would too, if it reached from the
+      first voxel to the last without attenuation.
+
+    Comparisons as ``z >= surface`` are false for infinity and NaN.
     """
     if definition not in ("linumpy", "edge"):
         raise ValueError(f"definition={definition!r}: choose 'linumpy' or 'edge'")
     edge = definition == "edge"
+    if zero_log is not None and not -1e30 < zero_log < 1e30:
+        raise ValueError(f"zero_log={zero_log}: a number is needed")
     if return_confidence and not edge:
         raise ValueError("return_confidence=True: only an edge has a contrast, pass definition='edge'")
     if not isinstance(vol, np.ndarray) and not is_device_array(vol):
@@ -285,7 +310,7 @@ class _Run:
     ) -> None:
         self.xp, self.vol, self.layout, self.s = xp, vol, layout, int(options.s_xy)
         self.options = options
-        self.log = "0" if not options.use_log else "2" if options.edge else "1"
+        self.log = "0" if not options.use_log else "2" if options.edge or options.zero_log is not None else "1"
         self.kind = str(int(bool(options.cutting_errors))), str(int(options.edge))
         self.shape = tuple(vol.shape[axis] for axis in (layout.a, layout.b, layout.z))
         self.stride = tuple(vol.strides[axis] // vol.itemsize for axis in (layout.a, layout.b, layout.z))

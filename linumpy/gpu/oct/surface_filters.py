@@ -46,7 +46,8 @@ class SurfaceOptions:
     min_contrast : float
         Of an edge.
     zero_log : float or None
-        Of an edge: the logarithm of voxels that are not positive; None for :func:`log_of_zero`.
+        What stands for the logarithm of voxels that are not positive; None for 0, and of an edge for
+        :func:`log_of_zero`.
     """
 
     s_xy: int = 15
@@ -77,7 +78,7 @@ class SurfaceOptions:
 
 
 def log_of_zero(xp: ModuleType, lines: Any, inside: Any = None) -> Any:
-    """Choose what stands for the logarithm of voxels that have none, such that it does not matter in which unit they are.
+    """Choose what stands for the logarithm of voxels that are not positive, so that their unit does not matter.
 
     Parameters
     ----------
@@ -92,6 +93,12 @@ def log_of_zero(xp: ModuleType, lines: Any, inside: Any = None) -> Any:
         Two standard deviations and 1 below the mean logarithm of the positive and finite voxels, of a sample on a
         regular grid of at most 32 × 32 × 16 voxels; 0 where there are none.
     """
+    count, mean, spread = log_statistics(xp, lines, inside)
+    return xp.where(count > 0, mean - 2 * spread - 1, 0).astype(np.float32)
+
+
+def log_statistics(xp: ModuleType, lines: Any, inside: Any = None) -> tuple[Any, Any, Any]:
+    """Count the positive voxels of the sample, and take the mean and standard deviation of their logarithms."""
     counts = (min(size, n) for size, n in zip(lines.shape, (32, 32, 16), strict=True))
     axes = ((2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, lines.shape, strict=True))
     index = tuple(map(xp.asarray, np.ix_(*axes)))
@@ -101,10 +108,9 @@ def log_of_zero(xp: ModuleType, lines: Any, inside: Any = None) -> Any:
     if inside is not None:
         known &= inside[index]
     values = xp.where(known, xp.log(xp.where(known, sample, np.float32(1))).astype(np.float64), 0)
-    count = xp.maximum(known.sum(), 1)
-    mean = values.sum() / count
-    spread = xp.sqrt(xp.maximum((values**2).sum() / count - mean**2, 0))
-    return xp.where(known.any(), mean - 2 * spread - 1, 0).astype(np.float32)
+    count = known.sum()
+    mean = values.sum() / xp.maximum(count, 1)
+    return count, mean, xp.sqrt(xp.maximum((values**2).sum() / xp.maximum(count, 1) - mean**2, 0))
 
 
 def interface_by_filters(vol: Any, options: SurfaceOptions, mask: Any = None) -> tuple[Any, Any]:
@@ -137,9 +143,9 @@ def interface_by_filters(vol: Any, options: SurfaceOptions, mask: Any = None) ->
     surface = xp.empty((rows, columns), np.float32 if options.edge else np.int32)
     contrast = xp.empty((rows, columns), np.float32) if options.edge else None
     step = max(1, _BLOCK_VOXELS // (columns * depth))
-    zero: Any = 0.0
-    if options.use_log and options.edge:
-        zero = log_of_zero(xp, lines, inside) if options.zero_log is None else options.zero_log
+    zero: Any = options.zero_log or 0.0
+    if options.use_log and options.edge and options.zero_log is None:
+        zero = log_of_zero(xp, lines, inside)
     halo = options.s_xy  # lateral smoothing of a block needs its neighbours
     for begin in range(0, rows, step):
         end = min(begin + step, rows)
