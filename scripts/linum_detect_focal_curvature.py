@@ -8,10 +8,10 @@ OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at i
 overlap, and writes another with the same shape, dtype and chunks. Of several times or channels --time and --channel
 choose the volume that is worked on.
 
-What a shift leaves empty at an end of an A-line is filled by its last measured voxel there, which makes no edge. OUTPUT's
-metadata (attribute linumpy, focal_corrections) records which voxels were filled: the surface, the mean along z, the search
-for overlaps and the stack leave them out, with any --fill_value. With --wrap nothing is filled: voxels from the other end
-count as measured.
+What a shift leaves empty at an end of an A-line is filled with its last measured voxel there, which makes no edge. The
+metadata of OUTPUT record which voxels were filled (attribute linumpy, focal_corrections): the surface, the mean along
+z, the search for overlaps and the stack leave them out, whatever --fill_value is. With --wrap nothing is filled: voxels
+from the other end count as measured.
 
 For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512

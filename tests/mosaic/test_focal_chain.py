@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import zarr
-from script_runs import load
+from script_runs import check_refused, load
 
+from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.stacking import stack_slices
@@ -57,8 +58,6 @@ def values(path):
 
 def run(name, *words):
     assert load(name).main([str(word) for word in (*words, "--no-use_gpu")]) == 0
-
-
 
 
 @pytest.mark.parametrize(("dtype", "background", "scale", "sign"), CASES)
@@ -112,4 +111,74 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
     else:
         np.testing.assert_allclose(got[measured], expected[measured], rtol=1e-4)
     whole = stack_slices([one.astype(np.float64) for one in seen], [SHARED])
-    assert (whole[measured] != expected[measured]).any()  # what was filled would show
+    if background or sign > 0:  # 0 is left out of a blend anyway
+        assert (whole[measured] != expected[measured]).any()  # what was filled would show
+
+
+def corrected(folder, *words, n_levels=1, sign=-1):
+    voxels = np.rint(next(slices(1000, sign))).astype("uint16")
+    write_omezarr(folder / "mosaic.zarr", voxels, SPACING, chunks=(20, 80, 72), overwrite=True)
+    run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", "--tile_shape", *TILE, "--overwrite",
+        "--n_levels", n_levels, *words)  # fmt: skip
+    return folder / "flat.zarr"
+
+
+@pytest.mark.parametrize("words", [["--fill_value", "0"], ["--fill_value", "60000", "--interpolate"]])
+def test_no_fill_value_shows(tmp_path, words):
+    """Surface and projection are those without it: the metadata record what was filled."""
+    found = {}
+    for name, options in (("repeated", [one for one in words if one == "--interpolate"]), ("filled", words)):
+        flat = corrected(tmp_path, *options)
+        run("linum_find_tissue_interface", flat, tmp_path / f"s_{name}.zarr")
+        run("linum_aip", flat, tmp_path / f"a_{name}.zarr")
+        found[name] = values(flat), values(tmp_path / f"s_{name}.zarr"), values(tmp_path / f"a_{name}.zarr")
+    assert (found["filled"][0] != found["repeated"][0]).any()
+    for one, other in zip(found["filled"][1:], found["repeated"][1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.percentile(np.abs(error := found["filled"][1] / 5.0 - (surfaces() + 2)), 98) <= 2.5
+    assert error.shape == SIDES
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_coarser_levels(tmp_path, sign):
+    """A coarse voxel was measured if all that it is made of was."""
+    flat = corrected(tmp_path, "--fill_value", "0", n_levels=3, sign=sign)
+    known = open_mosaic(flat).measured((slice(0, PLANES), slice(0, SIDES[0]), slice(0, SIDES[1]))).mask(np)
+    assert not known.all()
+    for level, (rows, columns) in ((1, (slice(3, 70), slice(0, 72))), (2, (slice(5, 40), slice(7, 36)))):
+        image, f = open_mosaic(flat, level), 2**level
+        whole = known.reshape(PLANES // f, f, SIDES[0] // f, f, SIDES[1] // f, f).all(axis=(1, 3, 5))
+        box = (slice(1, PLANES // f), rows, columns)
+        np.testing.assert_array_equal(image.measured(box).mask(np), whole[box])
+        run("linum_aip", flat, tmp_path / "a.zarr", "--level", level, "--overwrite")
+        expected = np.nanmean(np.where(whole, image.array.read(), np.nan), axis=0)
+        np.testing.assert_allclose(values(tmp_path / "a.zarr"), expected, rtol=1e-5)
+
+
+def test_a_second_correction_knows_of_the_first(tmp_path):
+    flat = corrected(tmp_path)
+    words = ["--tile_shape", "40", "48", "--definition", "edge"]
+    run("linum_detect_focal_curvature", flat, tmp_path / "twice.zarr", *words)
+    image = open_mosaic(tmp_path / "twice.zarr")
+    assert len(image.corrections) == 2
+    voxels = values(tmp_path / "mosaic.zarr").astype(float)
+    for one in image.corrections:
+        voxels = correct_focal_curvature(voxels, one.curvature, fill_value=np.nan)
+    box = tuple(slice(0, n) for n in voxels.shape)
+    np.testing.assert_array_equal(image.measured(box).mask(np), np.isfinite(voxels))
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
+    flat = corrected(tmp_path)
+    capsys.readouterr()
+    words = [flat, tmp_path / "o.zarr", "--wrap", "--no-use_gpu"]
+    check_refused(capsys, load("linum_detect_focal_curvature").main, words, "linum-detect-focal-curvature", "wrap")
+    group = zarr.open_group(flat, mode="r+")
+    for broken in ([{}], "yes", [{"tile_shape": {"y": 0, "x": 3}, "voxels": {"yy": 1, "xy": 0, "xx": 1}}]):
+        group.attrs["linumpy"] = dict(group.attrs["linumpy"]) | {"focal_corrections": broken}
+        with pytest.raises(MetadataError, match="focal_corrections"):
+            open_mosaic(flat)
+
+
+def test_nothing_is_recorded_of_voxels_that_wrap(tmp_path):
+    assert open_mosaic(corrected(tmp_path, "--wrap")).corrections == ()
