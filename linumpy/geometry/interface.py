@@ -49,8 +49,8 @@ def find_tissue_interface(
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
-        Voxels along depth: int32, or float32 for ``definition="edge"``: NaN where there is no tissue, infinity where its
-        surface is not found. On the device if the volume is, else on the
+        Voxels along depth: int32, or float32 for ``definition="edge"``: NaN where there is no tissue, infinity where
+        its surface is not found. On the device if the volume is, else on the
         host. With `return_confidence` a second one, the contrast.
 
     Raises

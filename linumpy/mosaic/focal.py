@@ -121,8 +121,8 @@ def correct_mosaic(
     image.only("focal curvature is found in one volume and taken out of it")
     if correction.wrap and image.corrections:
         raise ValueError(
-            f"wrap=True: {image.name} has voxels that an earlier correction filled, which would be taken for measured ones; "
-            "correct the mosaic that it was made from"
+            f"wrap=True: {image.name} has voxels that an earlier correction filled, which would be taken for measured "
+            "ones; correct the mosaic that it was made from"
         )
     check_place(Path(output), overwrite=overwrite)
     reports = () if report is None else report_paths(report)

@@ -108,8 +108,8 @@ def resample_mosaic_grid(
     )
     if image.corrections:
         log.warning(
-            "%s: which voxels focal correction filled is not kept at another spacing; they count as measured from here on. "
-            "Resample first, then correct",
+            "%s: which voxels focal correction filled is not kept at another spacing; they count as measured from here "
+            "on. Resample first, then correct",
             image.name,
         )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)

@@ -1,7 +1,7 @@
 """Which voxels of a mosaic were measured, and which focal correction filled.
 
-In: the attribute by which a corrected mosaic records how it was corrected. Out: for each A-line the first voxel that was
-measured and the first one after these; volumes without what lies outside of them. Arrays stay where they are.
+In: the attribute by which a corrected mosaic records how it was corrected. Out: for each A-line the first voxel that
+was measured and the first one after these; volumes without what lies outside of them. Arrays stay where they are.
 """
 
 from __future__ import annotations
@@ -93,26 +93,26 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     MetadataError
         The attribute is not one that :func:`record` makes.
     """
-    v, u = lateral_names
+    v, u = tuple(lateral_names)
     found = []
     try:
         for one in kept.get(ATTRIBUTE, []):
             tile, form = one["tile_shape"], one["voxels"]
-            sizes, coefficients = (int(tile[v]), int(tile[u])), (form[v + v], form[_pair(v, u)], form[u + u])
-            if min(sizes) < 1 or not isinstance(one["interpolate"], bool) or not np.isfinite(coefficients).all():
+            sizes, (vv, vu, uu) = (int(tile[v]), int(tile[u])), (float(form[k]) for k in (v + v, _pair(v, u), u + u))
+            if min(sizes) < 1 or not isinstance(one["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
                 raise ValueError("no tile, or no curvature")
-            curvature = FocalCurvature(sizes, *map(float, coefficients), 0.0, 0)  # type: ignore[misc]
-            found.append(Correction(curvature, one["interpolate"]))
+            found.append(Correction(FocalCurvature(sizes, vv, vu, uu, 0.0, 0), one["interpolate"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MetadataError(
-            f"{name}: the attribute 'linumpy' has the {ATTRIBUTE} {kept[ATTRIBUTE]!r}, which does not say what was filled"
+            f"{name}: the attribute 'linumpy' has the {ATTRIBUTE} {kept[ATTRIBUTE]!r}, which does not say what was "
+            "filled: correct the mosaic again"
         ) from error
     return tuple(found)
 
 
 def record(kept: Mapping[str, Any], added: Correction, lateral_names: str) -> dict[str, Any]:
     """Return the attribute of a mosaic after one more correction."""
-    (v, u), fit = lateral_names, added.curvature
+    (v, u), fit = tuple(lateral_names), added.curvature
     entry = {
         "tile_shape": dict(zip((v, u), fit.tile_shape, strict=True)),
         "voxels": {v + v: fit.vv, _pair(v, u): fit.vu, u + u: fit.uu},

@@ -181,8 +181,8 @@ def read_column(
 ) -> tuple[Any, tuple[slice, slice]]:
     """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally.
 
-    `entries` names the volume, by its time and channel where the mosaic has several. Voxels that focal correction filled
-    are the nearest measured ones, whatever they were filled with.
+    `entries` names the volume, by its time and channel where the mosaic has several. Voxels that focal correction
+    filled are the nearest measured ones, whatever they were filled with.
     """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
@@ -196,8 +196,8 @@ def read_column(
 def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
     """Choose what stands for the logarithm of voxels that are not positive, for all columns of a volume alike.
 
-    Of an edge it follows the intensity of five columns of chunks. So it does for ``"linumpy"`` where most positive voxels
-    are below 1: 0 for the logarithm of 0, which a log line (warning) names, would make zero brighter than tissue.
+    Of an edge it follows the intensity of five columns of chunks. So it does for ``"linumpy"`` where most positive
+    voxels are below 1, which a log line (warning) says: 0 for the logarithm of 0 would make zero brighter than tissue.
     Otherwise, and where these columns have no positive voxel, None.
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
@@ -216,8 +216,8 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
         return None
     if method.definition == "linumpy":
         log.warning(
-            "%s: most voxels are below 1, and some are 0 or below, which definition 'linumpy' takes for 1: the brightest. "
-            "They count as darker than the others instead",
+            "%s: most voxels are below 1, and some are 0 or below, which definition 'linumpy' takes for 1: the "
+            "brightest. They count as darker than the others instead",
             image.name,
         )
     return float(log_of_zero(np, sample))

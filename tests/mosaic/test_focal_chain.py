@@ -118,8 +118,8 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
 def corrected(folder, *words, n_levels=1, sign=-1):
     voxels = np.rint(next(slices(1000, sign))).astype("uint16")
     write_omezarr(folder / "mosaic.zarr", voxels, SPACING, chunks=(20, 80, 72), overwrite=True)
-    run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", "--tile_shape", *TILE, "--overwrite",
-        "--n_levels", n_levels, *words)  # fmt: skip
+    options = ["--tile_shape", *TILE, "--overwrite", "--n_levels", n_levels]
+    run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", *options, *words)
     return folder / "flat.zarr"
 
 

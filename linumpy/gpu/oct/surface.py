@@ -84,8 +84,8 @@ def find_tissue_interface(
         Standard deviation of the Gaussian along depth, in voxels, at most the voxels along depth. It is cut off at 4
         standard deviations.
     use_log : bool
-        Whether to take the natural logarithm of positive voxels; `zero_log` says what becomes of the others. In float32
-        for every dtype.
+        Whether to take the natural logarithm of positive voxels; `zero_log` says what becomes of the others. In
+        float32 for every dtype.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
         Of the volume's shape, or of the shape of its lateral axes. Voxels outside take no part: means are taken over
         voxels inside; along an A-line, voxels outside repeat the last one inside above them (those above the first,
@@ -110,9 +110,9 @@ def find_tissue_interface(
     return_confidence : bool
         Whether to return the contrast of each edge too; only for ``definition="edge"``.
     zero_log : float, optional
-        What stands for the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``, that of 1, so that
-        of tissue below 1 they are the brightest. For ``"edge"`` two standard deviations and 1 below the mean logarithm
-        of the positive voxels, of a sample on a regular grid.
+        What stands for the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``, that of 1, so
+        that of tissue below 1 they are the brightest. For ``"edge"`` two standard deviations and 1 below the mean
+        logarithm of the positive voxels, of a sample on a regular grid.
 
     Returns
     -------
@@ -121,8 +121,8 @@ def find_tissue_interface(
         inside the mask. ``"edge"``: float32; 0 where tissue begins at or before the first voxel, NaN where there is no
         tissue, infinity where there may be some but its surface is not found.
     numpy.ndarray or cupy.ndarray of float32, rank 2
-        Only with `return_confidence`: the contrast, at least `min_contrast` where the surface is finite; 0 where intensity
-        never rises.
+        Only with `return_confidence`: the contrast, at least `min_contrast` where the surface is finite; 0 where
+        intensity never rises.
 
     Raises
     ------
@@ -134,16 +134,17 @@ def find_tissue_interface(
 
     Notes
     -----
-    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. A-lines in which no edge stands
-    out are therefore looked at once more (``definition="edge"``, `order` 1), by a mean over at most 3 × 3 of them and a
-    Gaussian twice as wide along depth: surfaces up to a slope of 3 voxels a voxel stand out so. Where none does:
+    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. A-lines in which no edge
+    stands out are therefore looked at once more (``definition="edge"``, `order` 1), by a mean over at most 3 × 3 of
+    them and a Gaussian twice as wide along depth: surfaces up to a slope of 3 voxels a voxel stand out so. Where none
+    does:
 
     - 0: smoothed intensity at the first voxel is above the mean of its A-line by `min_contrast` standard deviations of
       noise. Tissue that begins above the volume shows so, by its attenuation.
-    - infinity: the A-line is not noise, since its intensity changes slowly along depth four times as much as noise would,
-      but no surface is found in it.
-    - NaN: the A-line is noise around one level. That is what water looks like; tissue would too, if it reached from the
-      first voxel to the last without attenuation.
+    - infinity: the A-line is not noise, since its smoothed intensity has four times the variance that noise would
+      have, but no surface is found in it.
+    - NaN: the A-line is noise around one level. That is what water looks like; tissue would too, if it reached from
+      the first voxel to the last without attenuation.
 
     Comparisons as ``z >= surface`` are false for infinity and NaN.
     """

@@ -263,10 +263,11 @@ def _look_again(
     unclear: Any,
     first_look: tuple[Any, Any],
 ) -> tuple[Any, Any]:
-    """Look for a steep edge in those A-lines (a, b, depth) where none is clear, and put it into what was found first."""
+    """Look for a steep edge in those A-lines (a, b, depth) where none is clear; returns all, as found first or now."""
     if xp is not np:  # all of them, so that the device is not waited for
         again = _second_look_at(xp, ndimage, lines, options, inside, first_look[1])
-        return tuple(xp.where(unclear, new, old) for new, old in zip(again, first_look, strict=True))  # type: ignore[return-value]
+        surface, contrast = (xp.where(unclear, new, old) for new, old in zip(again, first_look, strict=True))
+        return surface, contrast
     here = None if inside is None else inside[unclear][None]
     again = _second_look_at(xp, ndimage, lines[unclear][None], options, here, first_look[1][unclear][None])
     for new, old in zip(again, first_look, strict=True):
