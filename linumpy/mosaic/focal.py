@@ -138,7 +138,8 @@ def correct_mosaic(
     depth_axis, array = image.depth_axis, image.array
     kept = tile_attributes(image, tile_shape)
     if not correction.wrap:
-        kept["linumpy"] |= record(image.linumpy, Correction(curvature, correction.interpolate), _lateral(image))
+        made = Correction(curvature, correction.interpolate)
+        kept["linumpy"] |= record((*image.corrections, made), _lateral(image))
     with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
         chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept,

@@ -6,6 +6,7 @@ was measured and the first one after these; volumes without what lies outside of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,10 +71,21 @@ class MeasuredVoxels:
 
 @dataclass(frozen=True)
 class Correction:
-    """How focal curvature was taken out of a mosaic; see :func:`linumpy.geometry.focal.correct_focal_curvature`."""
+    """How focal curvature was taken out of a mosaic; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
+
+    Attributes
+    ----------
+    curvature : FocalCurvature
+        Of which tile and coefficients count.
+    interpolate : bool
+        Whether A-lines were shifted by fractions of voxels.
+    margin : int
+        Measured voxels next to those that were filled which count as filled too: resampling mixed both.
+    """
 
     curvature: FocalCurvature
     interpolate: bool
+    margin: int = 0
 
 
 def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Correction, ...]:
@@ -101,7 +113,8 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
             sizes, (vv, vu, uu) = (int(tile[v]), int(tile[u])), (float(form[k]) for k in (v + v, _pair(v, u), u + u))
             if min(sizes) < 1 or not isinstance(one["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
                 raise ValueError("no tile, or no curvature")
-            found.append(Correction(FocalCurvature(sizes, vv, vu, uu, 0.0, 0), one["interpolate"]))
+            curvature, margin = FocalCurvature(sizes, vv, vu, uu, 0.0, 0), int(one.get("margin", 0))
+            found.append(Correction(curvature, one["interpolate"], margin))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MetadataError(
             f"{name}: the attribute 'linumpy' has the {ATTRIBUTE} {kept[ATTRIBUTE]!r}, which does not say what was "
@@ -110,15 +123,48 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     return tuple(found)
 
 
-def record(kept: Mapping[str, Any], added: Correction, lateral_names: str) -> dict[str, Any]:
-    """Return the attribute of a mosaic after one more correction."""
-    (v, u), fit = tuple(lateral_names), added.curvature
-    entry = {
-        "tile_shape": dict(zip((v, u), fit.tile_shape, strict=True)),
-        "voxels": {v + v: fit.vv, _pair(v, u): fit.vu, u + u: fit.uu},
-        "interpolate": added.interpolate,
-    }
-    return {ATTRIBUTE: [*kept.get(ATTRIBUTE, []), entry]}
+def record(corrections: Sequence[Correction], lateral_names: str) -> dict[str, Any]:
+    """Return the attribute of a mosaic that was corrected so; nothing where it was not."""
+    v, u = tuple(lateral_names)
+    entries = [
+        {
+            "tile_shape": dict(zip((v, u), one.curvature.tile_shape, strict=True)),
+            "voxels": {v + v: one.curvature.vv, _pair(v, u): one.curvature.vu, u + u: one.curvature.uu},
+            "interpolate": one.interpolate,
+            "margin": one.margin,
+        }
+        for one in corrections
+    ]
+    return {ATTRIBUTE: entries} if entries else {}
+
+
+def resampled(
+    corrections: Sequence[Correction], depth_ratio: float, tile: tuple[int, int], new_tile: tuple[int, int]
+) -> tuple[Correction, ...] | None:
+    """Say how a mosaic was corrected whose tiles were resampled; None where a correction had other tiles.
+
+    Parameters
+    ----------
+    corrections : sequence of Correction
+        Of the mosaic before.
+    depth_ratio : float
+        Voxels along depth after, for each one before.
+    tile, new_tile : (int, int)
+        Voxels of a tile along the lateral axes, before and after.
+    """
+    if any(tuple(one.curvature.tile_shape) != tuple(tile) for one in corrections):
+        return None
+    # Smoothing reaches two voxels of the coarser grid, interpolation one of the finer.
+    reach = 2 + math.ceil(max(1.0, depth_ratio))
+    return tuple(
+        Correction(
+            FocalCurvature(new_tile, f.vv * depth_ratio, f.vu * depth_ratio, f.uu * depth_ratio, 0.0, 0),
+            True,
+            math.ceil(one.margin * depth_ratio) + reach,
+        )
+        for one in corrections
+        for f in [one.curvature]
+    )
 
 
 def _pair(v: str, u: str) -> str:
@@ -158,6 +204,11 @@ def measured_of_box(
         within = measured_planes(
             one.curvature, size, finest_shape[z], origin=begin, interpolate=one.interpolate, within=within
         )
+        if one.margin:
+            first, stop = within
+            first = np.where(first > 0, np.minimum(first + one.margin, finest_shape[z]), first)
+            stop = np.where(stop < finest_shape[z], np.maximum(stop - one.margin, 0), stop)
+            within = first, np.maximum(stop, first)
     if within is None:
         raise ValueError("a mosaic that was not corrected has no voxels that were filled")
     first, stop = within

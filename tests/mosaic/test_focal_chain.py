@@ -177,6 +177,24 @@ def test_a_second_correction_knows_of_the_first(tmp_path):
     np.testing.assert_array_equal(image.measured(box).mask(np), np.isfinite(voxels))
 
 
+@pytest.mark.parametrize("resolution", [4.0, 10.0, 13.0])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
+    """No voxel that counts as measured has anything of what was filled in it, and few others are given up."""
+    flat = corrected(tmp_path, "--fill_value", "60000", sign=sign)
+    run("linum_resample_mosaic_grid", flat, tmp_path / "new.zarr", "--resolution", resolution)
+    image = open_mosaic(tmp_path / "new.zarr")
+    found = image.measured(tuple(slice(0, n) for n in image.array.shape)).mask(np)
+    group = zarr.open_group(flat, mode="r+")
+    known = open_mosaic(flat).measured(tuple(slice(0, n) for n in group["0"].shape)).mask(np)
+    shares = np.where(known, 0, 60000).astype("uint16")
+    group["0"][...] = shares
+    run("linum_resample_mosaic_grid", flat, tmp_path / "shares.zarr", "--resolution", resolution)
+    mixed = values(tmp_path / "shares.zarr") > 60
+    assert not (found & mixed).any()
+    assert (found | mixed).mean() > 0.85
+
+
 def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
     flat = corrected(tmp_path)
     capsys.readouterr()
