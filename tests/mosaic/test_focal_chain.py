@@ -7,6 +7,7 @@ and what focal correction filled must show nowhere. The oracle fills with NaN, w
 import csv
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -209,3 +210,30 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
 
 def test_nothing_is_recorded_of_voxels_that_wrap(tmp_path):
     assert open_mosaic(corrected(tmp_path, "--wrap")).corrections == ()
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
+    flat = corrected(tmp_path, "--fill_value", "60000")
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        shutil.copytree(flat, tmp_path / "in" / f"slice_{number}.zarr")
+    (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
+    made = {}
+    for where in ("--use_gpu", "--no-use_gpu"):
+        outputs = [tmp_path / f"{name}{where}.zarr" for name in ("surface", "edge", "aip", "stack")]
+        stack = [tmp_path / "in", tmp_path / "shifts.csv", outputs[3], "--slicing_interval_mm", 0.28]
+        for name, words in (
+            ("linum_find_tissue_interface", [flat, outputs[0]]),
+            ("linum_find_tissue_interface", [flat, outputs[1], "--definition", "edge"]),
+            ("linum_aip", [flat, outputs[2]]),
+            ("linum_stack_slices_motor", [*stack, "--search_range_mm", 0.02]),
+        ):
+            assert load(name).main([str(word) for word in (*words, where)]) == 0
+        made[where] = [values(one) for one in outputs]
+    surface, edge, aip, stack = zip(made["--use_gpu"], made["--no-use_gpu"], strict=True)
+    assert (surface[0] != surface[1]).mean() < 0.002
+    assert np.isclose(*edge, atol=0.1, equal_nan=True).mean() > 0.995
+    np.testing.assert_allclose(*aip, rtol=1e-5)
+    assert stack[0].shape == stack[1].shape
+    assert np.abs(stack[0].astype(int) - stack[1]).max() <= 1

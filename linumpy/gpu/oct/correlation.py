@@ -58,13 +58,13 @@ def overlap_correlations(
     xp, deepest = array_module(fixed), max(overlaps)
     ends = slice(fixed.shape[0] - deepest, None), slice(deepest)
     volumes = fixed[ends[0]], moving[ends[1]]
-    shifts = _offset(xp, volumes[0]), _offset(xp, volumes[1])
     masks = None
     if any(one is not None for one in measured):
         masks = [
             xp.ones(vol.shape, bool) if mask is None else mask[end]
             for vol, mask, end in zip(volumes, measured, ends, strict=True)
         ]
+    shifts = [_offset(xp, vol, mask) for vol, mask in zip(volumes, masks or (None, None), strict=True)]
     rows, width = fixed.shape[1:]
     per_row = 8 * (4 * deepest * width + deepest * deepest) * (1 if masks is None else 3)
     step = max(1, min(rows, SCRATCH_BYTES // per_row))
@@ -97,10 +97,11 @@ def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
         raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
 
 
-def _offset(xp: ModuleType, vol: Any) -> Any:
+def _offset(xp: ModuleType, vol: Any, mask: Any = None) -> Any:
     """About the mean of a volume, from some of its voxels: sums of squares lose fewer digits without it."""
-    some = vol[:: max(1, vol.shape[0] // 8), ::16, ::16].astype(np.float64)
-    finite = xp.isfinite(some)
+    part = (slice(None, None, max(1, vol.shape[0] // 8)), slice(None, None, 16), slice(None, None, 16))
+    some = vol[part].astype(np.float64)
+    finite = xp.isfinite(some) if mask is None else xp.isfinite(some) & mask[part]
     return xp.where(finite, some, 0).sum() / xp.maximum(finite.sum(), 1)
 
 
