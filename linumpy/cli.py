@@ -129,7 +129,7 @@ def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("linumpy", "edge"),
         default="linumpy",
         help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
-        "edge: the edge itself, to fractions of a voxel, unknown where none stands out. [%(default)s]",
+        "edge: the edge itself, to fractions of a voxel, where one stands out. [%(default)s]",
     )
     group.add_argument(
         "--min_contrast",

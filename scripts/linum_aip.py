@@ -2,7 +2,8 @@
 """Take the average intensity projection of an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and writes the mean along z as an OME-Zarr image (float32)
-with the mosaic's lateral spacing: one for each time and channel, unless --time and --channel choose.
+with the mosaic's lateral spacing: one for each time and channel, unless --time and --channel choose. Voxels that focal
+correction filled are left out.
 
 For example:
   linum-aip mosaic.ome.zarr aip.ome.zarr

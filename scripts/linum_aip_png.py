@@ -2,7 +2,8 @@
 """Draw the average intensity projection of an OCT mosaic as a PNG of 16 bits.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and takes the mean along z. Intensities from the 0.1st to
-the 99.9th percentile go from black to white, a pixel a voxel. Of several times or channels --time and --channel choose.
+the 99.9th percentile go from black to white, a pixel a voxel. Voxels that focal correction filled are left out. Of
+several times or channels --time and --channel choose.
 
 For example:
   linum-aip-png mosaic.ome.zarr aip.png

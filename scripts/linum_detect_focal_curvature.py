@@ -8,6 +8,11 @@ OME-Zarr volume with axes z, y and x, in any order, whose first tile begins at i
 overlap, and writes another with the same shape, dtype and chunks. Of several times or channels --time and --channel
 choose the volume that is worked on.
 
+What a shift leaves empty at an end of an A-line is filled with its last measured voxel there, which makes no edge. The
+metadata of OUTPUT record which voxels were filled (attribute linumpy, focal_corrections): the surface, the mean along
+z, the search for overlaps and the stack leave them out, whatever --fill_value is. With --wrap nothing is filled: voxels
+from the other end count as measured.
+
 For example:
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512
   linum-detect-focal-curvature mosaic.ome.zarr flat.ome.zarr --tile_shape 512 512 --report focal.png --interpolate
@@ -45,8 +50,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--interpolate", action="store_true", help="Shift by fractions of voxels. [by whole voxels]")
     parser.add_argument("--wrap", action="store_true", help="Bring what leaves at one end in at the other.")
     parser.add_argument(
-        "--fill_value", type=float, default=0.0, metavar="V", help="Of voxels from outside, without --wrap. [0]"
-    )
+        "--fill_value", type=float, metavar="V",
+        help="Of voxels from outside, without --wrap. [the nearest measured voxel of the A-line]",
+    )  # fmt: skip
     parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_surface_arguments(parser)

@@ -7,8 +7,11 @@ along z it is the voxel), and with --overlay a picture: a section with the surfa
 channel has a surface of its own, unless --time and --channel choose; a picture shows one.
 
 --definition linumpy takes the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, and finds one in
-every A-line, also in noise. --definition edge gives the edge itself, to fractions of a voxel, and NaN where none stands
-out of the noise. The picture shows the edge beside the surface where they differ.
+every A-line, also in noise. --definition edge gives the edge itself, to fractions of a voxel, for slopes up to about 3
+voxels a voxel; 0 where tissue begins at or above the first voxel, NaN where there is no tissue, and infinity where
+there may be some but its surface is not found. The picture shows the edge beside the surface where they differ.
+
+Voxels that focal correction filled are taken for the nearest measured ones.
 
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr

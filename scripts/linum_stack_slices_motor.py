@@ -8,7 +8,8 @@ at p + shift of the fixed one. The columns in mm count, so the table goes with s
 
 For each pair the overlap along z is searched around the expected one (planes of the slice less the slicing interval).
 Overlaps with too little correlation, or too far from the others, are replaced by the typical one. Slices are blended
-where they overlap; what was decided is written as a table.
+where they overlap; what was decided is written as a table. Voxels that focal correction filled count neither in the
+search nor, where the other slice has a measured one, in the stack.
 
 For example:
   linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing_interval_mm 0.2

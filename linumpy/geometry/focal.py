@@ -168,7 +168,7 @@ def correct_focal_curvature(
     origin: tuple[int, int] = (0, 0),
     interpolate: bool = False,
     wrap: bool = False,
-    fill_value: float = 0,
+    fill_value: float | None = None,
     use_gpu: bool | None = None,
 ) -> Array:
     """Take the focal curvature out of a mosaic, or of a part of it.
@@ -191,8 +191,9 @@ def correct_focal_curvature(
         whole voxels, and voxels stay as they are.
     wrap : bool
         Whether voxels that leave at one end come in at the other; otherwise what is missing is filled.
-    fill_value : float
-        With what.
+    fill_value : float, optional
+        With what. By default the nearest measured voxel of the A-line is repeated: it makes no edge, so that the
+        surface is found as if nothing had been filled. :func:`measured_planes` says which voxels were not.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default where the volume is.
 
@@ -217,6 +218,46 @@ def correct_focal_curvature(
     if there == on_device:
         return out
     return to_host(out) if there else require_cuda().asarray(out)
+
+
+def measured_planes(
+    curvature: FocalCurvature,
+    lateral_shape: tuple[int, int],
+    planes: int,
+    *,
+    origin: tuple[int, int] = (0, 0),
+    interpolate: bool = False,
+    within: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Say which voxels of each A-line :func:`correct_focal_curvature` measured, without `wrap`; the others it filled.
+
+    Parameters
+    ----------
+    curvature, origin, interpolate
+        As for :func:`correct_focal_curvature`.
+    lateral_shape : (int, int)
+        A-lines of the volume along its lateral axes.
+    planes : int
+        Its voxels along depth.
+    within : (numpy.ndarray, numpy.ndarray), optional
+        Which voxels were measured before the correction, as this function returns it; by default all.
+
+    Returns
+    -------
+    first, stop : numpy.ndarray of int32, `lateral_shape`
+        Voxels from `first` on and before `stop` were measured.
+    """
+    tile = tuple(curvature.tile_shape)
+    form = curvature.vv, curvature.vu, curvature.uu
+    shifts = _shifts(tile, form, interpolate, None).get()
+    # A voxel is made of that `above` planes further on, and with fractions of the next one too.
+    offsets = [np.clip(f(shifts), -planes, planes).astype(np.int32) for f in (np.floor, np.ceil)]
+    index = np.ix_(*((np.arange(n) + b) % size for n, b, size in zip(lateral_shape, origin, tile, strict=True)))
+    if within is None:
+        first, stop = (np.clip(begin - one, 0, planes) for begin, one in zip((0, planes), offsets, strict=True))
+        return first[index], np.maximum(stop, first)[index]
+    first, stop = (np.clip(begin - one[index], 0, planes) for begin, one in zip(within, offsets, strict=True))
+    return first, np.maximum(stop, first)
 
 
 @functools.lru_cache(maxsize=8)

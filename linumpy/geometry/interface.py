@@ -33,13 +33,15 @@ def find_tissue_interface(
     definition: str = "linumpy",
     min_contrast: float = 5.0,
     return_confidence: bool = False,
+    zero_log: float | None = None,
     use_gpu: bool | None = None,
 ) -> Any:
     """Find for each A-line where tissue begins, on the device that the caller chooses.
 
     Parameters
     ----------
-    vol, s_xy, s_z, use_log, mask, order, detect_cutting_errors, depth_axis, definition, min_contrast, return_confidence
+    vol, s_xy, s_z, use_log, mask, order, detect_cutting_errors, depth_axis, definition, min_contrast, \
+    return_confidence, zero_log
         As for :func:`linumpy.gpu.interface.find_tissue_interface`, and so are results and errors.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default where the volume is.
@@ -47,7 +49,8 @@ def find_tissue_interface(
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
-        Voxels along depth: int32, or float32 for ``definition="edge"``. On the device if the volume is, else on the
+        Voxels along depth: int32, or float32 for ``definition="edge"``: NaN where there is no tissue, infinity where
+        its surface is not found. On the device if the volume is, else on the
         host. With `return_confidence` a second one, the contrast.
 
     Raises
@@ -61,6 +64,7 @@ def find_tissue_interface(
     found = surface_module.find_tissue_interface(
         transfer(vol), s_xy, s_z, use_log, None if mask is None else transfer(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
+        zero_log=zero_log,
     )  # fmt: skip
     if there == on_device:
         return found

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import require_cuda, to_host
+from linumpy.device import array_module, require_cuda, to_host
 from linumpy.gpu.oct.projection import project
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.measured import MeasuredVoxels
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -62,6 +63,8 @@ def project_mosaic(
     tile_bytes: int | None = None,
 ) -> MosaicProjection:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
+
+    Voxels that focal correction filled are left out, by what the mosaic's metadata records.
 
     Parameters
     ----------
@@ -156,6 +159,17 @@ def stretch(xp: Any, pixels: Any) -> tuple[Any, tuple[float, float]]:
     return xp.rint(xp.where(xp.isfinite(levels), levels, 0)).astype(np.uint16), (black, white)
 
 
+def _mean(column: Any, measured: MeasuredVoxels | None, depth_axis: int) -> Any:
+    """Take the mean along depth of what was measured; NaN where nothing was."""
+    if measured is None:
+        return project(column, depth_axis)
+    xp = array_module(column)
+    xp.copyto(column, 0, where=~measured.mask(xp))
+    count = measured.count(xp)
+    share = xp.where(count > 0, measured.planes / xp.maximum(count, 1), np.nan)
+    return project(column, depth_axis) * share.astype(np.float32)
+
+
 def _shape(image: MosaicImage) -> tuple[int, int]:
     first, second = image.lateral_axes
     return image.array.shape[first], image.array.shape[second]
@@ -171,7 +185,7 @@ def _project(
     first, second = image.lateral_axes
 
     def mean(part: _Part, column: Any) -> Any:
-        pixels = project(column, image.depth_axis)
+        pixels = _mean(column, image.measured(part[1]), image.depth_axis)
         if progress is not None:  # in the caller's thread, which may be interrupted
             progress(box_nbytes(image.array, part[1]))
         return pixels

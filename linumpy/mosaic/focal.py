@@ -24,7 +24,8 @@ from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, dete
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of
+from linumpy.mosaic.measured import Correction, record
+from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
 from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -45,13 +46,14 @@ class FocalCorrection:
         Whether to shift by fractions of voxels.
     wrap : bool
         Whether voxels that leave at one end come in at the other.
-    fill_value : float
-        What voxels become that would come from outside, without `wrap`.
+    fill_value : float, optional
+        What voxels become that would come from outside, without `wrap`; by default the nearest measured voxel of their
+        A-line is repeated.
     """
 
     interpolate: bool = False
     wrap: bool = False
-    fill_value: float = 0.0
+    fill_value: float | None = None
 
 
 def correct_mosaic(
@@ -79,7 +81,8 @@ def correct_mosaic(
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
         Of several times or channels one is chosen: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write; its metadata keeps the size of a tile.
+        The OME-Zarr image to write; its metadata keeps the size of a tile and, without `wrap`, which voxels were
+        filled: surface, projection and stacking leave them out.
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default as the metadata that
         linumpy writes has it.
@@ -116,6 +119,11 @@ def correct_mosaic(
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("focal curvature is found in one volume and taken out of it")
+    if correction.wrap and image.corrections:
+        raise ValueError(
+            f"wrap=True: {image.name} has voxels that an earlier correction filled, which would be taken for measured "
+            "ones; correct the mosaic that it was made from"
+        )
     check_place(Path(output), overwrite=overwrite)
     reports = () if report is None else report_paths(report)
     if reports:
@@ -128,9 +136,13 @@ def correct_mosaic(
     curvature = detect_focal_curvature(surface, tile_shape)
     log.info("%s: %s", image.name, curvature)
     depth_axis, array = image.depth_axis, image.array
+    kept = tile_attributes(image, tile_shape)
+    if not correction.wrap:
+        made = Correction(curvature, correction.interpolate)
+        kept["linumpy"] |= record((*image.corrections, made), _lateral(image))
     with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
-        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=tile_attributes(image, tile_shape),
+        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept,
     ) as writer:  # fmt: skip
 
         def flatten(box: Box, voxels: Any) -> Any:
@@ -159,6 +171,10 @@ def report_paths(report: str | Path) -> tuple[Path, Path]:
     """Where the picture and the JSON of a report go."""
     picture = Path(report)
     return picture, picture.with_suffix(".json")
+
+
+def _lateral(image: MosaicImage) -> str:
+    return image.axes.replace("z", "")
 
 
 def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
@@ -207,7 +223,7 @@ def _surface_of_tiles(
     xp = require_cuda() if use_gpu else np
     dtype = np.int32 if method.definition == "linumpy" else np.float32
     surface = xp.empty([one.stop - one.start for one in bounds], dtype)
-    size = column_shape(image.array, image.depth_axis, tile_bytes)
+    size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
 
     def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:
         column, inside = read
@@ -215,7 +231,7 @@ def _surface_of_tiles(
             slice(part[axis].start - one.start, part[axis].stop - one.start)
             for axis, one in zip((first, second), bounds, strict=True)
         )
-        found = surface_of(column, method, image.depth_axis)[inside]
+        found = surface_of(column, method, image.depth_axis, zero_log)[inside]
         surface[box] = xp.where(found > top, found, -1)
         if progress is not None:
             progress(box_nbytes(image.array, part))

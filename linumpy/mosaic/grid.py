@@ -18,6 +18,7 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.measured import record, resampled
 from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
@@ -67,7 +68,8 @@ def resample_mosaic_grid(
         first voxel. Its finest resolution is read, whose tiles are whole numbers of voxels.
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
-        its spacing is that which is reached so, each of its chunks is a tile, and its metadata keeps the tile's size.
+        its spacing is that which is reached so, each of its chunks is a tile, and its metadata keeps the tile's size
+        and which voxels focal correction filled.
         It has the times and channels that are taken.
     resolution_um : float or (float, float, float)
         Wanted voxel spacing in µm, for all axes alike or along z, y and x.
@@ -107,11 +109,23 @@ def resample_mosaic_grid(
         array.shape, tile_of(image, tile_shape), image.spacing, image.origin, _in_order(image, resolution_um)
     )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
-    lateral = [grid.new_tile[axis] for axis in image.lateral_axes]
+    (first, second), z = image.lateral_axes, image.depth_axis
+    lateral = grid.new_tile[first], grid.new_tile[second]
+    kept = tile_attributes(image, lateral)
+    filled = resampled(
+        image.corrections, grid.new_shape[z] / array.shape[z], (grid.tile[first], grid.tile[second]), lateral
+    )
+    if filled is None:
+        log.warning(
+            "%s: focal correction had other tiles than these, so which voxels it filled is not kept: they count as "
+            "measured from here on",
+            image.name,
+        )
+    kept["linumpy"] |= record(filled or (), image.axes.replace("z", ""))
     with OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, n_levels=n_levels, overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
+        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept,
     ) as writer:  # fmt: skip
 
         def resample(part: tuple[tuple[int, ...], Box], tiles: Any) -> Any:

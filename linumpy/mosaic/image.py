@@ -17,6 +17,7 @@ from typing import Any
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.io.volume import Volume, Volumes, select_volumes
+from linumpy.mosaic.measured import Correction, MeasuredVoxels, measured_of_box, recorded
 from linumpy.mosaic.tiles import Box, boxes
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MosaicImage(Volumes):
-    """One resolution of an OME-Zarr mosaic: a volume with the axes z, y and x, or one for each time and channel."""
+    """One resolution of an OME-Zarr mosaic: a volume with the axes z, y and x, or one for each time and channel.
+
+    Attributes
+    ----------
+    finest_shape, scale : tuple of int
+        Voxels of the finest resolution along each axis, and how many of them a voxel of this one has.
+    corrections : tuple of Correction
+        How focal curvature was taken out of it, as :func:`linumpy.mosaic.measured.recorded` returns it.
+    """
+
+    finest_shape: tuple[int, ...] = ()
+    scale: tuple[int, ...] = (1, 1, 1)
+    corrections: tuple[Correction, ...] = ()
 
     @property
     def array(self) -> Volume:
@@ -59,6 +72,13 @@ class MosaicImage(Volumes):
         if not all(isinstance(one, int) and one > 0 for one in sizes):
             raise MetadataError(f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no size of {names}")
         return sizes[0], sizes[1]  # type: ignore[return-value]
+
+    def measured(self, box: Box) -> MeasuredVoxels | None:
+        """Say which voxels of a box were measured; None where focal correction filled none of them."""
+        if not self.corrections:
+            return None
+        found = measured_of_box(self.corrections, self.axes, self.finest_shape, self.scale, self.array.shape, box)
+        return None if found.complete else found
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
         """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
@@ -140,4 +160,11 @@ def open_mosaic(
         raise SourceError(f"{path}: voxels of {array.dtype} have no intensity; real numbers have")
     if 0 in array.shape:
         raise SourceError(f"{path}: a volume of shape {array.shape} has no voxels")
-    return replace(MosaicImage(*(getattr(chosen, one.name) for one in fields(chosen))), name=str(path))
+    finest = select_volumes(image, 0, channel=channel, time=time)
+    return replace(
+        MosaicImage(*(getattr(chosen, one.name) for one in fields(chosen))),
+        name=str(path),
+        finest_shape=finest.first.shape,
+        scale=tuple(max(1, round(b / a)) for a, b in zip(finest.spacing, chosen.spacing, strict=True)),
+        corrections=recorded(chosen.linumpy, chosen.axes.replace("z", ""), str(path)),
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import require_cuda
+from linumpy.device import array_module, require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.files import check_file, replacing
 from linumpy.io.place import check_apart, check_place
@@ -335,7 +335,9 @@ def _search(
     found: list[tuple[int, float, float]] = []
 
     def correlate(pair: _Pair, windows: tuple[Any, Any]) -> None:
-        found.append((*best_overlap(*windows, pair.overlaps, pair.expected), pair.expected))
+        known = (pair.fixed.measured(pair.here), pair.moving.measured(pair.there))
+        masks = [None if one is None else one.mask(array_module(windows[0])) for one in known]
+        found.append((*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected))
 
     work_through(
         [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)],
@@ -365,8 +367,14 @@ def _write_stack(
     def read(box: Box) -> dict[int, Any]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
 
+    def measured(number: int, part: Box) -> Any:
+        found = images[number].measured(part)
+        return True if found is None else found.mask(xp)
+
+    known = measured if any(one.corrections for one in images) else None
+
     def blend(box: Box, voxels: dict[int, Any]) -> Any:
-        made = compose(plan, box, lambda number, part: voxels[number], xp, dtype)
+        made = compose(plan, box, lambda number, part: voxels[number], xp, dtype, known)
         if progress is not None:
             progress(sum(one.nbytes for one in voxels.values()))
         return made

@@ -77,7 +77,13 @@ def find_z_overlap(
     return best_overlap(transfer(fixed), transfer(moving), overlaps, expected)
 
 
-def best_overlap(fixed: Any, moving: Any, overlaps: Sequence[int], expected: float) -> tuple[int, float]:
+def best_overlap(
+    fixed: Any,
+    moving: Any,
+    overlaps: Sequence[int],
+    expected: float,
+    measured: tuple[Any | None, Any | None] = (None, None),
+) -> tuple[int, float]:
     """Take the overlap of the greatest correlation, of equals that nearest to the expected one.
 
     Parameters
@@ -86,8 +92,10 @@ def best_overlap(fixed: Any, moving: Any, overlaps: Sequence[int], expected: flo
         The last planes of a slice and the first of the next, both in one memory.
     overlaps, expected
         As :func:`candidate_overlaps` lists them.
+    measured
+        As for :func:`linumpy.gpu.oct.correlation.overlap_correlations`.
     """
-    correlations = to_host(overlap_correlations(fixed, moving, overlaps))
+    correlations = to_host(overlap_correlations(fixed, moving, overlaps, measured))
     best = min(range(len(overlaps)), key=lambda i: (-correlations[i], abs(overlaps[i] - expected)))
     return overlaps[best], float(correlations[best])
 
@@ -187,7 +195,14 @@ def enforce_z_consistency(
     return ConsistentOverlaps(tuple(map(int, result)), tuple(map(bool, mended)), typical)
 
 
-def blend_overlap(fixed: Any, moving: Any, *, first: int = 0, planes: int | None = None) -> Any:
+def blend_overlap(
+    fixed: Any,
+    moving: Any,
+    *,
+    first: int = 0,
+    planes: int | None = None,
+    measured: tuple[Any, Any] | None = None,
+) -> Any:
     """Blend planes that two slices share.
 
     Weights follow a Hann ramp: plane k of n takes ``sin²(π (k + 1/2) / (2 n))`` of the moving slice and the rest of the
@@ -200,6 +215,8 @@ def blend_overlap(fixed: Any, moving: Any, *, first: int = 0, planes: int | None
         The last planes of one slice, the first planes of the next; of one shape and dtype.
     first, planes : int
         The planes given are those from `first` on of an overlap of so many; by default all.
+    measured : (array of bool, array of bool), optional
+        Which voxels of either were measured: the others count only where neither slice has one that was.
 
     Returns
     -------
@@ -224,6 +241,10 @@ def blend_overlap(fixed: Any, moving: Any, *, first: int = 0, planes: int | None
     ramp = np.sin(np.pi * (np.arange(first, first + fixed.shape[0]) + 0.5) / (2 * max(1, count))) ** 2
     ramp = xp.asarray(ramp.astype(kind))[:, None, None]
     left, right = xp.isfinite(fixed) & (fixed != 0), xp.isfinite(moving) & (moving != 0)
+    if measured is not None:
+        known = left & measured[0], right & measured[1]
+        some = known[0] | known[1]
+        left, right = (xp.where(some, one, there) for one, there in zip(known, (left, right), strict=True))
     weight = xp.where(left, xp.where(right, ramp, 0), 1)
     a, b = xp.where(left, fixed, 0).astype(kind), xp.where(right, moving, 0).astype(kind)
     # In this form equal voxels blend to themselves, exactly.
@@ -345,6 +366,7 @@ def compose(
     read: Callable[[int, tuple[slice, ...]], Any],
     xp: ModuleType,
     dtype: np.dtype,
+    measured: Callable[[int, tuple[slice, ...]], Any] | None = None,
 ) -> Any:
     """Make a box of a stack; the same voxels come out whichever way the stack is cut.
 
@@ -360,18 +382,28 @@ def compose(
         CuPy or NumPy.
     dtype : dtype
         Of all slices and the stack.
+    measured : callable, optional
+        Takes the same as `read`, and returns which of those voxels were measured: an array of bool, or True.
     """
+    known = None if measured is None else xp.zeros([one.stop - one.start for one in box], bool)
     out = xp.zeros([one.stop - one.start for one in box], dtype)
     for number, part in parts(plan, box):
         voxels, offset = read(number, part), plan.offsets[number]
-        target = out[
-            tuple(slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, offset, box, strict=True))
-        ]
-        first, planes = part[0].start, plan.shared(number)
+        where = tuple(
+            slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, offset, box, strict=True)
+        )
+        target, first, planes = out[where], part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
+        both = None
+        if known is not None and measured is not None:
+            here = xp.broadcast_to(xp.asarray(measured(number, part)), voxels.shape)
+            both = known[where][:blended].copy(), here[:blended]
+            known[where] |= here
         target[blended:] = voxels[blended:]
         if blended:
-            target[:blended] = blend_overlap(target[:blended], voxels[:blended], first=first, planes=planes)
+            target[:blended] = blend_overlap(
+                target[:blended], voxels[:blended], first=first, planes=planes, measured=both
+            )
     return out
 
 

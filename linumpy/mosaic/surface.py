@@ -11,6 +11,7 @@ of the mosaic. Divided by the spacing along depth they are voxels, whole ones un
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ import numpy as np
 
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
+from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
@@ -50,7 +52,8 @@ class SurfaceMethod:
     detect_cutting_errors : bool
         Whether the brightest voxel above the surface takes its place.
     definition : {"linumpy", "edge"}
-        What the surface is; of an edge the map is NaN where none stands out.
+        What the surface is; of an edge the map is NaN where there is no tissue, and infinity where its surface is not
+        found.
     min_contrast : float
         Of an edge.
     """
@@ -144,6 +147,7 @@ def find_mosaic_surface(
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
+    zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
     with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
         axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
@@ -153,7 +157,7 @@ def find_mosaic_surface(
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
             _, box = part
             column, inside = read
-            surface = surface_of(column, method, image.depth_axis)[inside]
+            surface = surface_of(column, method, image.depth_axis, zero(part[0]))[inside]
             if sketch is not None:
                 sketch.add((box[first], box[second]), column, inside, surface)
             if progress is not None:
@@ -177,21 +181,54 @@ def read_column(
 ) -> tuple[Any, tuple[slice, slice]]:
     """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally.
 
-    `entries` names the volume, by its time and channel where the mosaic has several.
+    `entries` names the volume, by its time and channel where the mosaic has several. Voxels that focal correction
+    filled are the nearest measured ones, whatever they were filled with.
     """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
         wide[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    return read_box(image.volumes[entries], tuple(wide), use_gpu), (inside[0], inside[1])
+    column, measured = read_box(image.volumes[entries], tuple(wide), use_gpu), image.measured(tuple(wide))
+    return column if measured is None else measured.repeat(column), (inside[0], inside[1])
 
 
-def surface_of(column: Any, method: SurfaceMethod, depth_axis: int) -> Any:
+def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
+    """Choose what stands for the logarithm of voxels that are not positive, for all columns of a volume alike.
+
+    Of an edge it follows the intensity of five columns of chunks. So it does for ``"linumpy"`` where most positive
+    voxels are below 1, which a log line (warning) says: 0 for the logarithm of 0 would make zero brighter than tissue.
+    Otherwise, and where these columns have no positive voxel, None.
+    """
+    if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
+        return None
+    lines = []
+    for parts in ((2, 2), (1, 1), (1, 3), (3, 1), (3, 3)):  # in quarters of the lateral axes
+        box = [slice(0, n) for n in image.array.shape]
+        for axis, part in zip(image.lateral_axes, parts, strict=True):
+            begin = image.array.shape[axis] * part // 4 // image.array.chunks[axis] * image.array.chunks[axis]
+            box[axis] = slice(begin, min(begin + min(32, image.array.chunks[axis]), image.array.shape[axis]))
+        voxels = np.moveaxis(read_box(image.volumes[entries], tuple(box), False), image.depth_axis, -1)
+        lines.append(voxels.reshape(-1, voxels.shape[-1]))
+    sample = np.concatenate(lines)[None]
+    count, mean, _ = log_statistics(np, sample)
+    if not count or (method.definition == "linumpy" and (mean >= 0 or not (sample <= 0).any())):
+        return None
+    if method.definition == "linumpy":
+        log.warning(
+            "%s: most voxels are below 1, and some are 0 or below, which definition 'linumpy' takes for 1: the "
+            "brightest. They count as darker than the others instead",
+            image.name,
+        )
+    return float(log_of_zero(np, sample))
+
+
+def surface_of(column: Any, method: SurfaceMethod, depth_axis: int, zero_log: float | None = None) -> Any:
     """Find the surface of a column in voxels, where the column is: int32, of an edge float32."""
     return find_tissue_interface(
         column, method.s_xy, method.s_z, method.use_log, detect_cutting_errors=method.detect_cutting_errors,
         depth_axis=depth_axis, definition=method.definition, min_contrast=method.min_contrast,
+        zero_log=zero_log,
     )  # fmt: skip
 
 

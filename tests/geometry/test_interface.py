@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from linumpy.device import to_host
 from linumpy.errors import GpuUnavailableError
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct import surface_filters as surface_filters
@@ -116,6 +117,92 @@ def test_noise_has_no_edge():
     assert np.isnan(edge).all()
     assert (contrast == 0).all()
     assert np.isnan(find_tissue_interface(empty + 9, 3, **options)[0]).all()
+
+
+def step_volume(surface, depth, looks=4, background=5.0, tau=np.inf, seed=0):
+    """Tissue of 100 below a surface (Y, X), under water, with speckle: (Z, Y, X)."""
+    below = np.arange(depth)[:, None, None] - surface
+    mean = np.where(below >= 0, 100 * np.exp(-np.maximum(below, 0) / tau), 0) + background
+    return (mean * np.random.default_rng(seed).gamma(looks, 1 / looks, below.shape)).astype("f4")
+
+
+@pytest.mark.parametrize("slope", [0.3, 0.8, 1.0, 1.5, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize(("depth", "looks", "background"), [(160, 4, 5), (110, 4, 20), (160, 1, 5)])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_steep_surface(slope, depth, looks, background, diagonal):
+    width = int((depth - 30) / slope)
+    y, x = np.mgrid[:40, : min(width, 90)]
+    truth = 15 + slope * (x * np.sqrt(0.5) + y * np.sqrt(0.5) if diagonal else x)
+    truth = np.where(truth < depth - 12, truth, depth + 50)
+    edge = find_tissue_interface(step_volume(truth, depth, looks, background), depth_axis=0, definition="edge")
+    # Away from where the surface leaves the volume, and where it is bent by the mirror at the border.
+    clear = np.ones(truth.shape, bool)
+    clear[:, :8], clear[:, -8:], clear[:8], clear[-8:] = False, False, False, False
+    clear &= truth < depth - 12 - 8 * slope
+    assert np.isfinite(edge[clear]).mean() > 0.97
+    error = np.abs(edge - (truth - 0.5))[clear & np.isfinite(edge)]
+    assert np.percentile(error, 90) <= (2.5 if looks == 1 else 2)
+
+
+@pytest.mark.parametrize(("tau", "looks"), [(15, 1), (15, 4), (60, 4), (150, 4)])
+@pytest.mark.parametrize("background", [0, 1])
+def test_tissue_from_the_first_voxel_on(tau, looks, background):
+    """Its surface is 0: intensity falls from there on."""
+    for above in (0, 20):
+        volume = step_volume(np.full((30, 34), -above), 200, looks, background, tau)
+        edge, contrast = find_tissue_interface(volume, depth_axis=0, definition="edge", return_confidence=True)
+        assert (edge == 0).mean() > 0.98
+        assert (contrast[edge == 0] >= 5).all()
+
+
+def test_what_is_not_found_is_told_from_what_is_not_there():
+    x = np.mgrid[:60, :60][1]
+    noise = step_volume(np.full((60, 60), 999), 150)
+    assert np.isnan(find_tissue_interface(noise, depth_axis=0, definition="edge")).mean() > 0.99
+    # Brighter by and by: no edge, and no noise either.
+    slow = noise * np.exp(np.arange(150) / 40)[:, None, None].astype("f4")
+    assert np.isinf(find_tissue_interface(slow, depth_axis=0, definition="edge")).mean() > 0.99
+    # A slope of 12 stands out in no window.
+    steep = find_tissue_interface(step_volume(10 + 12.0 * x, 150), depth_axis=0, definition="edge")
+    assert not np.isnan(steep[:, 2:8]).any()
+    assert np.isinf(steep[:, 2:8]).any()
+    assert np.isnan(steep[:, 25:]).mean() > 0.98
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("background", [0, 0.05, 5])
+def test_an_edge_in_any_unit(dtype, background):
+    volume = step_volume(30 + 0.2 * np.arange(40)[None, :] + np.zeros((36, 1)), 120, 4, background, 60).astype(dtype)
+    volume[np.random.default_rng(1).random(volume.shape) < 0.01] = 0
+    first = find_tissue_interface(volume, depth_axis=0, definition="edge")
+    assert np.isfinite(first).mean() > 0.99
+    assert np.abs(np.nanmedian(first - (29.5 + 0.2 * np.arange(40)))) < 0.5
+    for unit in (1e-6, 1e-3, 0.9 / volume.max(), 1e6):
+        np.testing.assert_allclose(
+            find_tissue_interface(volume * unit, depth_axis=0, definition="edge"), first, atol=0.01
+        )
+
+
+def test_the_other_definition_takes_zero_for_one_unless_told():
+    """As it was defined; so in a unit in which tissue is below 1, zero is brighter than tissue."""
+    volume = step_volume(np.full((20, 20), 30), 80, 4, 0)
+    assert np.median(find_tissue_interface(volume, depth_axis=0)) == 31
+    assert abs(np.median(find_tissue_interface(volume * 1e-5, depth_axis=0)) - 31) > 5
+    assert np.median(find_tissue_interface(volume * 1e-5, depth_axis=0, zero_log=-15)) == 31
+    with pytest.raises(ValueError, match="zero_log=nan"):
+        find_tissue_interface(volume, depth_axis=0, zero_log=float("nan"))
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+@pytest.mark.parametrize("background", [0, 3, 1000])
+@pytest.mark.parametrize("definition", ["linumpy", "edge"])
+def test_what_focal_correction_fills_is_no_surface(definition, background, interpolate):
+    curvature = FocalCurvature((32, 32), -6.0, 0.0, -6.0, 0.0, 1)
+    truth = 35 + np.tile(curvature.depth(), (2, 2))
+    volume = np.rint(step_volume(truth, 100, 16, 0) * 20 + step_volume(np.full_like(truth, 999), 100, 16, background))
+    flat = correct_focal_curvature(volume.astype("u2"), curvature, interpolate=interpolate)
+    found = find_tissue_interface(flat, depth_axis=0, definition=definition)
+    assert np.percentile(np.abs(found - (37 if definition == "linumpy" else 34.5)), 99) <= 2
 
 
 def test_cutting_errors():

@@ -214,3 +214,14 @@ def test_same_on_the_gpu(cupy, dtype):
 def test_blending_the_last_integers_of_64_bits(dtype):
     last = np.full((4, 3, 3), np.iinfo(dtype).max, dtype)
     assert (blend_overlap(last, last) == last).all()
+
+
+def test_measured_voxels_go_before_others():
+    """A filled voxel counts only where neither slice has a measured one."""
+    fixed, moving = np.full((4, 1, 1), 8.0, "f4"), np.full((4, 1, 1), 2.0, "f4")
+    known = np.array([1, 1, 0, 0], bool)[:, None, None], np.array([1, 0, 1, 0], bool)[:, None, None]
+    plain = blend_overlap(fixed, moving)[:, 0, 0]
+    got = blend_overlap(fixed, moving, measured=known)[:, 0, 0]
+    assert got.tolist() == [plain[0], 8, 2, plain[3]]
+    moving[2] = np.nan  # measured, and no number: what the other was filled with is left
+    assert blend_overlap(fixed, moving, measured=known)[2, 0, 0] == 8

@@ -23,7 +23,12 @@ SCRATCH_BYTES = 512 * 2**20
 _NO_VARIANCE = 1e-13
 
 
-def overlap_correlations(fixed: Any, moving: Any, overlaps: Sequence[int]) -> Any:
+def overlap_correlations(
+    fixed: Any,
+    moving: Any,
+    overlaps: Sequence[int],
+    measured: tuple[Any | None, Any | None] = (None, None),
+) -> Any:
     """Correlate the last n planes of a volume with the first n planes of another.
 
     Parameters
@@ -33,6 +38,8 @@ def overlap_correlations(fixed: Any, moving: Any, overlaps: Sequence[int]) -> An
         planes that are looked at, in either volume, takes no part.
     overlaps : sequence of int
         Values of n, each from 1 to the planes of the shorter volume.
+    measured : (array of bool or None, array of bool or None)
+        Which voxels of either volume count, of its shape; None for all.
 
     Returns
     -------
@@ -48,16 +55,26 @@ def overlap_correlations(fixed: Any, moving: Any, overlaps: Sequence[int]) -> An
         Complex voxels.
     """
     _check(fixed, moving, overlaps)
-    xp, planes = array_module(fixed), max(overlaps)
-    fixed, moving = fixed[fixed.shape[0] - planes :], moving[:planes]
-    shifts = _offset(xp, fixed), _offset(xp, moving)
+    xp, deepest = array_module(fixed), max(overlaps)
+    ends = slice(fixed.shape[0] - deepest, None), slice(deepest)
+    volumes = fixed[ends[0]], moving[ends[1]]
+    masks = None
+    if any(one is not None for one in measured):
+        masks = [
+            xp.ones(vol.shape, bool) if mask is None else mask[end]
+            for vol, mask, end in zip(volumes, measured, ends, strict=True)
+        ]
+    shifts = [_offset(xp, vol, mask) for vol, mask in zip(volumes, masks or (None, None), strict=True)]
     rows, width = fixed.shape[1:]
-    per_row = 8 * (4 * planes * width + planes * planes)
+    per_row = 8 * (4 * deepest * width + deepest * deepest) * (1 if masks is None else 3)
     step = max(1, min(rows, SCRATCH_BYTES // per_row))
-    sums = _Sums(xp, planes)
+    sums = _Sums(xp, deepest) if masks is None else _MaskedSums(xp, deepest)
     for begin in range(0, rows, step):
         strip = slice(begin, min(begin + step, rows))
-        sums.add(*(_strip(xp, vol[:, strip], shift) for vol, shift in zip((fixed, moving), shifts, strict=True)))
+        strips = [_strip(xp, vol[:, strip], shift) for vol, shift in zip(volumes, shifts, strict=True)]
+        if masks is not None:
+            strips += [_strip(xp, mask[:, strip], 0.0) for mask in masks]
+        sums.add(*strips)
     return sums.correlations(overlaps, *shifts)
 
 
@@ -80,10 +97,11 @@ def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
         raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
 
 
-def _offset(xp: ModuleType, vol: Any) -> Any:
+def _offset(xp: ModuleType, vol: Any, mask: Any = None) -> Any:
     """About the mean of a volume, from some of its voxels: sums of squares lose fewer digits without it."""
-    some = vol[:: max(1, vol.shape[0] // 8), ::16, ::16].astype(np.float64)
-    finite = xp.isfinite(some)
+    part = (slice(None, None, max(1, vol.shape[0] // 8)), slice(None, None, 16), slice(None, None, 16))
+    some = vol[part].astype(np.float64)
+    finite = xp.isfinite(some) if mask is None else xp.isfinite(some) & mask[part]
     return xp.where(finite, some, 0).sum() / xp.maximum(finite.sum(), 1)
 
 
@@ -126,23 +144,67 @@ class _Sums:
     def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
         """Put the sums of each overlap together."""
         xp, deepest = self.xp, self.planes
-        n = xp.asarray(np.asarray(overlaps, np.int64))[:, None]
-        k = xp.arange(deepest)[None, :]
-        # The overlap of n planes is the diagonal on which fixed is deepest - n planes ahead.
-        along = xp.where(k < n, self.products[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
+        n, k = _overlaps(xp, overlaps, deepest)
         last, first = k >= deepest - n, k < n
-        count = self.count * n[:, 0]
-        safe = xp.maximum(count, 1)
         (a, b), (aa, bb) = (
             [xp.where(which, one[side], 0).sum(axis=1) for side, which in enumerate((last, first))]
             for one in (self.first, self.second)
         )
-        # One by one: their product could leave the range of float64.
-        spread = xp.ones_like(a)
-        valid = count > 0
-        for total, squares, shift in ((a, aa, shifts[0]), (b, bb, shifts[1])):
-            variance = squares - total * total / safe
-            valid &= variance > _NO_VARIANCE * (squares + count * shift * shift)
-            spread *= xp.sqrt(xp.maximum(variance, 0))
-        covariance = along - a * b / safe
-        return xp.where(valid, xp.clip(covariance / xp.where(valid, spread, 1), -1, 1), 0)
+        return _pearson(xp, self.count * n[:, 0], (a, b), (aa, bb), _along(xp, self.products, n, k), shifts)
+
+
+class _MaskedSums:
+    """The same sums over those pairs of voxels of which both count: matrices, in which an overlap is a diagonal."""
+
+    def __init__(self, xp: ModuleType, planes: int) -> None:
+        self.xp = xp
+        #: Count, sum and sum of squares of either side, products: one for each plane of one and each of the other.
+        self.sums = xp.zeros((6, planes, planes), np.float64)
+
+    def add(self, fixed: Any, moving: Any, known: Any, known_too: Any) -> None:
+        """Add a strip and what counts of it, 1 or 0; all are (Y, Z, X)."""
+        xp = self.xp
+        for side, mask in ((fixed, known), (moving, known_too)):
+            xp.copyto(side, 0, where=mask == 0)
+        with np.errstate(invalid="ignore"):
+            good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
+        for side, mask in ((fixed, known), (moving, known_too)):
+            for one in (side, mask):
+                xp.copyto(one, 0, where=xp.broadcast_to(~good, one.shape))
+        pairs = (
+            (known, known_too), (fixed, known_too), (known, moving), (fixed * fixed, known_too),
+            (known, moving * moving), (fixed, moving),
+        )  # fmt: skip
+        for number, (one, other) in enumerate(pairs):
+            self.sums[number] += _mean(xp.matmul(one, other.transpose(0, 2, 1)), 0) * fixed.shape[0]
+
+    def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
+        """Put the sums of each overlap together."""
+        n, k = _overlaps(self.xp, overlaps, self.sums.shape[1])
+        count, a, b, aa, bb, along = (_along(self.xp, one, n, k) for one in self.sums)
+        return _pearson(self.xp, count, (a, b), (aa, bb), along, shifts)
+
+
+def _overlaps(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[Any, Any]:
+    return xp.asarray(np.asarray(overlaps, np.int64))[:, None], xp.arange(deepest)[None, :]
+
+
+def _along(xp: ModuleType, matrix: Any, n: Any, k: Any) -> Any:
+    """Sum the diagonal of each overlap: of n planes it is that on which fixed is deepest - n planes ahead."""
+    deepest = matrix.shape[0]
+    return xp.where(k < n, matrix[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
+
+
+def _pearson(
+    xp: ModuleType, count: Any, sums: tuple[Any, Any], squares: tuple[Any, Any], along: Any, shifts: tuple[Any, ...]
+) -> Any:
+    safe = xp.maximum(count, 1)
+    # One by one: their product could leave the range of float64.
+    spread = xp.ones_like(along)
+    valid = count > 0
+    for total, square, shift in zip(sums, squares, shifts, strict=True):
+        variance = square - total * total / safe
+        valid &= variance > _NO_VARIANCE * (square + count * shift * shift)
+        spread *= xp.sqrt(xp.maximum(variance, 0))
+    covariance = along - sums[0] * sums[1] / safe
+    return xp.where(valid, xp.clip(covariance / xp.where(valid, spread, 1), -1, 1), 0)

@@ -20,6 +20,8 @@ _MARCH = 8  # as in gather.cu
 #: Of one access to neighbouring A-lines that are shifted alike.
 _ACCESS_BYTES = 8
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+#: What becomes of voxels from beyond the volume, as gather.cu numbers it.
+_BEYOND = {"fill": 0, "wrap": 1, "repeat": 2}
 #: Voxels for which NumPy's indices are made at once.
 _BLOCK_VOXELS = 2**22
 
@@ -31,7 +33,7 @@ def shift_along_depth(
     depth_axis: int = 0,
     origin: tuple[int, int] = (0, 0),
     wrap: bool = False,
-    fill_value: float = 0,
+    fill_value: float | None = 0,
     planes: int | None = None,
 ) -> Any:
     """Take each voxel from `shift` voxels deeper: ``out[z] = vol[z + shift]`` along each A-line.
@@ -51,8 +53,8 @@ def shift_along_depth(
     wrap : bool
         Whether what leaves the volume at one end comes in at the other. Otherwise voxels whose source lies outside (of
         floats: between voxels of which one is outside) are filled.
-    fill_value : float
-        With what.
+    fill_value : float or None
+        With what; None repeats the nearest voxel of the A-line.
     planes : int, optional
         Voxels of the result along depth; by default those of the volume.
 
@@ -68,7 +70,8 @@ def shift_along_depth(
     TypeError
         Voxels or shifts that are not real numbers; a fill value that the dtype does not hold.
     """
-    fill = _check(vol, shifts, depth_axis, fill_value)
+    fill = _check(vol, shifts, depth_axis, 0 if fill_value is None else fill_value)
+    beyond = "wrap" if wrap else "repeat" if fill_value is None else "fill"
     xp, depth_axis = array_module(vol), depth_axis % 3
     planes = vol.shape[depth_axis] if planes is None else int(planes)
     if planes < 0:
@@ -76,7 +79,7 @@ def shift_along_depth(
     if not vol.size or not planes:
         return xp.full([planes if k == depth_axis else n for k, n in enumerate(vol.shape)], fill[()], fill.dtype)
     compute = _by_kernel if is_device_array(vol) else _by_numpy
-    return compute(vol, _bounded(xp, shifts), depth_axis, origin, wrap, fill, planes)
+    return compute(vol, _bounded(xp, shifts), depth_axis, origin, beyond, fill, planes)
 
 
 def _bounded(xp: Any, shifts: Any) -> Any:
@@ -116,7 +119,7 @@ def _by_numpy(
     shifts: np.ndarray,
     depth_axis: int,
     origin: tuple[int, int],
-    wrap: bool,
+    beyond: str,
     fill: np.ndarray,
     planes: int,
 ) -> np.ndarray:
@@ -134,11 +137,15 @@ def _by_numpy(
         weight = (here - below)[..., None]
         second = first + (weight > 0)
         outside = (first < 0) | (second >= depth)
-        first, second = first % depth, second % depth
+        if beyond == "repeat":
+            first, second = np.clip(first, 0, depth - 1), np.clip(second, 0, depth - 1)
+            weight = np.where(outside, 0, weight)  # between a voxel and itself, which may be infinite
+        else:
+            first, second = first % depth, second % depth
         values = np.take_along_axis(lines[part], first, axis=-1)
         if shifts.dtype.kind == "f":
             values = _between(values, np.take_along_axis(lines[part], second, axis=-1), weight)
-        result[part] = values if wrap else np.where(outside, fill, values)
+        result[part] = np.where(outside, fill, values) if beyond == "fill" else values
     return out
 
 
@@ -158,7 +165,7 @@ def _computed_in(dtype: np.dtype) -> str:
 
 
 def _by_kernel(
-    vol: Any, shifts: Any, depth_axis: int, origin: tuple[int, int], wrap: bool, fill: np.ndarray, planes: int
+    vol: Any, shifts: Any, depth_axis: int, origin: tuple[int, int], beyond: str, fill: np.ndarray, planes: int
 ) -> Any:
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
@@ -177,7 +184,7 @@ def _by_kernel(
     # The map's axes are the lateral axes as they are numbered.
     swapped = a > b
     tile, pitch, first = (one[::-1] if swapped else one for one in (shifts.shape, (shifts.shape[1], 1), origin))
-    spec = kernel_spec(vol.dtype, linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
+    spec = kernel_spec(vol.dtype, linear=linear, beyond=beyond, depth_lane=depth_lane, vec=vec)
     # An offset in the mosaic counts modulo the tile.
     begin = [offset % size for offset, size in zip(first, tile, strict=True)]
     load(spec)(
@@ -204,13 +211,13 @@ def _scalar(fill: np.ndarray, linear: bool) -> Any:
     return fill.reshape(1).view(f"u{fill.dtype.itemsize}")[0]
 
 
-def kernel_spec(dtype: np.dtype, *, linear: bool, wrap: bool, depth_lane: bool, vec: int = 1) -> KernelSpec:
+def kernel_spec(dtype: np.dtype, *, linear: bool, beyond: str, depth_lane: bool, vec: int = 1) -> KernelSpec:
     """Choose a kernel of gather.cu."""
     defines = {
         "SOURCE": CUDA_TYPES[dtype.str[1:]] if linear else _UNITS[dtype.itemsize],
         "ACC": "float" if _computed_in(dtype) == "float32" else "double",
         "LINEAR": str(int(linear)),
-        "WRAP": str(int(wrap)),
+        "BEYOND": str(_BEYOND[beyond]),
         "DEPTH_LANE": str(int(depth_lane)),
         "VEC": str(vec),
     }

@@ -66,6 +66,7 @@ def find_tissue_interface(
     definition: str = "linumpy",
     min_contrast: float = 5.0,
     return_confidence: bool = False,
+    zero_log: float | None = None,
 ) -> Any:
     """Find for each A-line where tissue begins.
 
@@ -83,7 +84,8 @@ def find_tissue_interface(
         Standard deviation of the Gaussian along depth, in voxels, at most the voxels along depth. It is cut off at 4
         standard deviations.
     use_log : bool
-        Whether to take the natural logarithm of positive voxels; the others become 0. In float32 for every dtype.
+        Whether to take the natural logarithm of positive voxels; `zero_log` says what becomes of the others. In
+        float32 for every dtype.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
         Of the volume's shape, or of the shape of its lateral axes. Voxels outside take no part: means are taken over
         voxels inside; along an A-line, voxels outside repeat the last one inside above them (those above the first,
@@ -100,20 +102,27 @@ def find_tissue_interface(
         ``"linumpy"``: the voxel ``ceil(argmax + s_z / 2)``, at most the last one, which lies about ``s_z / 2 + 1``
         voxels below the edge and exists for every A-line. ``"edge"``: where the edge itself is, without bias and to
         fractions of a voxel (a parabola through the largest derivative and its neighbours), counted in voxels from
-        the centre of the first one; a step between voxels 49 and 50 lies at 49.5. NaN where no edge stands out.
+        the centre of the first one; a step between voxels 49 and 50 lies at 49.5. It is the same whatever unit
+        intensity is in. See Notes for A-lines without such an edge.
     min_contrast : float
         Of an edge: its derivative over the root mean square of the derivative along the rest of the A-line. Of 200
         voxels of noise one A-line in a thousand reaches 5.
     return_confidence : bool
         Whether to return the contrast of each edge too; only for ``definition="edge"``.
+    zero_log : float, optional
+        What stands for the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``, that of 1, so
+        that of tissue below 1 they are the brightest. For ``"edge"`` two standard deviations and 1 below the mean
+        logarithm of the positive voxels, of a sample on a regular grid.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
         The lateral axes in their order. ``"linumpy"``: int32 voxels along depth, -1 for an A-line without any voxel
-        inside the mask. ``"edge"``: float32, NaN where there is no edge.
+        inside the mask. ``"edge"``: float32; 0 where tissue begins at or before the first voxel, NaN where there is no
+        tissue, infinity where there may be some but its surface is not found.
     numpy.ndarray or cupy.ndarray of float32, rank 2
-        Only with `return_confidence`: the contrast, 0 where intensity never rises.
+        Only with `return_confidence`: the contrast, at least `min_contrast` where the surface is finite; 0 where
+        intensity never rises.
 
     Raises
     ------
@@ -122,17 +131,36 @@ def find_tissue_interface(
         `depth_axis` that cannot be; a mask of another shape.
     TypeError
         Complex voxels.
+
+    Notes
+    -----
+    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. A-lines in which no edge
+    stands out are therefore looked at once more (``definition="edge"``, `order` 1), by a mean over at most 3 × 3 of
+    them and a Gaussian twice as wide along depth: surfaces up to a slope of 3 voxels a voxel stand out so. Where none
+    does:
+
+    - 0: smoothed intensity at the first voxel is above the mean of its A-line by `min_contrast` standard deviations of
+      noise. Tissue that begins above the volume shows so, by its attenuation.
+    - infinity: the A-line is not noise, since its smoothed intensity has four times the variance that noise would
+      have, but no surface is found in it.
+    - NaN: the A-line is noise around one level. That is what water looks like; tissue would too, if it reached from
+      the first voxel to the last without attenuation.
+
+    Comparisons as ``z >= surface`` are false for infinity and NaN.
     """
     if definition not in ("linumpy", "edge"):
         raise ValueError(f"definition={definition!r}: choose 'linumpy' or 'edge'")
     edge = definition == "edge"
+    if zero_log is not None and not -1e30 < zero_log < 1e30:
+        raise ValueError(f"zero_log={zero_log}: a number is needed")
     if return_confidence and not edge:
         raise ValueError("return_confidence=True: only an edge has a contrast, pass definition='edge'")
     if not isinstance(vol, np.ndarray) and not is_device_array(vol):
         raise TypeError(f"the volume is a {type(vol).__name__}: pass a NumPy or CuPy array")
     options = SurfaceOptions(
-        s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), edge, min_contrast
-    )
+        s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), edge, min_contrast,
+        zero_log,
+    )  # fmt: skip
     check_arguments(vol, options)
     options = replace(options, s_xy=int(s_xy), order=int(order))  # SciPy takes no 9.0 for 9
     if mask is None and is_device_array(vol) and s_z <= _WIDEST_ON_DEVICE:
@@ -282,7 +310,8 @@ class _Run:
         self, xp: Any, vol: Any, layout: InterfaceLayout, options: SurfaceOptions, weights: Any, smoothing: Any
     ) -> None:
         self.xp, self.vol, self.layout, self.s = xp, vol, layout, int(options.s_xy)
-        self.log = str(int(bool(options.use_log)))
+        self.options = options
+        self.log = "0" if not options.use_log else "2" if options.edge or options.zero_log is not None else "1"
         self.kind = str(int(bool(options.cutting_errors))), str(int(options.edge))
         self.shape = tuple(vol.shape[axis] for axis in (layout.a, layout.b, layout.z))
         self.stride = tuple(vol.strides[axis] // vol.itemsize for axis in (layout.a, layout.b, layout.z))
@@ -296,6 +325,16 @@ class _Run:
         self.weights = weights, smoothing
         rule = np.array((options.s_z / 2, options.step_width, options.min_contrast), RULE)[()]
         self.how = np.int32(options.order % 2), rule
+        self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]  # which nobody looks at
+
+    def _log_of_zero(self) -> Any:
+        """What stands for the logarithm of voxels that have none, where kernels find it."""
+        if self.options.zero_log is not None:
+            return self.xp.full(1, self.options.zero_log, np.float32)
+        written = self.xp.empty(1, np.float32)
+        sizes = *int64(*self.stride), *int32(*self.shape)
+        self._mean_kernel("log_of_zero", self.vol.dtype, "0")((1,), (1024,), (self.vol, written, *sizes))
+        return written
 
     def surface(self) -> tuple[Any, Any]:
         size_a, size_b, depth = self.shape
@@ -307,7 +346,27 @@ class _Run:
         steps: dict[str, Callable[..., None]] = {"tiles": self._tiles, "lines": self._lines, "any": self._any}
         for first in range(0, size_a, rows):
             steps[self.layout.kind](first, min(rows, size_a - first), *scratch)
+            self._look_again(first, min(rows, size_a - first), scratch[0])
         return self.out, self.contrast
+
+    def _look_again(self, first: int, count: int, mean: Any) -> None:
+        """Look at A-lines without a clear edge once more; the others cost a look at their contrast."""
+        second = self.options.second_look
+        if second is None:
+            return
+        _, size_b, depth = self.shape
+        weights, smoothing = (_weights_on_device(self.xp, second.s_z, order) for order in (1, 0))
+        rule = np.array((0, second.step_width, second.min_contrast), RULE)[()]
+        line = (size_b * depth, depth, 1) if self.layout.depth_inner else (size_b, 1, count * size_b)
+        load(kernel_spec("look_again", self.vol.dtype, self.log, self.kind))(
+            (-(-count * size_b // _THREADS),),
+            (_THREADS,),
+            (
+                *(self.vol, mean, *self._from_row(first), weights, smoothing, np.int32(len(weights) - 1), rule),
+                *(np.float32(second.s_z), self.zero, *int64(*self.stride, *line)),
+                *(*int32(self.shape[0], first, count, size_b, depth), *int64(*self.out_stride), *int32(second.s_xy)),
+            ),
+        )
 
     def _mean_kernel(self, name: str, source: np.dtype, log: str) -> Any:
         return load(kernel_spec(name, source, log))
@@ -322,7 +381,8 @@ class _Run:
         size_a, size_b, depth = self.shape
         if MARCH and surface_march.fits(self.s, self.radius):
             here = (count, size_b, depth), self.out_stride, self.radius, self.kind
-            self._start(surface_march.strips(self.vol, mean, self.shape, self.stride, (first, count), self.s, self.log))
+            volume = self.vol, mean, self.shape, self.stride
+            self._start(surface_march.strips(*volume, (first, count), self.s, self.log, self.zero))
             self._start(surface_march.columns(mean, self._from_row(first), (*self.weights, *self.how), *here))
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
@@ -331,7 +391,7 @@ class _Run:
             (_THREADS,),
             (
                 *(self.vol, mean, *int64(*self.stride), *int32(size_a, size_b, first, count)),
-                *(*uint32(tiles_a, tiles_b), *int32(self.s)),
+                *(*uint32(tiles_a, tiles_b), *int32(self.s), self.zero),
             ),
             shared_mem=4 * _tile_words(self.s),
         )
@@ -342,7 +402,7 @@ class _Run:
         if MARCH and surface_march.fits(self.s, self.radius) and surface_march.line_fits(depth, self.radius):
             here = (count, size_b, depth), self.out_stride, self.s, self.radius, self.kind
             volume = self.vol, mean, self.shape, self.stride
-            self._start(surface_march.rows_of_lines(*volume, (first, count), self.s, self.log))
+            self._start(surface_march.rows_of_lines(*volume, (first, count), self.s, self.log, self.zero))
             self._start(surface_march.lines(mean, self._from_row(first), (*self.weights, *self.how), *here))
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
@@ -398,7 +458,7 @@ class _Run:
             (_THREADS,),
             (
                 *(source, target, *int64(*strides, *to), *int32(*sizes, lane_size)),
-                *(*uint32(lanes, blocks_i, blocks_m), *int32(self.s)),
+                *(*uint32(lanes, blocks_i, blocks_m), *int32(self.s), self.zero),
             ),
         )
 

@@ -7,7 +7,7 @@ with. In: a volume and :class:`SurfaceOptions`. Out: for each A-line where tissu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,10 @@ import numpy as np
 
 from linumpy.device import array_module, is_device_array
 
+#: Second look: A-lines of its mean along each axis at most, and its Gaussian as a multiple of that of the first.
+_NARROW, _WIDER = 3, 2.0
+#: A line is not noise if its variance is so many times the one that noise would have.
+_STRUCTURE = 4.0
 #: Voxels that are worked on at once; the filters take about six times their bytes.
 _BLOCK_VOXELS = 2**26
 
@@ -41,6 +45,9 @@ class SurfaceOptions:
         Whether the depth of the edge is wanted, as ``definition="edge"``, or the voxel of ``definition="linumpy"``.
     min_contrast : float
         Of an edge.
+    zero_log : float or None
+        What stands for the logarithm of voxels that are not positive; None for 0, and of an edge for
+        :func:`log_of_zero`.
     """
 
     s_xy: int = 15
@@ -51,11 +58,59 @@ class SurfaceOptions:
     depth_axis: int = -1
     edge: bool = False
     min_contrast: float = 5.0
+    zero_log: float | None = None
 
     @property
     def step_width(self) -> float:
         """Voxels over which the profile of an ideal step has the energy of its peak: a Gaussian of this `s_z`."""
         return float(self.s_z) * math.sqrt(math.pi)
+
+    @property
+    def second_look(self) -> SurfaceOptions | None:
+        """How A-lines are looked at in which no edge stands out: for a steep one. None where there is no second look.
+
+        Over fewer A-lines the mean spreads a steep edge over fewer voxels of depth; a wider Gaussian makes up for the
+        noise.
+        """
+        if not self.edge or self.order != 1:
+            return None
+        return replace(self, s_xy=min(int(self.s_xy), _NARROW), s_z=_WIDER * float(self.s_z))
+
+
+def log_of_zero(xp: ModuleType, lines: Any, inside: Any = None) -> Any:
+    """Choose what stands for the logarithm of voxels that are not positive, so that their unit does not matter.
+
+    Parameters
+    ----------
+    lines : numpy.ndarray or cupy.ndarray, rank 3
+        Intensity.
+    inside : array of bool, optional
+        Of the same shape: voxels that count.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of float32, ()
+        Two standard deviations and 1 below the mean logarithm of the positive and finite voxels, of a sample on a
+        regular grid of at most 32 × 32 × 16 voxels; 0 where there are none.
+    """
+    count, mean, spread = log_statistics(xp, lines, inside)
+    return xp.where(count > 0, mean - 2 * spread - 1, 0).astype(np.float32)
+
+
+def log_statistics(xp: ModuleType, lines: Any, inside: Any = None) -> tuple[Any, Any, Any]:
+    """Count the positive voxels of the sample, and take the mean and standard deviation of their logarithms."""
+    counts = (min(size, n) for size, n in zip(lines.shape, (32, 32, 16), strict=True))
+    axes = ((2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, lines.shape, strict=True))
+    index = tuple(map(xp.asarray, np.ix_(*axes)))
+    with np.errstate(over="ignore"):
+        sample = lines[index].astype(np.float32)
+    known = (sample > 0) & xp.isfinite(sample)
+    if inside is not None:
+        known &= inside[index]
+    values = xp.where(known, xp.log(xp.where(known, sample, np.float32(1))).astype(np.float64), 0)
+    count = known.sum()
+    mean = values.sum() / xp.maximum(count, 1)
+    return count, mean, xp.sqrt(xp.maximum((values**2).sum() / xp.maximum(count, 1) - mean**2, 0))
 
 
 def interface_by_filters(vol: Any, options: SurfaceOptions, mask: Any = None) -> tuple[Any, Any]:
@@ -76,7 +131,8 @@ def interface_by_filters(vol: Any, options: SurfaceOptions, mask: Any = None) ->
     Returns
     -------
     surface : numpy.ndarray or cupy.ndarray, rank 2
-        int32 voxels, or float32 where an edge is wanted.
+        int32 voxels, or float32 where an edge is wanted: infinity where one is not found in what is no noise, NaN in
+        noise.
     contrast : numpy.ndarray or cupy.ndarray of float32, or None
         Of the edge; None where none is wanted.
     """
@@ -87,22 +143,36 @@ def interface_by_filters(vol: Any, options: SurfaceOptions, mask: Any = None) ->
     surface = xp.empty((rows, columns), np.float32 if options.edge else np.int32)
     contrast = xp.empty((rows, columns), np.float32) if options.edge else None
     step = max(1, _BLOCK_VOXELS // (columns * depth))
+    zero: Any = options.zero_log or 0.0
+    if options.use_log and options.edge and options.zero_log is None:
+        zero = log_of_zero(xp, lines, inside)
     halo = options.s_xy  # lateral smoothing of a block needs its neighbours
     for begin in range(0, rows, step):
         end = min(begin + step, rows)
         low, high = max(0, begin - halo), min(rows, end + halo)
         part = slice(begin - low, end - low)
-        values = intensities(xp, lines[low:high], options.use_log)
-        if inside is None:
-            smooth = _lateral_mean(xp, ndimage, values, options.s_xy)[part]
-        else:
-            smooth = _mean_inside(xp, ndimage, values, inside[low:high], options.s_xy)[part]
+        values = intensities(xp, lines[low:high], options.use_log, zero)
+        within = None if inside is None else inside[low:high]
         here = None if inside is None else inside[begin:end]
+        smooth = _mean(xp, ndimage, values, within, options.s_xy)[part]
         found, how = _surface_of_lines(xp, ndimage, smooth, options, here)
+        second = options.second_look
+        if second is not None:
+            unclear = ~((how >= options.min_contrast) & (how > 0))
+            if xp is not np or unclear.any():
+                narrow = _mean(xp, ndimage, values, within, second.s_xy)[part]
+                found, how = _look_again(xp, ndimage, narrow, second, here, unclear, (found, how))
         surface[begin:end] = found
         if contrast is not None:
             contrast[begin:end] = how
     return surface, contrast
+
+
+def _mean(xp: ModuleType, ndimage: ModuleType, values: Any, inside: Any, s_xy: int) -> Any:
+    """Take the lateral mean, over voxels inside where there is a mask."""
+    if inside is None:
+        return _lateral_mean(xp, ndimage, values, s_xy)
+    return _mean_inside(xp, ndimage, values, inside, s_xy)
 
 
 def _inside(xp: ModuleType, mask: Any, lines: Any, depth_axis: int) -> Any:
@@ -143,13 +213,13 @@ def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Any, inside: Any, 
     return mean
 
 
-def intensities(xp: ModuleType, lines: Any, use_log: bool) -> Any:
-    """Bring voxels to float32 and, if wanted, to their logarithm."""
+def intensities(xp: ModuleType, lines: Any, use_log: bool, zero: Any = 0.0) -> Any:
+    """Bring voxels to float32 and, if wanted, to their logarithm, which is `zero` of those that are not positive."""
     with np.errstate(over="ignore"):
         values = lines.astype(np.float32)
     if use_log:
-        # A logarithm of 1 is 0: voxels that are not positive, NaN too, take part as nothing.
-        values = xp.log(xp.where(values > 0, values, np.float32(1)))
+        positive = values > 0  # NaN is not
+        values = xp.where(positive, xp.log(xp.where(positive, values, np.float32(1))), xp.asarray(zero, np.float32))
     return values
 
 
@@ -170,12 +240,92 @@ def _surface_of_lines(
     else:
         surface = xp.minimum(xp.ceil(at + options.s_z / 2), profile.shape[-1] - 1).astype(np.int32)
     if options.cutting_errors:
-        level = xp.abs(ndimage.gaussian_filter1d(smooth, options.s_z, axis=-1))
-        brightest = xp.where(known & ~xp.isnan(level), level, np.float32(-np.inf)).argmax(axis=-1)
-        surface = xp.where(brightest < surface, brightest.astype(surface.dtype), surface)
+        level = ndimage.gaussian_filter1d(smooth, options.s_z, axis=-1)
+        surface = _brightest_above(xp, level, known, surface)
     if inside is not None:
         surface = xp.where(inside.any(axis=-1), surface, surface.dtype.type(np.nan if options.edge else -1))
     return surface, contrast
+
+
+def _brightest_above(xp: ModuleType, level: Any, known: Any, surface: Any) -> Any:
+    """Take the voxel that is largest in size where it lies above the surface."""
+    level = xp.abs(level)
+    brightest = xp.where(known & ~xp.isnan(level), level, np.float32(-np.inf)).argmax(axis=-1)
+    return xp.where(brightest < surface, brightest.astype(surface.dtype), surface)
+
+
+def _look_again(
+    xp: ModuleType,
+    ndimage: ModuleType,
+    lines: Any,
+    options: SurfaceOptions,
+    inside: Any,
+    unclear: Any,
+    first_look: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """Look for a steep edge in those A-lines (a, b, depth) where none is clear; returns all, as found first or now."""
+    if xp is not np:  # all of them, so that the device is not waited for
+        again = _second_look_at(xp, ndimage, lines, options, inside, first_look[1])
+        surface, contrast = (xp.where(unclear, new, old) for new, old in zip(again, first_look, strict=True))
+        return surface, contrast
+    here = None if inside is None else inside[unclear][None]
+    again = _second_look_at(xp, ndimage, lines[unclear][None], options, here, first_look[1][unclear][None])
+    for new, old in zip(again, first_look, strict=True):
+        old[unclear] = new[0]
+    return first_look
+
+
+def _second_look_at(
+    xp: ModuleType, ndimage: ModuleType, lines: Any, options: SurfaceOptions, inside: Any, contrast: Any
+) -> tuple[Any, Any]:
+    """Look at A-lines (a, b, depth) for a steep edge, and else say what they are.
+
+    Returns
+    -------
+    surface : array of float32, (a, b)
+        The edge; 0 where intensity falls from the first voxel on; infinity where a line is no noise; NaN where it is.
+    contrast : array of float32, (a, b)
+        Where nothing is found no less than that given.
+    """
+    profile = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1, order=1)
+    smooth = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1)
+    known = ~xp.isnan(profile)
+    if inside is not None:
+        known &= inside
+    at = xp.where(known, profile, np.float32(-np.inf)).argmax(axis=-1)
+    clear = _contrast(xp, profile, known, at, options)
+    edge = at + _offset(xp, profile, at)
+    if options.cutting_errors:
+        edge = _brightest_above(xp, smooth, known, edge)
+    # White noise of one voxel has so much of it in its profile, and `ratio` times as much in the smoothed line.
+    share, ratio = math.sqrt(1 / (4 * math.sqrt(math.pi) * options.s_z**3)), math.sqrt(2) * options.s_z
+    with np.errstate(all="ignore"):
+        n = lines.shape[-1] if inside is None else xp.maximum(inside.sum(axis=-1), 1)
+        steps = xp.diff(lines, axis=-1)
+        measured = True if inside is None else inside[..., 1:] & inside[..., :-1]
+        steps = xp.where(xp.isfinite(steps) & measured, steps, 0).astype(np.float64)
+        noise = share * xp.sqrt((steps**2).sum(axis=-1) / (2 * n))
+        slopes = xp.where(known, profile, 0).astype(np.float64)
+        energy, mean = (slopes**2).sum(axis=-1), slopes.sum(axis=-1) / n
+        # In a short line the rest of the profile is too little to tell the noise.
+        clear = xp.where(noise > 0, xp.minimum(clear, _take(xp, profile, at) / noise), clear)
+        clear = xp.where(xp.isfinite(clear), clear, 0)
+        bends = xp.maximum(xp.sqrt(xp.maximum(energy / n - mean**2, 1e-6 * energy / n)), noise)
+        level = smooth - smooth[..., :1]
+        level = xp.where(xp.isfinite(level) & (True if inside is None else inside), level, 0).astype(np.float64)
+        variance = (level**2).sum(axis=-1) - level.sum(axis=-1) ** 2 / n
+        fall = xp.where(bends > 0, -level.sum(axis=-1) / n / (ratio * bends), 0)
+        if inside is not None:
+            fall = xp.where(inside[..., 0], fall, 0)  # the edge of a mask is none
+        structure = variance > _STRUCTURE * ratio**2 * xp.maximum(energy, n * noise**2)
+    surface = xp.where(structure, np.inf, np.nan)
+    contrast = xp.fmax(contrast, clear)
+    for depth, how in ((0.0, fall), (edge, clear)):  # the edge goes before the border
+        stands = (how >= options.min_contrast) & (how > 0)
+        surface, contrast = xp.where(stands, depth, surface), xp.where(stands, how, contrast)
+    if inside is not None:
+        surface = xp.where(inside.any(axis=-1), surface, np.nan)
+    return surface.astype(np.float32), contrast.astype(np.float32)
 
 
 def _contrast(xp: ModuleType, profile: Any, known: Any, at: Any, options: SurfaceOptions) -> Any:

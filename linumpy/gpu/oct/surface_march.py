@@ -55,7 +55,14 @@ def line_fits(depth: int, radius: int) -> bool:
 
 
 def strips(
-    vol: Any, mean: Any, sizes: tuple[int, int, int], strides: tuple[int, ...], rows: tuple[int, int], s: int, log: str
+    vol: Any,
+    mean: Any,
+    sizes: tuple[int, int, int],
+    strides: tuple[int, ...],
+    rows: tuple[int, int],
+    s: int,
+    log: str,
+    zero: Any,
 ) -> Launch:
     """Take the mean over s x s voxels where b is contiguous.
 
@@ -70,18 +77,27 @@ def strips(
     s : int
         Voxels of the mean.
     log : str
-        ``"1"`` for the logarithm first.
+        ``"1"`` for the logarithm first, ``"2"`` with `zero` of voxels that have none.
+    zero : array
+        A float32 on the device.
     """
     size_a, size_b, depth = sizes
     wide, segment = -(-size_b // _STRIP), _segment(s)
     segments = -(-rows[1] // segment)
-    args = (vol, mean, *int64(*strides), *int32(size_a, size_b, *rows), *uint32(wide, segments), *int32(segment))
+    args = (vol, mean, *int64(*strides), *int32(size_a, size_b, *rows), *uint32(wide, segments), *int32(segment), zero)
     spec = kernel_spec("march_strip", vol.dtype, log=log, s=s)
     return Launch(spec, wide * segments * depth, _STRIP, args)
 
 
 def rows_of_lines(
-    vol: Any, mean: Any, sizes: tuple[int, int, int], strides: tuple[int, ...], rows: tuple[int, int], s: int, log: str
+    vol: Any,
+    mean: Any,
+    sizes: tuple[int, int, int],
+    strides: tuple[int, ...],
+    rows: tuple[int, int],
+    s: int,
+    log: str,
+    zero: Any,
 ) -> Launch:
     """Take the mean over s voxels along a where depth is contiguous; as :func:`strips`, `mean` is (rows, b, depth)."""
     size_a, size_b, depth = sizes
@@ -89,7 +105,7 @@ def rows_of_lines(
     blocks = -(-plane // _THREADS)
     args = (vol, mean, *int64(*strides), *int32(size_a, *rows, depth), *int64(plane), *uint32(blocks))
     spec = kernel_spec("march_rows", vol.dtype, log=log, s=s)
-    return Launch(spec, blocks * -(-rows[1] // segment), _THREADS, (*args, *int32(segment)))
+    return Launch(spec, blocks * -(-rows[1] // segment), _THREADS, (*args, *int32(segment), zero))
 
 
 def columns(

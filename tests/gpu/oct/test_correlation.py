@@ -119,3 +119,23 @@ def test_same_on_a_device(cupy, monkeypatch, dtype, holes):
     got = overlap_correlations(cupy.asarray(fixed), cupy.asarray(moving), overlaps)
     assert isinstance(got, cupy.ndarray)
     assert np.allclose(cupy.asnumpy(got), slow(fixed, moving, overlaps), atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_voxels_that_were_not_measured_take_no_part(monkeypatch, seed):
+    """Whatever they hold, against the correlation of those pairs of which both were."""
+    rng = np.random.default_rng(seed)
+    fixed, moving = (rng.gamma(2.0, 20.0, (planes, 13, 17)) for planes in (9, 7))
+    masks = [rng.random(one.shape) < 0.7 for one in (fixed, moving)]
+    spoilt = [np.where(mask, one, rng.choice([1e9, np.nan])) for one, mask in zip((fixed, moving), masks, strict=True)]
+    known = (masks[0], None) if seed % 4 == 3 else tuple(masks)
+    if seed % 4 == 3:
+        spoilt[1], masks[1] = moving, np.ones(moving.shape, bool)
+    expected = []
+    for n in range(1, 8):
+        both = masks[0][-n:] & masks[1][:n]
+        expected.append(np.corrcoef(fixed[-n:][both], moving[:n][both])[0, 1])
+    monkeypatch.setattr(correlation, "SCRATCH_BYTES", int(rng.choice([1, 2**20])))
+    np.testing.assert_allclose(overlap_correlations(*spoilt, range(1, 8), known), expected, atol=1e-9)
+    nothing = np.zeros(fixed.shape, bool)
+    assert (overlap_correlations(fixed, moving, [3], (nothing, None)) == 0).all()

@@ -14,7 +14,7 @@ from scipy import ndimage
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct import surface_march as surface_march
-from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
+from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
 
 DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
 
@@ -72,7 +72,7 @@ def check_edges(vol, options, load=surface_module.interface_by_kernels):
     close = np.isclose(edge, expected, atol=0.02, equal_nan=True) & np.isclose(contrast, how, rtol=0.01, atol=0.01)
     near = np.isclose(how, options.min_contrast, rtol=0.01)  # of these either is right
     assert (~close & ~near).sum() <= max(1, 0.002 * edge.size)
-    assert np.array_equal(np.isnan(edge), ~((contrast >= options.min_contrast) & (contrast > 0)))
+    assert np.array_equal(np.isfinite(edge), (contrast >= options.min_contrast) & (contrast > 0))
 
 
 @needs_compiler
@@ -149,6 +149,75 @@ def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_
     assert np.isclose(edge, known, atol=0.02, equal_nan=True).mean() > 0.99
 
 
+def ugly_surfaces(dtype, seed):
+    """Steep ones, flat ones, tissue from the first voxel on, none, a slow rise, voxels of 0: (Z, Y, X)."""
+    rng = np.random.default_rng(seed)
+    z, x = np.arange(110)[:, None, None], np.arange(60)[None, None, :]
+    slopes = rng.choice([0, 1, 2, 3, 12], (1, 30, 1))[:, np.arange(30) // 6]
+    below = z - np.where(x < 30, 10 + slopes * x, np.where(x < 45, -5, 300)) + 0 * slopes
+    values = np.where(below >= 0, 200 * np.exp(-np.maximum(below, 0) / 30), 0) + 4
+    values[:, :, 52:] = 4 * np.exp(np.arange(110) / 30)[:, None, None]
+    values *= rng.gamma(4, 1 / 4, values.shape)
+    values[rng.random(values.shape) < 0.01] = 0
+    return values.astype(dtype)
+
+
+SECOND_LOOKS = [
+    (0, 15, "f4", True, False),
+    (2, 15, "u2", True, False),
+    (0, 45, "f4", True, False),
+    (2, 9, "f8", False, True),
+    (1, 15, "f2", True, True),
+    (0, 2, "f4", True, False),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
+@pytest.mark.parametrize("march", [False, True])
+def test_a_second_look_as_the_filters_take_it(monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
+    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_module, "MARCH", march)
+    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", 400_000)
+    second_looks(depth_axis, s_xy, dtype, use_log, cutting, surface_module.interface_by_kernels)
+
+
+def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
+    vol = np.ascontiguousarray(np.moveaxis(ugly_surfaces(dtype, 3), 0, depth_axis))
+    options = SurfaceOptions(s_xy, 2, use_log, 1, cutting, depth_axis, True, 5)
+    expected, _ = interface_by_filters(vol, options)
+    kinds = [(expected == 0).sum(), (expected > 0).sum(), np.isinf(expected).sum(), np.isnan(expected).sum()]
+    assert min(kinds) > 5 or not use_log or s_xy > 15, kinds  # a wide mean mixes them
+    check_edges(vol, options, run)
+    if not use_log:
+        return
+    # The unit does not matter, but for what float32 makes of the logarithms.
+    for told in (None, -9.5):
+        changed = replace(options, zero_log=told)
+        known, _ = interface_by_filters(vol, changed)
+        found, _ = run(vol, changed)
+        assert np.isclose(found, known, atol=0.02, equal_nan=True).mean() > 0.995
+    if dtype == "f4":
+        found, _ = run(vol * np.float32(1e-6), options)
+        assert np.isclose(found, expected, atol=0.02, equal_nan=True).mean() > 0.99
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 2), (40, 33, 90)])
+def test_the_logarithm_of_zero(monkeypatch, shape):
+    monkeypatch.setattr(surface_module, "load", emulated)
+    vol = np.random.default_rng(0).gamma(1, 1, shape).astype("f4")
+    vol[vol < 0.1], vol[vol > 4] = 0, np.inf
+    if shape[0] == 3:
+        vol[:] = -1
+    for axis in range(3):
+        options = SurfaceOptions(1, 2, True, 1, False, axis, True)
+        weights = surface_module.gaussian_weights(2.0, 1)
+        layout = surface_module.choose_layout(vol.shape, vol.strides, axis, 1, 8)
+        run = surface_module._Run(np, vol, layout, options, weights, weights)
+        assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
+
+
 @needs_compiler
 @pytest.mark.parametrize("depth_axis", [0, 2])
 def test_the_widest_derivative(monkeypatch, depth_axis):
@@ -207,6 +276,9 @@ KERNELS = [
     ("mean_along", "0", ("0", "0")),
     ("steepest_columns", "0", ("0", "1")),
     ("steepest_lines", "0", ("1", "1")),
+    ("look_again", "2", ("0", "1")),
+    ("look_again", "0", ("1", "1")),
+    ("log_of_zero", "0", ("0", "0")),
 ]
 
 
@@ -254,6 +326,19 @@ def test_same_on_a_device(cupy, monkeypatch, seed):
     assert (difference > 1).sum() <= max(1, 0.0002 * difference.size)
     edges = replace(options, edge=True, min_contrast=float(rng.choice([0, 3])))
     check_edges(host, edges, lambda _, how: tuple(map(cupy.asnumpy, surface_module.interface_by_kernels(vol, how))))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
+@pytest.mark.parametrize("march", [False, pytest.param(True, marks=pytest.mark.sanitize)])
+def test_a_second_look_on_a_device(cupy, monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
+    monkeypatch.setattr(surface_module, "MARCH", march)
+    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", 400_000)
+
+    def run(vol, options):
+        return tuple(map(cupy.asnumpy, surface_module.interface_by_kernels(cupy.asarray(vol), options)))
+
+    second_looks(depth_axis, s_xy, dtype, use_log, cutting, run)
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ def slow(vol, shifts, depth_axis, origin, wrap, fill):
         if wrap:
             low, high = low % depth, high % depth
         if not wrap and (low < 0 or high >= depth):
-            out[i, j, z] = fill
+            out[i, j, z] = lines[i, j, min(max(low, 0), depth - 1)] if fill is None else fill
         elif part == 0:
             out[i, j, z] = lines[i, j, low]
         else:
@@ -50,7 +50,7 @@ def case(seed, limit):
     # Eighths: sums with them are exact, so that rounding to integers is too.
     shifts = np.rint(shifts).astype(rng.choice(["i4", "i8", "i2"])) if seed % 2 else np.rint(shifts * 8) / 8
     origin = tuple(int(n) for n in rng.integers(0, 30, 2))
-    return vol, shifts, int(rng.integers(0, 3)), origin, bool(rng.random() < 0.4), int(rng.integers(0, 2))
+    return vol, shifts, int(rng.integers(0, 3)), origin, bool(rng.random() < 0.4), [0, 1, None][rng.integers(0, 3)]
 
 
 def assert_near(got, expected):
@@ -97,6 +97,17 @@ def test_no_voxel_is_left_where_the_shift_is_huge():
         assert (shift_along_depth(vol, shifts, fill_value=7) == 7).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_nearest_voxel_is_repeated_as_it_is():
+    """It is not computed from two voxels: infinity would become NaN."""
+    vol = np.array([np.inf, 1, 2, -np.inf], "f4")[:, None, None] * np.ones((1, 1, 2), "f4")
+    for shift, expected in [(1.5, [1.5, -np.inf, -np.inf, -np.inf]), (-3.5, [np.inf] * 4)]:
+        got = shift_along_depth(vol, np.array([[shift]]), fill_value=None)
+        assert got[:, 0, 0].tolist() == expected
+    for shift, last in [(2**40, -np.inf), (np.nan, -np.inf), (-1e30, np.inf)]:
+        assert (shift_along_depth(vol, np.array([[shift]]), fill_value=None) == last).all()
+
+
 HUGE = [np.array([[2**31 - 1, -(2**31)]], "i4"), np.array([[np.nan, 1e30]], "f4"), np.array([[-np.inf, np.inf]], "f4")]
 
 
@@ -105,8 +116,9 @@ HUGE = [np.array([[2**31 - 1, -(2**31)]], "i4"), np.array([[np.nan, 1e30]], "f4"
 @pytest.mark.parametrize("shifts", HUGE, ids=lambda s: str(s[0, 0]))
 def test_the_kernel_itself_knows_what_is_beyond(monkeypatch, shifts, depth_axis):
     monkeypatch.setattr(shift_module, "load", emulated)
-    got = shift_module._by_kernel(np.ones((40, 3, 50), "f4"), shifts, depth_axis, (0, 0), False, np.array(7, "f4"), 40)
-    assert (got == 7).all()
+    vol, fill = np.ones((40, 3, 50), "f4"), np.array(7, "f4")
+    assert (shift_module._by_kernel(vol, shifts, depth_axis, (0, 0), "fill", fill, 40) == 7).all()
+    assert (shift_module._by_kernel(vol, shifts, depth_axis, (0, 0), "repeat", fill, 40) == 1).all()
 
 
 @pytest.mark.gpu
@@ -123,19 +135,21 @@ def test_an_empty_volume():
 
 
 @needs_compiler
-@pytest.mark.parametrize(("dtype", "wrap", "access"), matrix(["u1", "u2", "f4", "f8"], [False, True], [16, 4]))
-def test_neighbours_move_together_or_apart(monkeypatch, dtype, wrap, access):
+@pytest.mark.parametrize(
+    ("dtype", "wrap", "access", "fill"), matrix(["u1", "u2", "f4", "f8"], [False, True], [16, 4], [7, None])
+)
+def test_neighbours_move_together_or_apart(monkeypatch, dtype, wrap, access, fill):
     rng = np.random.default_rng(3)
     vol = rng.gamma(2.0, 20.0, (21, 5, 48)).astype(dtype)
     steps = np.repeat(rng.integers(-12, 13, (5, 8)), 6, axis=1)  # steps lie within some accesses, and between others
     steps[0, 0], steps[1, 1] = 2**31 - 1, -(2**31)
-    expected = slow(vol, np.clip(steps, -(2**30), 2**30), 0, (0, 0), wrap, 7)
+    expected = slow(vol, np.clip(steps, -(2**30), 2**30), 0, (0, 0), wrap, fill)
     monkeypatch.setattr(shift_module, "load", emulated)
     monkeypatch.setattr(shift_module, "is_device_array", lambda _: True)
     monkeypatch.setattr(shift_module, "_ACCESS_BYTES", access)
-    assert np.array_equal(shift_along_depth(vol, steps, wrap=wrap, fill_value=7), expected)
+    assert np.array_equal(shift_along_depth(vol, steps, wrap=wrap, fill_value=fill), expected)
     odd = vol[:, :, 1:]  # begins where no wide access may
-    assert np.array_equal(shift_along_depth(odd, steps[:, 1:], wrap=wrap, fill_value=7), expected[:, :, 1:])
+    assert np.array_equal(shift_along_depth(odd, steps[:, 1:], wrap=wrap, fill_value=fill), expected[:, :, 1:])
 
 
 @needs_compiler
@@ -195,19 +209,21 @@ def test_the_last_integers_of_64_bits_do_not_overflow(dtype):
 
 
 KINDS = [
-    (False, False, False, "widest"),
-    (False, True, False, 1),
-    (False, True, True, 1),
-    (True, False, True, 1),
-    (True, True, False, 1),
+    (False, "fill", False, "widest"),
+    (False, "wrap", False, 1),
+    (False, "wrap", True, 1),
+    (False, "repeat", False, "widest"),
+    (True, "fill", True, 1),
+    (True, "wrap", False, 1),
+    (True, "repeat", True, 1),
 ]
 
 
 @pytest.mark.parametrize(("dtype", "kind"), matrix(CUDA_TYPES, KINDS))
 def test_gather_compiles(dtype, kind):
-    linear, wrap, depth_lane, vec = kind
+    linear, beyond, depth_lane, vec = kind
     vec = max(1, 4 // np.dtype(dtype).itemsize) if vec == "widest" else vec
-    spec = shift_module.kernel_spec(np.dtype(dtype), linear=linear, wrap=wrap, depth_lane=depth_lane, vec=vec)
+    spec = shift_module.kernel_spec(np.dtype(dtype), linear=linear, beyond=beyond, depth_lane=depth_lane, vec=vec)
     assert b"shift_along_depth" in compile_kernel(spec, "sm_90")
 
 

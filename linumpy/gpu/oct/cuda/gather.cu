@@ -1,8 +1,8 @@
 // Shift each A-line of a mosaic along depth by what its tile says of it: one gather, each voxel written once.
 //
 // Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
-// shifts, 1: fractions, between two voxels, computed in ACC), WRAP (1: what leaves at one end comes in at the other)
-// DEPTH_LANE (1: memory runs along depth) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for
+// shifts, 1: fractions, between two voxels, computed in ACC), BEYOND (what is taken from beyond an A-line, 0: the fill
+// value, 1: what left at the other end, 2: the last voxel again), DEPTH_LANE (1: memory runs along depth) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for
 // fractions and where memory runs along depth), never for a shape. Lateral axes are a (outer) and b. Strides are in
 // elements.
 
@@ -51,6 +51,8 @@ __device__ inline int turned(int i, int n) {
     return i < 0 ? i + n : i;
 }
 
+__device__ inline int held(int i, int n) { return i < 0 ? 0 : i < n ? i : n - 1; }
+
 __device__ inline SOURCE mixed(SOURCE first, SOURCE second, float part) {
 #if LINEAR
     const ACC a = number(first), b = number(second);
@@ -77,8 +79,10 @@ __device__ inline int split(Shift shift, float &part) {
 __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
     float part;
     int i = z + split(shift, part), next = i + (part > 0.0f);
-#if WRAP
+#if BEYOND == 1
     i = turned(i, depth), next = turned(next, depth);
+#elif BEYOND == 2
+    i = held(i, depth), next = held(next, depth);
 #else
     if (i < 0 || next >= depth) return fill;
 #endif
@@ -92,7 +96,13 @@ struct alignas(VEC * sizeof(SOURCE)) Pack { SOURCE at[VEC]; };
 template <int N, class Unit>
 __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int count, Unit fill,
                                   Unit (&value)[N]) {
-#if WRAP
+#if BEYOND == 2
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        value[j] = j < count ? *reinterpret_cast<const Unit *>(line + held(i + j, depth) * stride) : fill;
+    return;
+#endif
+#if BEYOND == 1
     i = turned(i, depth);
 #endif
     const SOURCE *from = line + i * stride;
@@ -101,7 +111,7 @@ __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int d
         value[j] = fill;
         if (j < count && static_cast<unsigned>(i + j) < static_cast<unsigned>(depth))
             value[j] = *reinterpret_cast<const Unit *>(from + j * stride);
-#if WRAP
+#if BEYOND == 1
         if (i + j + 1 == depth) i -= depth, from -= depth * stride;
 #endif
     }
@@ -158,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(256)
     fetch_line(line, from_z, first, depth, count + (part > 0.0f), fill, one);
 #pragma unroll
     for (int j = 0; j < MARCH; ++j) {
-        const bool inside = WRAP || (first + j >= 0 && first + j + (part > 0.0f) < depth);
-        value[j].at[0] = inside ? mixed(one[j], one[j + 1], part) : fill;
+        const bool inside = BEYOND == 1 || (first + j >= 0 && first + j + (part > 0.0f) < depth);
+        value[j].at[0] = inside ? mixed(one[j], one[j + 1], part) : BEYOND == 2 ? one[j] : fill;
     }
 #else
     if (alike) {

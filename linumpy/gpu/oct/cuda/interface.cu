@@ -1,7 +1,8 @@
 // Find the surface of tissue: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
 //
-// Compiled for SOURCE (type of a voxel), LOG (0, 1: logarithm first), CUTTING (0, 1: the rule for cutting errors) and EDGE
-// (0: the voxel of the largest derivative, 1: the depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
+// Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: with what `log_of_zero` gives for
+// voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the largest derivative, 1: the
+// depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
 //
 // A mean of s voxels covers those from s / 2 before to s - 1 - s / 2 after. Eight neighbouring means are taken from
 // sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
@@ -48,7 +49,9 @@ constexpr int CHUNKS = 4;  // of 32 columns; a tile with its halo has no more
 
 extern "C" __global__ void __launch_bounds__(256)
     mean_tile(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
-              int size_a, int size_b, int first_a, int count_a, unsigned tiles_a, unsigned tiles_b, int s) {
+              int size_a, int size_b, int first_a, int count_a, unsigned tiles_a, unsigned tiles_b, int s,
+              const float *__restrict__ zero_written) {
+    const float zero = zero_log(zero_written);
     extern __shared__ float shared[];
     const int rows = TILE_A + s - 1, columns = TILE_B + s - 1, pitch = columns | 1;  // odd: no bank conflicts
     float *const tile = shared, *const sums = shared + rows * pitch;
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256)
             if (lane + 32 * c < columns) voxel[c] = line[offset[c]];
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c)
-            if (lane + 32 * c < columns) tile[row * pitch + lane + 32 * c] = intensity(voxel[c]);
+            if (lane + 32 * c < columns) tile[row * pitch + lane + 32 * c] = intensity(voxel[c], zero);
     }
     __syncthreads();
 
@@ -107,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_m, int64 stride_i, int64 stride_o,
                int64 to_m, int64 to_i, int64 to_o, int size_m, int first_m, int count_m, int size_i, unsigned lanes,
-               unsigned blocks_i, unsigned blocks_m, int s) {
+               unsigned blocks_i, unsigned blocks_m, int s, const float *__restrict__ zero_written) {
+    const float zero = zero_log(zero_written);
     const int groups = blockDim.x / lanes;
     unsigned rest = blockIdx.x;
     const int m_block = static_cast<int>(rest % blocks_m);
@@ -122,9 +126,10 @@ extern "C" __global__ void __launch_bounds__(256)
     float sum[GROUP];
     if (begin >= 0 && begin + s + GROUP - 1 <= size_m) {
         const SOURCE *const from = line + begin * stride_m;
-        window_sums([&](int k) { return intensity(from[k * stride_m]); }, s, sum);
+        window_sums([&](int k) { return intensity(from[k * stride_m], zero); }, s, sum);
     } else {
-        window_sums([&](int k) { return intensity(line[reflected(begin + k, size_m) * stride_m]); }, s, sum);
+        const auto mirrored = [&](int k) { return intensity(line[reflected(begin + k, size_m) * stride_m], zero); };
+        window_sums(mirrored, s, sum);
     }
     const float scale = 1.0f / static_cast<float>(s);
     float *const to = mean + o * to_o + i * to_i + m0 * to_m;
@@ -294,3 +299,105 @@ extern "C" __global__ void __launch_bounds__(128)
         }
     }
 }
+
+// What stands for the logarithm of voxels that have none: two standard deviations and a factor of e below the mean
+// logarithm of the positive ones, of a sample on a regular grid. One block.
+constexpr int SAMPLE_THREADS = 1024;
+
+__device__ inline int64 sampled(int i, int n, int size) { return (2 * static_cast<int64>(i) + 1) * size / (2 * n); }
+
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+    log_of_zero(const SOURCE *__restrict__ vol, float *__restrict__ zero_written, int64 stride_a, int64 stride_b,
+                int64 stride_z, int size_a, int size_b, int depth) {
+    __shared__ double sums[3][SAMPLE_THREADS];
+    const int n_a = size_a < 32 ? size_a : 32, n_b = size_b < 32 ? size_b : 32, n_z = depth < 16 ? depth : 16;
+    double count = 0.0, sum = 0.0, squares = 0.0;
+    for (int k = threadIdx.x; k < n_a * n_b * n_z; k += SAMPLE_THREADS) {
+        const int64 z = sampled(k % n_z, n_z, depth), b = sampled(k / n_z % n_b, n_b, size_b);
+        const float f = as_float(vol[sampled(k / (n_z * n_b), n_a, size_a) * stride_a + b * stride_b + z * stride_z]);
+        if (!(f > 0.0f && f < infinity())) continue;
+        const double value = logf(f);
+        count += 1.0, sum += value, squares += value * value;
+    }
+    sums[0][threadIdx.x] = count, sums[1][threadIdx.x] = sum, sums[2][threadIdx.x] = squares;
+    for (int half = SAMPLE_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (static_cast<int>(threadIdx.x) < half)
+            for (int k = 0; k < 3; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half];
+    }
+    if (threadIdx.x) return;
+    const double n = sums[0][0] > 0.0 ? sums[0][0] : 1.0, mean = sums[1][0] / n,
+                 variance = sums[2][0] / n - mean * mean;
+    *zero_written = sums[0][0] > 0.0 ? static_cast<float>(mean - 2.0 * sqrt(fmax(variance, 0.0)) - 1.0) : 0.0f;
+}
+
+#if EDGE
+// The second look, a thread per A-line: those whose edge stands out return at once. A mean over s x s voxels, fewer than
+// before, spreads a steep edge over fewer voxels of depth; weights of a wider Gaussian make up for its noise. What is
+// not found so is 0 where intensity falls from the first voxel on, infinity where the line is not noise, else NaN.
+extern "C" __global__ void __launch_bounds__(256)
+    look_again(const SOURCE *__restrict__ vol, float *scratch, float *__restrict__ surface,
+               float *__restrict__ contrast, const float *__restrict__ weights, const float *__restrict__ smoothing,
+               int radius, Rule rule, float wide_s_z, const float *__restrict__ zero_written, int64 stride_a,
+               int64 stride_b, int64 stride_z, int64 line_a, int64 line_b, int64 line_z, int size_a, int first_a,
+               int count_a, int size_b, int depth, int64 to_a, int64 to_b, int s) {
+    const int64 line = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (line >= static_cast<int64>(count_a) * size_b) return;
+    const int a = static_cast<int>(line / size_b), b = static_cast<int>(line % size_b);
+    const int64 to = a * to_a + b * to_b;
+    const float first_look = contrast[to];
+    if (first_look > 0.0f && first_look >= rule.min_contrast) return;
+
+    // The mean goes where that of the first look was: no other thread reads this line any more.
+    float *const mean = scratch + a * line_a + b * line_b;
+    float last = __int_as_float(0x7fc00000), steps = 0.0f;
+    const float zero = zero_log(zero_written), scale = 1.0f / static_cast<float>(s * s);
+    for (int z = 0; z < depth; ++z) {
+        float sum = 0.0f;
+        for (int i = 0; i < s; ++i) {
+            const SOURCE *const row = vol + reflected(first_a + a - s / 2 + i, size_a) * stride_a + z * stride_z;
+            for (int j = 0; j < s; ++j) sum += intensity(row[reflected(b - s / 2 + j, size_b) * stride_b], zero);
+        }
+        const float here = mean[z * line_z] = sum * scale, step = here - last;
+        if (fabsf(step) < infinity()) steps += step * step;
+        last = here;
+    }
+
+    Steepest steepest;
+    float profile[STEP], smooth[STEP], slopes = 0.0f, top = 0.0f, sum = 0.0f, squares = 0.0f;
+    const auto mirrored = [&](int k) { return mean[reflected(k, depth) * line_z]; };
+    for (int z = 0; z < depth; z += STEP) {
+        profiles<STEP>(mirrored, weights, radius, true, z, profile);
+        profiles<STEP>(mirrored, smoothing, radius, false, z, smooth);
+        if (z == 0) top = smooth[0];
+#pragma unroll
+        for (int d = 0; d < STEP; ++d) {
+            if (z + d >= depth) break;
+            steepest.meet(profile[d], z + d);
+            steepest.meet_level(smooth[d], z + d);
+            const float above = smooth[d] - top;
+            if (profile[d] == profile[d]) slopes += profile[d];
+            if (fabsf(above) < infinity()) sum += above, squares += above * above;
+        }
+    }
+    // White noise of one voxel has so much of it in its profile, and `ratio` times as much in the smoothed line.
+    const float n = static_cast<float>(depth), ratio = 1.41421356f * wide_s_z;
+    const float noise = 0.37556624f / (wide_s_z * sqrtf(wide_s_z)) * sqrtf(steps / (2.0f * n));
+    // In a short line the rest of the profile is too little to tell the noise.
+    float clear = steepest.contrast(rule, depth);
+    if (noise > 0.0f && steepest.rise / noise < clear) clear = steepest.rise / noise;
+    if (!(clear < infinity())) clear = 0.0f;
+    const float trend = slopes / n, energy = steepest.energy;
+    const float bends = fmaxf(sqrtf(fmaxf(energy / n - trend * trend, energy * 1e-6f / n)), noise);
+    const float fall = bends > 0.0f ? -(sum / n) / (ratio * bends) : 0.0f;
+    float at = __int_as_float(0x7fc00000), how = fmaxf(first_look, clear);
+    if (clear > 0.0f && clear >= rule.min_contrast) {
+        at = steepest.place(rule, depth), how = clear;
+    } else if (fall > 0.0f && fall >= rule.min_contrast) {
+        at = 0.0f, how = fall;
+    } else if (squares - sum / n * sum > STRUCTURE * ratio * ratio * fmaxf(energy, n * noise * noise)) {
+        at = infinity();
+    }
+    surface[to] = at, contrast[to] = how;
+}
+#endif

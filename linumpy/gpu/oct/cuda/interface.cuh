@@ -1,10 +1,14 @@
 // What both ways of finding the surface share. Included by name after number.cuh: see linumpy.gpu.kernels.
 constexpr int GROUP = 8;
 
-__device__ inline float intensity(SOURCE v) {
+// What voxels that are not positive have instead of a logarithm: 0 with LOG 1; with LOG 2 what `log_of_zero` wrote, so
+// that a volume in other units has the same surface.
+__device__ inline float zero_log(const float *written) { return LOG == 2 ? *written : 0.0f; }
+
+__device__ inline float intensity(SOURCE v, float zero) {
     const float f = as_float(v);
 #if LOG
-    return f > 0.0f ? __logf(f) : 0.0f;  // zero, negative and NaN voxels take part as nothing
+    return f > 0.0f ? __logf(f) : zero;
 #else
     return f;
 #endif
@@ -22,15 +26,16 @@ __device__ inline void choose(const Candidate &other, float &value, int &at) {
 // What a kernel writes for each A-line: a voxel, or with EDGE a depth between voxels, NaN where there is no edge.
 #if EDGE
 typedef float Depth;
+constexpr float STRUCTURE = 4.0f;  // a line whose variance is so many times the one that noise would have is not noise
 #else
 typedef int Depth;
 #endif
 
 // What decides on the surface besides the profile.
 struct Rule {
-    double half_s_z;    // added to the voxel of the largest profile, without EDGE
-    float width;        // voxels over which a step's profile has the energy of its peak: s_z times the root of pi
-    float min_contrast; // of an edge
+    double half_s_z;  // added to the voxel of the largest profile, without EDGE
+    float width;  // voxels over which a step's profile has the energy of its peak: s_z times the root of pi
+    float min_contrast;  // of an edge
 };
 
 // What an A-line has met: the first voxel of the largest profile; with CUTTING that of the largest smoothed intensity.
@@ -94,12 +99,18 @@ struct Steepest {
     }
     __device__ Depth surface(const Rule &rule, int depth) const {
 #if EDGE
+        const float clear = contrast(rule, depth);
+        if (!(clear > 0.0f && clear >= rule.min_contrast)) return __int_as_float(0x7fc00000);
+#endif
+        return place(rule, depth);
+    }
+    // Where the largest profile puts the surface, whatever its contrast.
+    __device__ Depth place(const Rule &rule, int depth) const {
+#if EDGE
         float at = static_cast<float>(at_rise);
         const float bend = before - 2.0f * rise + after;
         // The parabola through three profiles; at an end one of them is a mirrored voxel's.
         if (at_rise > 0 && at_rise < depth - 1 && bend < 0.0f) at += 0.5f * (before - after) / bend;
-        const float clear = contrast(rule, depth);
-        if (!(clear > 0.0f && clear >= rule.min_contrast)) return __int_as_float(0x7fc00000);
 #else
         const double below = ceil(at_rise + rule.half_s_z);
         int at = below < depth - 1 ? static_cast<int>(below) : depth - 1;

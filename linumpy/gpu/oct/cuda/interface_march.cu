@@ -67,7 +67,9 @@ __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, in
 // Where depth is contiguous: the mean over S voxels along a, at all (b, z). `segment` means a thread.
 extern "C" __global__ void __launch_bounds__(256)
     march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
-               int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment) {
+               int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment,
+               const float *__restrict__ zero_written) {
+    const float zero = zero_log(zero_written);
     const int64 i = static_cast<int64>(blockIdx.x % blocks) * blockDim.x + threadIdx.x;
     if (i >= plane) return;
     const int begin = static_cast<int>(blockIdx.x / blocks) * segment;
@@ -81,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256)
     fetch(line, stride_a, from, size_a, next);
     for (int m = 0; m < last; m += GROUP, to += GROUP * plane) {
 #pragma unroll
-        for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = intensity(next[j]);
+        for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = intensity(next[j], zero);
         if (m + GROUP < last) fetch(line, stride_a, from += GROUP, size_a, next);
         float sum[GROUP];
         windows.sums(sum);
@@ -101,7 +103,8 @@ struct alignas(16) Four { float at[4]; };
 extern "C" __global__ void __launch_bounds__(256)
     march_strip(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b,
                 int64 stride_z, int size_a, int size_b, int first_a, int count_a, unsigned strips, unsigned segments,
-                int segment) {
+                int segment, const float *__restrict__ zero_written) {
+    const float zero = zero_log(zero_written);
     __shared__ Four tile_words[GROUP * TILE_PITCH / 4];
     __shared__ Four sums_words[GROUP * SUMS_PITCH / 4];
     float *const tile = tile_words[0].at, *const sums = sums_words[0].at;
@@ -130,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(256)
     float *to = mean + (z * count_a + begin - (S - 1)) * size_b + b0 + t;
     for (int m = 0; m < last; m += GROUP, to += static_cast<int64>(GROUP) * size_b) {
 #pragma unroll
-        for (int j = 0; j < GROUP; ++j) tile[j * TILE_PITCH + t] = intensity(next[j]);
-        if (has_halo) tile[halo_row * TILE_PITCH + halo_column] = intensity(beyond);
+        for (int j = 0; j < GROUP; ++j) tile[j * TILE_PITCH + t] = intensity(next[j], zero);
+        if (has_halo) tile[halo_row * TILE_PITCH + halo_column] = intensity(beyond, zero);
         __syncthreads();
         if (m + GROUP < last) {
             fetch(line, stride_a, from += GROUP, size_a, next);

@@ -1,0 +1,239 @@
+"""Mosaic, focal correction, surface, projection and stack by the scripts with default options, against known truth.
+
+The objective bends flat slices. What comes out must show the flat slices again, whatever the unit and the background,
+and what focal correction filled must show nowhere. The oracle fills with NaN, which NumPy and the blending leave out.
+"""
+
+import csv
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import zarr
+from budget import some
+from script_runs import check_refused, load
+
+from linumpy.errors import MetadataError
+from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
+from linumpy.mosaic.image import open_mosaic
+from linumpy.mosaic.stacking import stack_slices
+from linumpy.write.writer import write_omezarr
+
+SPACING, TILE, PLANES, SHARED, WATER = (5.0, 10.0, 10.0), (80, 72), 80, 24, 20
+SIDES = TILE[0] * 2, TILE[1] * 2
+#: dtype, background, unit, and the sign of the curvature: whether it fills at the start of A-lines or at their end.
+CASES = some(
+    [
+        *itertools.product(["float32"], [0, 3, 1000], [1e-6, 1, 1e6], [-1]),
+        *itertools.product(["uint16"], [0, 3, 1000], [1], [-1, 1]),
+    ],
+    lambda dtype, background, scale, sign: (
+        (background, scale, sign) in [(0, 1e-6, -1), (1000, 1e6, -1), (3, 1, 1)]
+        or (dtype, background, sign) == ("uint16", 1000, -1)
+    ),
+)
+
+
+def bend(sign):
+    """How much deeper each A-line is seen, in whole voxels."""
+    return np.floor(FocalCurvature(TILE, sign * 3.0, 0.0, sign * 3.0, 0.0, 1).depth() + 0.5).astype(int)
+
+
+def surfaces():
+    y, x = np.mgrid[: SIDES[0], : SIDES[1]]
+    return WATER + 0.02 * y - 0.03 * x
+
+
+def slices(background, sign):
+    """Two slices of one tissue under water, the second cut PLANES - SHARED deeper, as they are and as they are seen."""
+    rng = np.random.default_rng(0)
+    deep = 2 * PLANES - SHARED + 40
+    tissue = scipy.ndimage.gaussian_filter(rng.normal(size=(deep, *SIDES)), (3, 4, 4))
+    tissue = 2000 * np.exp(0.5 * tissue / tissue.std())
+    shift = np.tile(bend(sign), (2, 2))
+    for number in range(2):
+        first = 20 + number * (PLANES - SHARED)
+        z = np.arange(PLANES)[:, None, None] - shift  # of the flat slice
+        seen = np.take_along_axis(tissue, np.clip(z + first, 0, deep - 1), 0)
+        bright = np.where(z >= surfaces(), seen * np.exp(-np.maximum(z - surfaces(), 0) / 60), 0)
+        yield (bright + background) * rng.gamma(8, 1 / 8, z.shape)
+
+
+def values(path):
+    return zarr.open_group(path, mode="r")["0"][...]
+
+
+def run(name, *words):
+    assert load(name).main([str(word) for word in (*words, "--no-use_gpu")]) == 0
+
+
+@pytest.mark.parametrize(("dtype", "background", "scale", "sign"), CASES)
+def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
+    seen, oracle = [], []
+    (tmp_path / "flat").mkdir()
+    for number, voxels in enumerate(slices(background, sign)):
+        voxels = np.rint(voxels).astype(dtype) if dtype == "uint16" else (voxels * scale).astype(dtype)
+        mosaic, flat = tmp_path / f"mosaic_{number}.ome.zarr", tmp_path / "flat" / f"slice_{number}.ome.zarr"
+        write_omezarr(mosaic, voxels, SPACING, chunks=(20, 80, 72))
+        report = tmp_path / f"{number}.png"
+        run("linum_detect_focal_curvature", mosaic, flat, "--tile_shape", *TILE, "--report", report)
+        fit = json.loads(report.with_suffix(".json").read_text())["voxels"]
+        curvature = FocalCurvature(TILE, fit["vv"], fit["vu"], fit["uu"], 0.0, 4)
+        assert np.abs(curvature.depth() - bend(sign)).max() < 1.5
+        made = values(flat)
+        assert made.dtype == voxels.dtype
+        kept = correct_focal_curvature(voxels.astype(np.float64), curvature, fill_value=np.nan)
+        known = np.isfinite(kept)
+        assert not known.all()
+        np.testing.assert_array_equal(made[known], kept[known])
+        first, stop = measured_planes(curvature, SIDES, PLANES)
+        z = np.arange(PLANES)[:, None, None]
+        np.testing.assert_array_equal((z >= first) & (z < stop), known)
+        seen.append(made)
+        oracle.append(kept)
+
+        run("linum_find_tissue_interface", flat, tmp_path / f"s_{number}.zarr")
+        found = values(tmp_path / f"s_{number}.zarr") / 5.0
+        assert np.percentile(np.abs(found - (surfaces() + 2)), 98) <= 2.5
+        run("linum_find_tissue_interface", flat, tmp_path / f"e_{number}.zarr", "--definition", "edge")
+        edge = values(tmp_path / f"e_{number}.zarr") / 5.0
+        assert np.isfinite(edge).mean() > 0.85  # the others are told by infinity
+        assert np.percentile(np.abs(edge - surfaces() + 0.5)[np.isfinite(edge)], 98) <= 2
+        run("linum_aip", flat, tmp_path / f"a_{number}.zarr")
+        np.testing.assert_allclose(values(tmp_path / f"a_{number}.zarr"), np.nanmean(kept, axis=0), rtol=1e-5)
+
+    (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
+    stack = tmp_path / "stack.ome.zarr"
+    words = ["--slicing_interval_mm", (PLANES - SHARED + 1) * 5e-3, "--search_range_mm", 0.02]
+    run("linum_stack_slices_motor", tmp_path / "flat", tmp_path / "shifts.csv", stack, *words)
+    with (tmp_path / "stack_decisions.csv").open(newline="") as file:
+        (decision,) = csv.DictReader(file)
+    assert int(decision["overlap"]) == SHARED
+    expected = stack_slices(oracle, [SHARED])
+    measured = stack_slices([np.isfinite(one).astype(np.float32) for one in oracle], [SHARED]) > 0
+    measured &= np.isfinite(expected) & (expected > 0)
+    got = values(stack)
+    if dtype == "uint16":
+        assert np.abs(got[measured] - np.rint(expected[measured])).max() <= 1
+    else:
+        np.testing.assert_allclose(got[measured], expected[measured], rtol=1e-4)
+    whole = stack_slices([one.astype(np.float64) for one in seen], [SHARED])
+    if background or sign > 0:  # 0 is left out of a blend anyway
+        assert (whole[measured] != expected[measured]).any()  # what was filled would show
+
+
+def corrected(folder, *words, n_levels=1, sign=-1):
+    voxels = np.rint(next(slices(1000, sign))).astype("uint16")
+    write_omezarr(folder / "mosaic.zarr", voxels, SPACING, chunks=(20, 80, 72), overwrite=True)
+    options = ["--tile_shape", *TILE, "--overwrite", "--n_levels", n_levels]
+    run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", *options, *words)
+    return folder / "flat.zarr"
+
+
+@pytest.mark.parametrize("words", [["--fill_value", "0"], ["--fill_value", "60000", "--interpolate"]])
+def test_no_fill_value_shows(tmp_path, words):
+    """Surface and projection are those without it: the metadata record what was filled."""
+    found = {}
+    for name, options in (("repeated", [one for one in words if one == "--interpolate"]), ("filled", words)):
+        flat = corrected(tmp_path, *options)
+        run("linum_find_tissue_interface", flat, tmp_path / f"s_{name}.zarr")
+        run("linum_aip", flat, tmp_path / f"a_{name}.zarr")
+        found[name] = values(flat), values(tmp_path / f"s_{name}.zarr"), values(tmp_path / f"a_{name}.zarr")
+    assert (found["filled"][0] != found["repeated"][0]).any()
+    for one, other in zip(found["filled"][1:], found["repeated"][1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.percentile(np.abs(error := found["filled"][1] / 5.0 - (surfaces() + 2)), 98) <= 2.5
+    assert error.shape == SIDES
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_coarser_levels(tmp_path, sign):
+    """A coarse voxel was measured if all that it is made of was."""
+    flat = corrected(tmp_path, "--fill_value", "0", n_levels=3, sign=sign)
+    known = open_mosaic(flat).measured((slice(0, PLANES), slice(0, SIDES[0]), slice(0, SIDES[1]))).mask(np)
+    assert not known.all()
+    for level, (rows, columns) in ((1, (slice(3, 70), slice(0, 72))), (2, (slice(5, 40), slice(7, 36)))):
+        image, f = open_mosaic(flat, level), 2**level
+        whole = known.reshape(PLANES // f, f, SIDES[0] // f, f, SIDES[1] // f, f).all(axis=(1, 3, 5))
+        box = (slice(1, PLANES // f), rows, columns)
+        np.testing.assert_array_equal(image.measured(box).mask(np), whole[box])
+        run("linum_aip", flat, tmp_path / "a.zarr", "--level", level, "--overwrite")
+        expected = np.nanmean(np.where(whole, image.array.read(), np.nan), axis=0)
+        np.testing.assert_allclose(values(tmp_path / "a.zarr"), expected, rtol=1e-5)
+
+
+def test_a_second_correction_knows_of_the_first(tmp_path):
+    flat = corrected(tmp_path)
+    words = ["--tile_shape", "40", "48", "--definition", "edge"]
+    run("linum_detect_focal_curvature", flat, tmp_path / "twice.zarr", *words)
+    image = open_mosaic(tmp_path / "twice.zarr")
+    assert len(image.corrections) == 2
+    voxels = values(tmp_path / "mosaic.zarr").astype(float)
+    for one in image.corrections:
+        voxels = correct_focal_curvature(voxels, one.curvature, fill_value=np.nan)
+    box = tuple(slice(0, n) for n in voxels.shape)
+    np.testing.assert_array_equal(image.measured(box).mask(np), np.isfinite(voxels))
+
+
+@pytest.mark.parametrize("resolution", [4.0, 10.0, 13.0])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
+    """No voxel that counts as measured has anything of what was filled in it, and few others are given up."""
+    flat = corrected(tmp_path, "--fill_value", "60000", sign=sign)
+    run("linum_resample_mosaic_grid", flat, tmp_path / "new.zarr", "--resolution", resolution)
+    image = open_mosaic(tmp_path / "new.zarr")
+    found = image.measured(tuple(slice(0, n) for n in image.array.shape)).mask(np)
+    group = zarr.open_group(flat, mode="r+")
+    known = open_mosaic(flat).measured(tuple(slice(0, n) for n in group["0"].shape)).mask(np)
+    shares = np.where(known, 0, 60000).astype("uint16")
+    group["0"][...] = shares
+    run("linum_resample_mosaic_grid", flat, tmp_path / "shares.zarr", "--resolution", resolution)
+    mixed = values(tmp_path / "shares.zarr") > 60
+    assert not (found & mixed).any()
+    assert (found | mixed).mean() > 0.85
+
+
+def test_what_cannot_be_recorded_is_refused(tmp_path, capsys):
+    flat = corrected(tmp_path)
+    capsys.readouterr()
+    words = [flat, tmp_path / "o.zarr", "--wrap", "--no-use_gpu"]
+    check_refused(capsys, load("linum_detect_focal_curvature").main, words, "linum-detect-focal-curvature", "wrap")
+    group = zarr.open_group(flat, mode="r+")
+    for broken in ([{}], "yes", [{"tile_shape": {"y": 0, "x": 3}, "voxels": {"yy": 1, "xy": 0, "xx": 1}}]):
+        group.attrs["linumpy"] = dict(group.attrs["linumpy"]) | {"focal_corrections": broken}
+        with pytest.raises(MetadataError, match="focal_corrections"):
+            open_mosaic(flat)
+
+
+def test_nothing_is_recorded_of_voxels_that_wrap(tmp_path):
+    assert open_mosaic(corrected(tmp_path, "--wrap")).corrections == ()
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu(tmp_path, cupy, capsys):
+    flat = corrected(tmp_path, "--fill_value", "60000")
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        shutil.copytree(flat, tmp_path / "in" / f"slice_{number}.zarr")
+    (tmp_path / "shifts.csv").write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
+    made = {}
+    for where in ("--use_gpu", "--no-use_gpu"):
+        outputs = [tmp_path / f"{name}{where}.zarr" for name in ("surface", "edge", "aip", "stack")]
+        stack = [tmp_path / "in", tmp_path / "shifts.csv", outputs[3], "--slicing_interval_mm", 0.28]
+        for name, words in (
+            ("linum_find_tissue_interface", [flat, outputs[0]]),
+            ("linum_find_tissue_interface", [flat, outputs[1], "--definition", "edge"]),
+            ("linum_aip", [flat, outputs[2]]),
+            ("linum_stack_slices_motor", [*stack, "--search_range_mm", 0.02]),
+        ):
+            assert load(name).main([str(word) for word in (*words, where)]) == 0
+        made[where] = [values(one) for one in outputs]
+    surface, edge, aip, stack = zip(made["--use_gpu"], made["--no-use_gpu"], strict=True)
+    assert (surface[0] != surface[1]).mean() < 0.002
+    assert np.isclose(*edge, atol=0.1, equal_nan=True).mean() > 0.995
+    np.testing.assert_allclose(*aip, rtol=1e-5)
+    assert stack[0].shape == stack[1].shape
+    assert np.abs(stack[0].astype(int) - stack[1]).max() <= 1
