@@ -94,16 +94,12 @@ def clear_cache() -> None:
 def find_doctor() -> Path | None:
     """Return the path of ``gds_doctor.sh``, or None.
 
-    An installed package carries it in ``linumpy/_server_setup``; a source checkout has it
-    in ``shell_scripts/server_setup`` beside the package.
+    It is in ``linumpy/_server_setup``, which in a source checkout is a link to ``shell_scripts/server_setup``.
     """
-    package = Path(__file__).resolve().parent
-    for folder in (package / "_server_setup", package.parent / "shell_scripts" / "server_setup"):
-        script = folder / "gds_doctor.sh"
-        # Without its library the script cannot run.
-        if script.is_file() and (folder / "lib.sh").is_file():
-            return script
-    return None
+    folder = Path(__file__).resolve().parent / "_server_setup"
+    script = folder / "gds_doctor.sh"
+    # Without its library the script cannot run.
+    return script if script.is_file() and (folder / "lib.sh").is_file() else None
 
 
 def gds_verdict(
@@ -186,7 +182,7 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
         return unknown("GPUDirect Storage exists on Linux only")
     script = find_doctor()
     if script is None:
-        return unknown("gds_doctor.sh is neither in the package nor in a source checkout")
+        return unknown("gds_doctor.sh is not in the package")
     bash = shutil.which("bash")
     if bash is None:
         return unknown("there is no bash to run gds_doctor.sh with")
