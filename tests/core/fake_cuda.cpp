@@ -20,6 +20,7 @@ namespace {
 using Emulated = const char *(*)(const unsigned *, unsigned, unsigned, unsigned, void **);
 
 std::mutex lock;
+std::mutex one_kernel;  // the emulator runs one at a time
 std::condition_variable changed;
 std::map<void *, int> argument_counts;
 std::string failure;
@@ -186,7 +187,9 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         const unsigned blocks[3] = {x, y, z};
         std::vector<void *> pointers;
         for (auto &value : values) pointers.push_back(&value);
+        std::unique_lock running(one_kernel);
         const char *why = reinterpret_cast<Emulated>(function)(blocks, block, shared, 1, pointers.data());
+        running.unlock();
         const std::lock_guard held(lock);
         if (why && failure.empty()) failure = why;
     });

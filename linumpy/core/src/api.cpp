@@ -39,9 +39,9 @@ void lc_reader_delete(lc_reader *handle) { delete handle; }
 void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
     const lc::Stats &from = handle->reader->stats;
     const lc::IndexCache &indexes = handle->reader->indexes;
-    *stats = {from.jobs.load(),         from.chunks.load(),       from.boxes.load(),          from.tasks.load(),
-              from.bytes_read.load(),   indexes.hits(),           indexes.misses(),           from.files_opened.load(),
-              from.decoded.load(),      from.plan_seconds.load(), from.read_seconds.load(),   from.decode_seconds.load(),
+    *stats = {from.jobs.load(),        from.chunks.load(),       from.boxes.load(),        from.tasks.load(),
+              from.bytes_read.load(),  indexes.hits(),           indexes.misses(),         from.files_opened.load(),
+              from.decoded.load(),     from.plan_seconds.load(), from.read_seconds.load(), from.decode_seconds.load(),
               from.copy_seconds.load()};
 }
 

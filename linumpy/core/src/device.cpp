@@ -427,7 +427,7 @@ void Device::end(Slab &slab) {
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
-        if (!status[n]) continue;
+        if (!status[n] || !chunk.rows) continue;  // of a chunk that nobody wants any more no rows were committed
         try {
             const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,

@@ -88,7 +88,12 @@ lc_error Job::error() const {
 
 lc_report Job::report() const {
     const std::lock_guard lock(mutex_);
-    return {chunks.load(), filled.load(), decoded.load(), bytes_read.load(), files_opened.load(), end_ - begin_,
+    return {chunks.load(),
+            filled.load(),
+            decoded.load(),
+            bytes_read.load(),
+            files_opened.load(),
+            end_ - begin_,
             1e-9 * static_cast<double>(decode_nanoseconds.load())};
 }
 

@@ -100,7 +100,7 @@ class HostTicket:
         return f"{chain}, on the {'host' if stored == counts.decoded else 'device'}"
 
     def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send its result")
+        raise not_pickled(self, "send the array that result() returns")
 
 
 def submit_to_core(
