@@ -78,7 +78,7 @@ def test_what_belongs_to_a_process_says_what_to_send(made, name):
         with pytest.raises(TypeError, match=INSTEAD[name].replace("()", r"\(\)")) as caught:
             send(made[name])
         assert "\n" not in str(caught.value)
-    assert type(made[name]).__name__ == name
+    assert type(made[name]).__name__.endswith(name)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "stored"])

@@ -124,7 +124,7 @@ def fail_second_look(monkeypatch, where):
     monkeypatch.setattr(os, "fstat", fstat)
     monkeypatch.setenv(
         native.CORE_VARIABLE, "0"
-    )  # the native core calls the system itself: tests/core has its failures
+    )  # tests/core has the failures of its own calls
 
 
 @pytest.mark.parametrize("kind", KINDS)
