@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class OmeZarrImage:
     scale, translation : tuple of tuple of float
         For each level step and position of its first voxel along all axes, in their own units, as the metadata has
         them.
-    group : zarr.Group or None
+    group : zarr.Group
         That the image is in.
     """
 
@@ -109,10 +109,10 @@ class OmeZarrImage:
     levels: tuple[zarr.Array[Any], ...]
     spacing: tuple[tuple[float, ...], ...]
     origin: tuple[tuple[float, ...], ...]
-    linumpy: Mapping[str, Any] = field(default_factory=dict)
-    scale: tuple[tuple[float, ...], ...] = ()
-    translation: tuple[tuple[float, ...], ...] = ()
-    group: zarr.Group | None = None
+    linumpy: Mapping[str, Any]
+    scale: tuple[tuple[float, ...], ...]
+    translation: tuple[tuple[float, ...], ...]
+    group: zarr.Group
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     SourceError
         bioformats2raw wrote several images, or none.
     """
-    holder = _ome_attributes(group)
+    holder = ome_attributes(group)
     if "bioformats2raw.layout" not in holder or "multiscales" in holder:
         return group
     names = _series(group)
@@ -255,7 +255,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     return image
 
 
-def _ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
     """The attributes in which NGFF keeps its own: below ``ome`` since 0.5, at the top before."""
     attributes: Mapping[str, Any] = group.attrs.asdict()
     ome = attributes.get("ome")
@@ -266,7 +266,7 @@ def _series(group: zarr.Group) -> list[str]:
     """Name the images of a group that bioformats2raw wrote: as its OME group lists them, or those with a number."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
-        series = _ome_attributes(described).get("series")
+        series = ome_attributes(described).get("series")
         if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
             return [str(name) for name in series]
     return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)

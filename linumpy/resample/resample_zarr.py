@@ -1,8 +1,9 @@
 """Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
 
-In: an image, and a spacing or an affine map. Out: an image, complete or not there at all. A run that is stopped leaves
-its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in ``linumpy.plan.grid.blocks``,
-the transform of a block in ``linumpy.resample.block``, the way of the blocks in ``linumpy.resample.pipeline``.
+In: an image, and a spacing or an affine map. Out: an image with its labels, complete or not there at all. A run that is
+stopped leaves its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in
+``linumpy.plan.grid.blocks``, the place of labels in ``linumpy.resample.labels``, the transform of a block in
+``linumpy.resample.block``, the way of the blocks in ``linumpy.resample.pipeline``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,28 @@ from linumpy import __version__
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
+from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ome import open_image
-from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url, unfinished_beside
+from linumpy.io.place import (
+    absolute,
+    check_apart,
+    check_free_space,
+    drop_partial_files,
+    refuse_url,
+    unfinished_beside,
+)
 from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
-from linumpy.plan.grid.regrid import plan_regrid
+from linumpy.plan.grid.regrid import Regrid, plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block import box_work_bytes
+from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.pipeline import BlockJob, device_of_workers, make_blocks, make_blocks_on
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
-from linumpy.write.new_image import NewImage, plan_image
+from linumpy.write.new_image import NewImage, list_labels, plan_image
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -64,6 +74,8 @@ def resample_zarr(
     compressors: Any = None,
     levels: int = 1,
     downsampling: str | None = None,
+    ngff_version: str | None = None,
+    labels: str = "resample",
     level: int = 0,
     channel: int | None = None,
     time: int | None = None,
@@ -89,7 +101,7 @@ def resample_zarr(
         An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, each of whose times and channels is
         resampled by itself; or an array of two or three axes, with `source_spacing`.
     target : str or Path
-        Folder of the OME-Zarr image (NGFF 0.5) to make.
+        Folder of the OME-Zarr image to make.
     transform_or_spacing : float, sequence of float, or matrix
         The wanted spacing in µm, one number or one for each axis: centres of voxels keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that takes voxels of the output
@@ -118,6 +130,12 @@ def resample_zarr(
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :func:`linumpy.write.writer.write_omezarr`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
+    ngff_version : {"0.5", "0.4"}, optional
+        Of the target; by default that of the source, and of a single array 0.5.
+    labels : {"resample", "drop"}
+        What becomes of the label images inside of the source: by default each is brought onto the grid of the target
+        by its nearest voxels, and lies in it as it does in the source. Where the image is continued beyond its edges,
+        labels of the same grid are too, and outside they are 0.
     level : int
         Resolution level of the source; 0 is the finest.
     channel, time : int, optional
@@ -151,7 +169,7 @@ def resample_zarr(
     ------
     FileNotFoundError, SourceError, MetadataError
         There is no such source; it is no image, or was written to meanwhile; its spacing is not known; it has axes that
-        are neither space, time nor channel.
+        are neither space, time nor channel; labels that do not say where they lie.
     ValueError, TypeError
         A channel or time that is not there; a transform, shape, order, mode, chunks, shards or dtype that does not fit.
     FileExistsError, ResumeError
@@ -165,7 +183,10 @@ def resample_zarr(
 
     Notes
     -----
-    What NGFF 0.5 cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
+    All that a new grid leaves true is carried over: units, scale and translation of t and c, channels (omero), the
+    name, attributes of others. What is not is logged, once, as a warning.
+
+    What NGFF cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
     the offset, the sigmas of the smoothing (voxels of the source) and the name of the source.
 
     Examples
@@ -181,8 +202,10 @@ def resample_zarr(
         downsampling = "label" if order == 0 else "mean"
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
+    if labels not in LABELS:
+        raise ValueError(f"labels={labels!r}: one of {', '.join(LABELS)} is wanted")
     volumes = _open_volumes(source, level, channel, time, source_spacing)
-    volume, leading = volumes.first, len(volumes.leading)
+    volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
     check_apart([target_path], [one for one in sources if one is not None])
     _check_dtype(volume, order)
@@ -191,36 +214,97 @@ def resample_zarr(
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    image = plan_image(
-        volumes.leading_shape + regrid.shape,
-        volume.dtype.newbyteorder("="),
-        regrid.spacing,
-        name=target_path.name,
-        axes=volumes.leading + volumes.axes,
-        chunks=_with_leading("chunks", chunks, volume.ndim, leading),
-        shards=_with_leading("shards", shards, volume.ndim, leading),
-        compressors=compressors,
-        origin=regrid.origin,
-        levels=levels,
-        downsampling=downsampling,
-    )
+    carried = carried_from(volumes).without("own").on_another_grid()
+    carried = carried.without("image_label") if order else carried
+    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+
+    def part(folder: str, one: Volumes, grid: AffineGrid, kept: Carried, how: str, **options: Any) -> _Part:
+        image = _plan_image(one, regrid, kept, downsampling=how, **storage, **options)
+        return _Part(folder, one, grid, kept, image, how)
+
+    parts = [part("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
+    version, names = parts[0].image.ngff_version, carried.labels if labels == "resample" else ()
+    for found in plan_labels(volumes, names, regrid, mode, source_spacing):
+        kept = carried_from(found.volumes).without("own", "labels").on_another_grid()
+        options = {"name": found.name, "ngff_version": version}
+        parts.append(part(f"labels/{found.name}", found.volumes, found.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
-        image.check_fits(target_path)
-    opened_from = local_path(volume.array) if distributed is not None else volume.array
+        nbytes = sum(one.image.nbytes for one in parts)
+        check_free_space(target_path, nbytes, encoded=compressors is not None)
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
-    stored = image.stored[0][leading:]
-    plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory, shared=distributed is not None)
-    request = _request(volumes, grid, image, stored, kind, cval)
-    create = _creator(image, grid, volume.array)
-    with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
-        job = BlockJob(opened_from, str(state.folder / "0"), plan, float(cval), kind, scratch)
-        with _shown(progress, image) as report:
-            for entries, one in volumes.volumes.items():
-                _fill(replace(job, index=one.index, entries=entries), state, stored, report, distributed)
-        _finish(state.folder, image, downsampling, kind if distributed is None else "cpu", device_memory)
-        _check_unchanged(volume.array, request)
+    plans = [_plan_part(one, kind, device_memory, shared=distributed is not None) for one in parts]
+    request = _request(parts, kind, cval)
+    with resumable_folder(target_path, request, _creator(parts), overwrite=overwrite, durable=durable) as state:
+        for one in parts:
+            one.carried.log_dropped(one.volumes.name, Path(target) / one.folder)
+        with _shown(progress, parts) as report:
+            for number, (one, (plan, scratch)) in enumerate(zip(parts, plans, strict=True)):
+                array, filled = one.volumes.first.array, str(state.folder / one.folder / "0")
+                opened_from = local_path(array) if distributed is not None else array
+                job = BlockJob(opened_from, filled, plan, 0.0 if number else float(cval), kind, scratch)
+                for entries, each in one.volumes.volumes.items():
+                    each_job = replace(job, index=each.index, entries=entries)
+                    _fill(each_job, state, number, one.stored, report, distributed)
+        for one in parts:
+            where = kind if distributed is None else "cpu"
+            _finish(state.folder / one.folder, one.image, one.downsampling, where, device_memory)
+        drop_partial_files(state.folder)
+        _check_unchanged(parts, request)
     return Path(target)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An image that is filled: the target itself, or labels in it."""
+
+    folder: str  # within the target
+    volumes: Volumes
+    grid: AffineGrid
+    carried: Carried
+    image: NewImage
+    downsampling: str
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """What is whole in storage, along the axes of space."""
+        return self.image.stored[0][len(self.volumes.leading) :]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many of those there are along each axis of the image."""
+        along = (-(-n // s) for n, s in zip(self.grid.output_shape, self.stored, strict=True))
+        return (*self.volumes.leading_shape, *along)
+
+
+def _plan_image(
+    volumes: Volumes,
+    regrid: Regrid,
+    carried: Carried,
+    *,
+    name: str,
+    chunks: Sequence[int] | None,
+    shards: Sequence[int] | None,
+    **options: Any,
+) -> NewImage:
+    """Plan the image that volumes become."""
+    rank, leading = volumes.first.ndim, len(volumes.leading)
+    return plan_image(
+        volumes.leading_shape + regrid.shape,
+        volumes.first.dtype.newbyteorder("="),
+        regrid.spacing,
+        name=carried.name or name,
+        axes=volumes.leading + volumes.axes,
+        chunks=_with_leading("chunks", chunks, rank, leading),
+        shards=_with_leading("shards", shards, rank, leading),
+        origin=regrid.origin,
+        carried=carried,
+        **options,
+    )
+
+
+def _plan_part(part: _Part, kind: str, limit: int | None, *, shared: bool) -> tuple[ResamplePlan, int | None]:
+    return plan_blocks(part.grid, part.volumes.first, part.stored, kind, limit, shared=shared)
 
 
 def _open_volumes(
@@ -323,75 +407,91 @@ def _host_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _request(
-    volumes: Volumes, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
-) -> Request:
+def _request(parts: Sequence[_Part], kind: str, cval: float) -> Request:
     """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
-    array = volumes.first.array
-    settings = {
+    first, *labels = parts
+    settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
+    settings |= {one.folder: _digest(_settings(one)) for one in labels}
+    named = tuple((key, str(value)) for key, value in settings.items())
+    # Of data that nothing is known of, what a stopped run left is never gone on with.
+    origin = [(_data_name(one), _data(one) or f"not known {secrets.token_hex(8)}") for one in parts]
+    return Request("resample_zarr", first.counts, named, tuple(origin), tuple(one.counts for one in labels))
+
+
+def _settings(part: _Part) -> dict[str, Any]:
+    """Name what the bytes of one image depend on."""
+    array, grid, image = part.volumes.first.array, part.grid, part.image
+    return {
         "source": describe_source(array),
         "source metadata": _digest(array.metadata.to_dict()),
-        "linumpy": __version__,
         "source shape": grid.source_shape,
-        "source volumes": [one.index for one in volumes.volumes.values()],
+        "source volumes": [one.index for one in part.volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
         "order": grid.order,
         "mode": grid.mode,
-        "cval": float(cval),
         "anti_aliasing": grid.sigmas if grid.smooths else None,
-        "device": kind,
         "output shapes": image.shapes,
         "chunks": image.chunks,
         "shards": image.shards,
         "compressors": image.compressors,
         "metadata": _digest(image.metadata),
     }
-    counts = tuple(-(-n // s) for n, s in zip(grid.output_shape, stored, strict=True))
-    named = tuple((key, str(value)) for key, value in settings.items())
-    # Of data that nothing is known of, what a stopped run left is never gone on with.
-    data = identify_data(array) or f"not known {secrets.token_hex(8)}"
-    return Request("resample_zarr", volumes.leading_shape + counts, named, (("source data", data),))
 
 
-def _check_unchanged(array: zarr.Array[Any], request: Request) -> None:
+def _data_name(part: _Part) -> str:
+    return f"data of {part.folder}" if part.folder else "source data"
+
+
+def _data(part: _Part) -> str | None:
+    return identify_data(part.volumes.first.array)
+
+
+def _check_unchanged(parts: Sequence[_Part], request: Request) -> None:
     """Refuse a result that may hold two versions of the source."""
-    data = identify_data(array)
-    if data is not None and request.origin != (("source data", data),):
-        raise SourceError(
-            f"{describe_source(array)} was written to while it was resampled, so that the result may hold two versions "
-            "of it; nothing is left: run again once it is complete"
-        )
+    known = dict(request.origin)
+    for one in parts:
+        data = _data(one)
+        if data is not None and data != known[_data_name(one)]:
+            raise SourceError(
+                f"{describe_source(one.volumes.first.array)} was written to while it was resampled, so that the result "
+                "may hold two versions of it; nothing is left: run again once it is complete"
+            )
 
 
 def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array[Any]) -> Callable[[Path], object]:
+def _creator(parts: Sequence[_Part]) -> Callable[[Path], object]:
     """Return what makes the empty target."""
 
     def create(folder: Path) -> None:
-        image.create(folder)
-        origin: Any = {
-            "source": describe_source(source),
-            "matrix": [list(row) for row in grid.matrix],
-            "offset": list(grid.offset),
-            "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
-        }
-        zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
+        for one in parts:
+            one.image.create(folder / one.folder)
+            origin: Any = {
+                "source": describe_source(one.volumes.first.array),
+                "matrix": [list(row) for row in one.grid.matrix],
+                "offset": list(one.grid.offset),
+                "anti_aliasing_sigma": list(one.grid.sigmas) or [0.0] * one.grid.rank,
+            }
+            group = zarr.open_group(local_store(folder / one.folder, read_only=False), mode="r+")
+            group.attrs["linumpy"] = {"resampled": origin}
+        if names := [one.folder.removeprefix("labels/") for one in parts if one.folder]:
+            list_labels(folder / "labels", names, parts[0].image.ngff_version)
 
     return create
 
 
-def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager[Progress]:
+def _shown(progress: Progress | None, parts: Sequence[_Part]) -> AbstractContextManager[Progress]:
     if progress is not None:
         return nullcontext(progress)
-    return bytes_progress("resample", image.dtype.itemsize * math.prod(image.shapes[0]))
+    nbytes = (one.image.dtype.itemsize * math.prod(one.image.shapes[0]) for one in parts)
+    return bytes_progress("resample", sum(nbytes))
 
 
-def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any) -> None:
-    """Make the blocks of a volume that are not there."""
+def _fill(job: BlockJob, state: Resumable, number: int, stored: tuple[int, ...], report: Progress, client: Any) -> None:
+    """Make the blocks of a volume that are not there; `number` is that of the image among those that are filled."""
 
     def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
         start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
@@ -402,13 +502,13 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
         return math.prod(block.shape) * itemsize
 
     def done(block: Block) -> None:
-        state.add(*corners(block))
+        state.add(*corners(block), number)
         report(nbytes(block))
 
     itemsize = job.open()[1].dtype.itemsize
     wanted = []
     for block in job.plan:
-        if state.holds(*corners(block)):
+        if state.holds(*corners(block), number):
             report(nbytes(block))
         else:
             wanted.append(block)
@@ -419,7 +519,7 @@ def _fill(job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Prog
 
 
 def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None) -> None:
-    """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
+    """Make the coarser resolutions, where blocks were made."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box, the buffers that it is read through, and sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
@@ -435,7 +535,6 @@ def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: 
                     coarser.write(box, halve(block, downsampling, factors))
                 else:
                     coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
-    drop_partial_files(folder)
 
 
 def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
