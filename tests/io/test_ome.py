@@ -167,7 +167,6 @@ def test_another_spacing_moves_no_image_that_says_where_it_lies(tmp_path, unit, 
         assert open_image(tmp_path / "i", spacing=(4, 1, 1)).origin == open_image(tmp_path / "i").origin
 
 
-
 @pytest.mark.parametrize(
     "spacing", [(1, 2), (1, 2, 0), (1, 2, -3), (1, 2, float("nan")), (1, 2, float("inf")), 3.0, "abc"]
 )
