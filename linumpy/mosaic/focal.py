@@ -21,6 +21,7 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
@@ -79,7 +80,7 @@ def correct_mosaic(
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
         Of several times or channels one is chosen: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write; its metadata keeps the size of a tile.
+        The OME-Zarr image to write; its metadata keeps the size of a tile, and all that stays true of the mosaic's.
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default as the metadata that
         linumpy writes has it.
@@ -128,9 +129,12 @@ def correct_mosaic(
     curvature = detect_focal_curvature(surface, tile_shape)
     log.info("%s: %s", image.name, curvature)
     depth_axis, array = image.depth_axis, image.array
+    carried = carried_from(image).without("labels", "image_label")
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
         chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=tile_attributes(image, tile_shape),
+        carried=carried,
     ) as writer:  # fmt: skip
 
         def flatten(box: Box, voxels: Any) -> Any:

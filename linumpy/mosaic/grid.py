@@ -16,6 +16,7 @@ from typing import Any
 
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
+from linumpy.io.carried import carried_from
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes
@@ -68,7 +69,7 @@ def resample_mosaic_grid(
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
         its spacing is that which is reached so, each of its chunks is a tile, and its metadata keeps the tile's size.
-        It has the times and channels that are taken.
+        It has the times and channels that are taken, and of the metadata all that stays true.
     resolution_um : float or (float, float, float)
         Wanted voxel spacing in µm, for all axes alike or along z, y and x.
     tile_shape : (int, int), optional
@@ -108,10 +109,13 @@ def resample_mosaic_grid(
     )
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
     lateral = [grid.new_tile[axis] for axis in image.lateral_axes]
+    carried = carried_from(image).without("labels", "image_label").on_another_grid()
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, n_levels=n_levels, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=tile_attributes(image, lateral),
+        carried=carried,
     ) as writer:  # fmt: skip
 
         def resample(part: tuple[tuple[int, ...], Box], tiles: Any) -> Any:

@@ -22,9 +22,10 @@ import numpy as np
 
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -144,10 +145,15 @@ def find_mosaic_surface(
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
+    tile = image.tile_shape if level == 0 else None
+    gone = ("labels", "image_label", "omero", *(() if tile else ("own",)))  # of intensities, and this is depth
+    carried = carried_from(image).without(*gone).on_another_grid()
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
         axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), size[first], size[second]),
+        chunks=(*(1 for _ in image.leading), size[first], size[second]), carried=carried,
+        attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
 
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
