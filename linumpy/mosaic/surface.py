@@ -132,11 +132,11 @@ def find_mosaic_surface(
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
+    check_apart([output] if overlay is None else [output, overlay], [source])
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
-    check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np

@@ -168,8 +168,8 @@ def resample_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        There is no such source; it is no image, or was written to meanwhile; its spacing is not known; it has axes that
-        are neither space, time nor channel; labels that do not say where they lie.
+        There is no such source, or no folder for the target; it is no image, or was written to meanwhile; its spacing
+        is not known; it has axes that are neither space, time nor channel; labels that do not say where they lie.
     ValueError, TypeError
         A channel or time that is not there; a transform, shape, order, mode, chunks, shards or dtype that does not fit.
     FileExistsError, ResumeError

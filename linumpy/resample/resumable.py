@@ -146,8 +146,8 @@ def resumable_folder(
 
     Raises
     ------
-    FileExistsError
-        The path is taken.
+    FileExistsError, FileNotFoundError
+        The path is taken; the folder that it is in is not there.
     ResumeError
         Another run is filling it, or one with another request has begun to.
     OSError

@@ -101,6 +101,8 @@ class OmeZarrWriter:
     ------
     FileExistsError
         The path is taken.
+    FileNotFoundError
+        The folder that it is in is not there.
     ValueError
         Something does not fit the shape.
     TypeError
