@@ -35,6 +35,7 @@ from linumpy.io.place import (
     absolute,
     check_apart,
     check_free_space,
+    check_parent,
     drop_partial_files,
     refuse_url,
     unfinished_beside,
@@ -196,6 +197,7 @@ def resample_zarr(
     """
     refuse_url(Path(target))
     target_path = absolute(target)
+    check_parent(target_path)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: a real number is needed")
     if downsampling is None:

@@ -152,6 +152,7 @@ def label(folder, name, voxels, spacing=(10.0, 6.0, 5.0), origin=(100, 50, 0), v
     """Put labels into an image, as NGFF wants them."""
     options = {"axes": "zyx", "chunks": (1,) * (voxels.ndim - 3) + (4, 5, 3), "ngff_version": version} | options
     colors = {"colors": [{"label-value": 1, "rgba": [255, 0, 0, 255]}], "source": {"image": "../../"}}
+    (folder / "labels").mkdir(exist_ok=True)
     with OmeZarrWriter(
         folder / "labels" / name, voxels.shape, voxels.dtype, spacing, origin=origin, downsampling="label", **options
     ) as writer:
@@ -300,6 +301,7 @@ def test_a_spacing_of_the_callers_is_that_of_labels_too(tmp_path):
 )
 def test_labels_that_cannot_be(tmp_path, names, message):
     labelled(tmp_path / "a")
+    (tmp_path / "a/labels").mkdir()
     write_omezarr(tmp_path / "a/labels/plane", np.ones((4, 4), "u1"), (6, 5))
     list_labels(tmp_path / "a/labels", names, "0.5")
     with pytest.raises(MetadataError, match=message):

@@ -56,6 +56,7 @@ def foreign(folder, version, **more):
     ngff = {"multiscales": [multiscale | ({"version": "0.4"} if version == "0.4" else {})], "omero": OMERO}
     group.attrs.update({"ome": {"version": "0.5", **ngff}} if version == "0.5" else ngff)
     group.attrs.update(USER | more)
+    (folder / "labels").mkdir()
     write_omezarr(folder / "labels/cells", np.ones(SHAPE, "u1"), (5, 10, 10), ngff_version=version)
     list_labels(folder / "labels", ["cells"], version)
 

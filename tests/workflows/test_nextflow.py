@@ -235,6 +235,7 @@ def test_the_whole_chain(tmp_path):
     mosaics, shifts = tmp_path / "mosaics", tmp_path / "shifts.csv"
     for number in range(2):
         slice_ = replace(spec, slice_number=number, first_plane=24 * number)
+        mosaics.mkdir(exist_ok=True)
         write_mosaic(mosaics / f"slice_z{number:02d}.ome.zarr", slice_, chunks=(48, 24, 24))
     shifts.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0.015,-0.03\n")
     asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "n_levels": "2"}
