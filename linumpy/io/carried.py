@@ -189,7 +189,11 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
 
 def _label_names(group: zarr.Group) -> tuple[str, ...]:
     """Names of the label images that the group lists."""
-    labels = group.get("labels")
+    try:
+        labels = group.get("labels")
+    except PermissionError as error:  # some object stores answer so for what is not there
+        log.warning("%s: its labels, if there are any, cannot be read: %s", group.store_path, error)
+        labels = None
     names = ome_attributes(labels).get("labels") if isinstance(labels, zarr.Group) else None
     return tuple(one for one in names if isinstance(one, str)) if isinstance(names, list) else ()
 

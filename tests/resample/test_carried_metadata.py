@@ -378,3 +378,28 @@ def test_what_the_target_says_is_what_json_holds(tmp_path):
     first, second = (json.loads((tmp_path / one / "zarr.json").read_text())["attributes"] for one in "bc")
     del first["linumpy"], second["linumpy"]
     assert first == second
+
+
+def test_labels_on_the_workers_of_dask(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    labelled(tmp_path / "a")
+    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
+    label(tmp_path / "a", "cells", cells)
+    options = {"chunks": (4, 4, 10), "levels": 2, **HERE}
+    resample_zarr(tmp_path / "a", tmp_path / "alone", (14.0, 5.0, 7.0), **options)
+    workers = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**workers) as cluster, distributed.Client(cluster) as client:
+        resample_zarr(tmp_path / "a", tmp_path / "b", (14.0, 5.0, 7.0), distributed=client, **options)
+    assert contents(tmp_path / "b") == contents(tmp_path / "alone")
+
+
+def test_a_label_image_by_itself_keeps_its_colors_only_where_labels_stay_labels(tmp_path, caplog):
+    labelled(tmp_path / "a")
+    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
+    colors = label(tmp_path / "a", "cells", cells)
+    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "nearest", 7.0, order=0, **HERE)
+    assert said(tmp_path / "nearest")[0]["image-label"] == colors
+    assert not caplog.records
+    resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, **HERE)
+    assert "image-label" not in said(tmp_path / "linear")[0]
+    assert "'image-label' of NGFF" in caplog.text
