@@ -115,7 +115,10 @@ class Carried:
         if omero is None and any(one.omero for one in (self, *others)):
             words.append("omero, in which they differ")
         dropped = dict.fromkeys([*(word for one in (self, *others) for word in one.dropped), *words])
-        return replace(self, name=None, omero=omero, attributes=attributes, dropped=tuple(dropped))
+        labels = dict.fromkeys(name for one in (self, *others) for name in one.labels)
+        return replace(
+            self, name=None, omero=omero, attributes=attributes, labels=tuple(labels), dropped=tuple(dropped)
+        )
 
     def log_dropped(self, source: object, target: object) -> None:
         """Say once what the new image does not have of its source."""
@@ -137,7 +140,7 @@ def carried_from(volumes: Volumes) -> Carried:
     return Carried(
         name=name if isinstance(name, str) and name else None,
         ngff_version=image.version,
-        units={axis.name.lower(): str(axis.unit) for axis in spatial if axis.unit in MICROMETERS},
+        units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
         leading={
             one: LeadingAxis(scale[axis], translation[axis], _text(image.axes[axis].unit))
             for one, axis in chosen.leading.items()

@@ -403,3 +403,19 @@ def test_a_label_image_by_itself_keeps_its_colors_only_where_labels_stay_labels(
     resample_zarr(tmp_path / "a/labels/cells", tmp_path / "linear", 7.0, **HERE)
     assert "image-label" not in said(tmp_path / "linear")[0]
     assert "'image-label' of NGFF" in caplog.text
+
+
+def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
+    foreign_image(tmp_path / "a")
+    group = zarr.open_group(tmp_path / "a")
+    ome = group.attrs["ome"]
+    ome["multiscales"][0]["axes"][0]["unit"] = ome["multiscales"][0]["axes"][2]["unit"] = ["odd"]
+    group.attrs["ome"] = ome
+    resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, source_spacing=(4, 1, 1), **HERE)
+    assert [axis.unit for axis in open_image(tmp_path / "b").axes] == [None, None, *["micrometer"] * 3]
+
+
+def test_names_of_version_and_type_are_refused_clearly(tmp_path):
+    foreign_image(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"ngff_version='0\.9': one of 0\.5, 0\.4 is written"):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
