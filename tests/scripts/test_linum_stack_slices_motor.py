@@ -108,6 +108,7 @@ def test_an_overlap_that_cannot_be_trusted_is_mended(main, tmp_path, capsys):
     spoilt = np.random.default_rng(1).random(SIZE, np.float32)
     write_omezarr(folder / "slice_z06.ome.zarr", spoilt, SPACING, overwrite=True)
     decisions = tmp_path / "tables" / "why.csv"
+    decisions.parent.mkdir()
     words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--no-use_gpu", "--decisions", decisions]
     assert main(list(map(str, words))) == 0
     rows = table(decisions)

@@ -242,6 +242,8 @@ def test_the_whole_chain(tmp_path):
     channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked)
 
     here, method = tmp_path / "direct", SurfaceMethod(3, 2.0)
+    for kind in ("resampled", "flat", "surface", "aip"):
+        (here / kind).mkdir(parents=True)
     for number in range(2):
         name = f"slice_z{number:02d}"
         made = {emit: items[number] for emit, items in channels.items() if len(items) == 2 and "out" in emit}
