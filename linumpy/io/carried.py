@@ -121,9 +121,9 @@ class Carried:
         )
 
     def log_dropped(self, source: object, target: object) -> None:
-        """Say once what the new image does not have of its source."""
+        """Log once what is not carried over from the source to the new image."""
         if self.dropped:
-            log.warning("%s does not have of %s: %s", target, source, "; ".join(self.dropped))
+            log.warning("%s: not carried over from %s: %s", target, source, "; ".join(self.dropped))
 
 
 def carried_from(volumes: Volumes) -> Carried:

@@ -99,7 +99,7 @@ def test_metadata_that_stay_true(tmp_path, name, version, caplog):
     # Depth has no channels; slices have only what all of them say.
     assert ome.get("omero") == (None if name == "linum_find_tissue_interface" else OMERO)
     assert "number" not in attributes
-    told = [one.getMessage() for one in caplog.records if "does not have of" in one.getMessage()]
+    told = [one.getMessage() for one in caplog.records if "not carried over from" in one.getMessage()]
     if name == "linum_resample":
         assert told == []
         assert open_image(tmp_path / "out/labels/cells").levels[0].shape == made.levels[0].shape[1:]
