@@ -101,19 +101,31 @@ def _open(image: OmeZarrImage, name: str, spacing: Sequence[float] | None) -> Om
     if not isinstance(group, zarr.Group):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which are not there: {_ADVICE}")
     try:
-        return open_image(group, spacing=spacing)
+        found = open_image(group, spacing=spacing)
     except SourceError as error:
         raise MetadataError(f"the labels {name!r} of {image.name} cannot be read ({error}): {_ADVICE}") from error
     except (MetadataError, ValueError) as error:
-        try:
-            found = open_image(group, spacing=image.spacing[0])
-        except (MetadataError, ValueError):
-            found = None
-        if found is None or _space(found) != _space(image):
-            raise MetadataError(
-                f"where the labels {name!r} of {image.name} lie is not known ({error}): {_ADVICE}"
-            ) from error
-        return replace(found, origin=tuple((*image.origin[0],) for _ in found.levels[:1]) + found.origin[1:])
+        return _where_the_image_is(image, group, name, error)
+    if spacing is not None and _space(found) != _space(image):
+        raise MetadataError(
+            f"source_spacing={tuple(spacing)} is that of {image.name}, and not of its labels {name!r}, which have "
+            f"another shape: {_ADVICE}"
+        )
+    return found
+
+
+def _where_the_image_is(image: OmeZarrImage, group: zarr.Group, name: str, error: Exception) -> OmeZarrImage:
+    """Open labels that do not say where they lie, if they have as many voxels as the image."""
+    try:
+        found = open_image(group, spacing=image.spacing[0])
+    except (MetadataError, ValueError):
+        found = None
+    if found is None or _space(found) != _space(image):
+        raise MetadataError(
+            f"where the labels {name!r} of {image.name} lie is not known ({error}): {_ADVICE}"
+        ) from error
+    origin = np.array(found.origin) - found.origin[0] + image.origin[0]
+    return replace(found, origin=tuple(map(tuple, origin.tolist())))
 
 
 def _space(image: OmeZarrImage) -> tuple[int, ...]:
@@ -128,21 +140,30 @@ def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes
         if all(a <= b * (1 + 1e-6) for a, b in zip(steps, volumes.spacing, strict=False))
     ]
     level = max(fine, default=0)
-    every = select_volumes(labels, level)
-    time = chosen.time if "t" in every.leading else None
-    channel = chosen.channel if "c" in every.leading else None
-    return every if time is None and channel is None else select_volumes(labels, level, time=time, channel=channel)
+    every, image = select_volumes(labels, level), select_volumes(chosen.image, chosen.level)
+    mine, theirs = (dict(zip(one.leading, one.leading_shape, strict=True)) for one in (every, image))
+    entries = {}
+    for axis, kind, entry in (("t", "time", chosen.time), ("c", "channel", chosen.channel)):
+        if entry is not None and axis in mine:
+            if mine[axis] != theirs.get(axis, 1):
+                raise MetadataError(
+                    f"{kind}={entry} is chosen of {theirs.get(axis, 1)} of {volumes.name}, and the labels "
+                    f"{labels.name} have {mine[axis]}: {_ADVICE}"
+                )
+            entries[kind] = entry
+    return select_volumes(labels, level, **entries)
 
 
 def _between(
     volumes: Volumes, labels: Volumes, regrid: Regrid
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
     """Map voxels of the new image to those of its labels: by way of the old image, and of µm."""
-    if np.allclose(labels.spacing, volumes.spacing, rtol=1e-6, atol=0) and np.allclose(
-        labels.origin, volumes.origin, rtol=0, atol=1e-6 * max(volumes.spacing)
+    if np.allclose(labels.spacing, volumes.spacing, rtol=1e-9, atol=0) and np.allclose(
+        labels.origin, volumes.origin, rtol=0, atol=1e-6 * min(volumes.spacing)
     ):
-        return regrid.matrix, regrid.offset  # no rounding moves a voxel over an edge
+        return regrid.matrix, regrid.offset
     old, new = np.array(volumes.spacing), np.array(labels.spacing)
     matrix = (old / new)[:, None] * np.array(regrid.matrix)
     offset = (np.array(volumes.origin) - np.array(labels.origin) + old * np.array(regrid.offset)) / new
-    return tuple(map(tuple, matrix.tolist())), tuple(offset.tolist())
+    # Labels of twice the resolution have edges at centres of voxels, where rounding must not choose between two of them.
+    return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())

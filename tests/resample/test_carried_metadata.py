@@ -258,11 +258,33 @@ def test_labels_of_the_chosen_time_and_channel_and_level(tmp_path):
     assert np.array_equal(found.levels[0][...], open_image(tmp_path / "a/labels/moving").levels[1][...])
 
 
+def test_labels_of_other_times_are_not_chosen_by_number(tmp_path):
+    voxels = np.random.default_rng(5).integers(0, 60000, (3, 8, 12, 10)).astype("u2")
+    write_omezarr(tmp_path / "a", voxels, (10, 6, 5), axes="tzyx")
+    label(tmp_path / "a", "cells", voxels[:2], origin=None, axes="tzyx")
+    with pytest.raises(
+        MetadataError, match=r"time=1 is chosen of 3 of .*, and the labels .*cells have 2: .*labels='drop'"
+    ):
+        resample_zarr(tmp_path / "a", tmp_path / "b", 7.0, time=1, **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), **HERE)
+    assert np.array_equal(open_image(tmp_path / "b/labels/cells").levels[0][...], voxels[:2])
+
+
+@pytest.mark.parametrize("step", [0.1, 0.65, 1 / 3])
+def test_finer_labels_are_taken_on_one_side_all_along(tmp_path, step):
+    """Each voxel of the image ends between two of the labels, and rounding does not choose between them."""
+    fine = np.arange(2 * 300, dtype="u2").reshape(1, 1, -1)
+    write_omezarr(tmp_path / "a", np.zeros((1, 1, 300), "u1"), (1, 1, 2 * step), origin=(0, 0, 7 * step))
+    label(tmp_path / "a", "fine", fine, (1, 1, step), (0, 0, 6.5 * step), chunks=(1, 1, 600))
+    resample_zarr(tmp_path / "a", tmp_path / "b", (1, 1, 2 * step), **HERE)
+    assert np.array_equal(open_image(tmp_path / "b/labels/fine").levels[0][0, 0], fine[0, 0, 1::2])
+
+
 def test_labels_without_a_place_of_their_own(tmp_path):
     """Those of the image's shape are taken to lie where it does; where others lie is not guessed."""
-    labelled(tmp_path / "a")
+    labelled(tmp_path / "a", levels=2)
     cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells)
+    label(tmp_path / "a", "cells", cells, n_levels=2)
     group = zarr.open_group(tmp_path / "a/labels/cells")
     ome = group.attrs["ome"]
     for axis in ome["multiscales"][0]["axes"]:
@@ -270,7 +292,10 @@ def test_labels_without_a_place_of_their_own(tmp_path):
     group.attrs["ome"] = ome
     resample_zarr(tmp_path / "a", tmp_path / "b", (10.0, 6.0, 5.0), **HERE)
     assert np.array_equal(open_image(tmp_path / "b/labels/cells").levels[0][...], cells)
-    label(tmp_path / "a", "cells", cells[:-1], overwrite=True)
+    resample_zarr(tmp_path / "a", tmp_path / "half", (20.0, 12.0, 10.0), level=1, **HERE)
+    coarse = open_image(tmp_path / "a/labels/cells", spacing=(10, 6, 5)).levels[1][...]
+    assert np.array_equal(open_image(tmp_path / "half/labels/cells").levels[0][...], coarse)
+    label(tmp_path / "a", "cells", cells[:-1], overwrite=True, n_levels=2)
     group = zarr.open_group(tmp_path / "a/labels/cells")
     group.attrs["ome"] = ome
     with pytest.raises(MetadataError, match=r"where the labels 'cells' .* lie is not known .*labels='drop'"):
@@ -289,6 +314,11 @@ def test_a_spacing_of_the_callers_is_that_of_labels_too(tmp_path):
     found = open_image(tmp_path / "b/labels/cells")
     assert found.spacing == ((20, 12, 10),)
     assert np.array_equal(found.levels[0][...], cells)
+    label(tmp_path / "a", "half", cells[::2, ::2, ::2], (20, 12, 10))
+    with pytest.raises(
+        MetadataError, match=r"source_spacing=\(20, 12, 10\) is that of .*, and not of its labels 'half'"
+    ):
+        resample_zarr(tmp_path / "a", tmp_path / "c", (20, 12, 10), source_spacing=(20, 12, 10), **HERE)
 
 
 @pytest.mark.parametrize(
