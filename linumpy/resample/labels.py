@@ -165,5 +165,5 @@ def _between(
     old, new = np.array(volumes.spacing), np.array(labels.spacing)
     matrix = (old / new)[:, None] * np.array(regrid.matrix)
     offset = (np.array(volumes.origin) - np.array(labels.origin) + old * np.array(regrid.offset)) / new
-    # Labels of twice the resolution have edges at centres of voxels, where rounding must not choose between two of them.
+    # Labels of twice the resolution have edges at centres of voxels: rounding must not choose between two of them.
     return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())
