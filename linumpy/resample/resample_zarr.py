@@ -2,32 +2,29 @@
 
 In: an image, and a spacing or an affine map. Out: an image with its labels, complete or not there at all. A run that is
 stopped leaves its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in
-``linumpy.plan.grid.blocks``, the place of labels in ``linumpy.resample.labels``, the transform of a block in
-``linumpy.resample.block``, the way of the blocks in ``linumpy.resample.pipeline``.
+``linumpy.plan.grid.blocks``, the place of labels in ``linumpy.resample.labels``, what is filled in
+``linumpy.resample.parts``, the transform of a block in ``linumpy.resample.block``, the way of the blocks in
+``linumpy.resample.pipeline``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import os
 import re
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy import __version__
 from linumpy.device import resolve
-from linumpy.errors import MetadataError, SourceError
+from linumpy.errors import MetadataError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ome import open_image
@@ -40,18 +37,19 @@ from linumpy.io.place import (
     refuse_url,
     unfinished_beside,
 )
-from linumpy.io.source import Source, describe_source, folder_of, identify_data, local_path, local_store, open_node
+from linumpy.io.source import Source, describe_source, folder_of, local_path, local_store, open_node
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
-from linumpy.plan.grid.regrid import Regrid, plan_regrid
+from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block import box_work_bytes
 from linumpy.resample.labels import LABELS, plan_labels
+from linumpy.resample.parts import Part, check_unchanged, creator_of, plan_part_image, request_of
 from linumpy.resample.pipeline import BlockJob, device_of_workers, make_blocks, make_blocks_on
-from linumpy.resample.resumable import Request, Resumable, resumable_folder
-from linumpy.write.new_image import NewImage, list_labels, plan_image
+from linumpy.resample.resumable import Resumable, resumable_folder
+from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -220,9 +218,9 @@ def resample_zarr(
     carried = carried.without("image_label") if order else carried
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
-    def part(folder: str, one: Volumes, grid: AffineGrid, kept: Carried, how: str, **options: Any) -> _Part:
-        image = _plan_image(one, regrid, kept, downsampling=how, **storage, **options)
-        return _Part(folder, one, grid, kept, image, how)
+    def part(folder: str, one: Volumes, grid: AffineGrid, kept: Carried, how: str, **options: Any) -> Part:
+        image = plan_part_image(one, regrid, kept, downsampling=how, **storage, **options)
+        return Part(folder, one, grid, kept, image, how)
 
     parts = [part("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = parts[0].image.ngff_version, carried.labels if labels == "resample" else ()
@@ -236,8 +234,8 @@ def resample_zarr(
         check_free_space(target_path, nbytes, encoded=compressors is not None)
     kind = resolve(device).kind if distributed is None else device_of_workers(distributed, device)
     plans = [_plan_part(one, kind, device_memory, shared=distributed is not None) for one in parts]
-    request = _request(parts, kind, cval)
-    with resumable_folder(target_path, request, _creator(parts), overwrite=overwrite, durable=durable) as state:
+    request = request_of(parts, kind, cval)
+    with resumable_folder(target_path, request, creator_of(parts), overwrite=overwrite, durable=durable) as state:
         for one in parts:
             one.carried.log_dropped(one.volumes.name, Path(target) / one.folder)
         with _shown(progress, parts) as report:
@@ -252,60 +250,11 @@ def resample_zarr(
             where = kind if distributed is None else "cpu"
             _finish(state.folder / one.folder, one.image, one.downsampling, where, device_memory)
         drop_partial_files(state.folder)
-        _check_unchanged(parts, request)
+        check_unchanged(parts, request)
     return Path(target)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """An image that is filled: the target itself, or labels in it."""
-
-    folder: str  # within the target
-    volumes: Volumes
-    grid: AffineGrid
-    carried: Carried
-    image: NewImage
-    downsampling: str
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """What is whole in storage, along the axes of space."""
-        return self.image.stored[0][len(self.volumes.leading) :]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many of those there are along each axis of the image."""
-        along = (-(-n // s) for n, s in zip(self.grid.output_shape, self.stored, strict=True))
-        return (*self.volumes.leading_shape, *along)
-
-
-def _plan_image(
-    volumes: Volumes,
-    regrid: Regrid,
-    carried: Carried,
-    *,
-    name: str,
-    chunks: Sequence[int] | None,
-    shards: Sequence[int] | None,
-    **options: Any,
-) -> NewImage:
-    """Plan the image that volumes become."""
-    rank, leading = volumes.first.ndim, len(volumes.leading)
-    return plan_image(
-        volumes.leading_shape + regrid.shape,
-        volumes.first.dtype.newbyteorder("="),
-        regrid.spacing,
-        name=carried.name or name,
-        axes=volumes.leading + volumes.axes,
-        chunks=_with_leading("chunks", chunks, rank, leading),
-        shards=_with_leading("shards", shards, rank, leading),
-        origin=regrid.origin,
-        carried=carried,
-        **options,
-    )
-
-
-def _plan_part(part: _Part, kind: str, limit: int | None, *, shared: bool) -> tuple[ResamplePlan, int | None]:
+def _plan_part(part: Part, kind: str, limit: int | None, *, shared: bool) -> tuple[ResamplePlan, int | None]:
     return plan_blocks(part.grid, part.volumes.first, part.stored, kind, limit, shared=shared)
 
 
@@ -340,15 +289,6 @@ def _open_volumes(
             f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
         )
     return volumes
-
-
-def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
-    """Put ones before the sizes of the axes of space: a chunk is of one time and one channel."""
-    if sizes is None or not leading:
-        return sizes
-    if len(sizes) != rank:
-        raise ValueError(f"{label}={tuple(sizes)}: {rank} sizes are needed, along the axes of space")
-    return (*(1,) * leading, *sizes)
 
 
 def _check_dtype(array: Volume, order: int) -> None:
@@ -409,83 +349,7 @@ def _host_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _request(parts: Sequence[_Part], kind: str, cval: float) -> Request:
-    """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
-    first, *labels = parts
-    settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
-    settings |= {one.folder: _digest(_settings(one)) for one in labels}
-    named = tuple((key, str(value)) for key, value in settings.items())
-    # Of data that nothing is known of, what a stopped run left is never gone on with.
-    origin = [(_data_name(one), _data(one) or f"not known {secrets.token_hex(8)}") for one in parts]
-    return Request("resample_zarr", first.counts, named, tuple(origin), tuple(one.counts for one in labels))
-
-
-def _settings(part: _Part) -> dict[str, Any]:
-    """Name what the bytes of one image depend on."""
-    array, grid, image = part.volumes.first.array, part.grid, part.image
-    return {
-        "source": describe_source(array),
-        "source metadata": _digest(array.metadata.to_dict()),
-        "source shape": grid.source_shape,
-        "source volumes": [one.index for one in part.volumes.volumes.values()],
-        "dtype": image.dtype.str,
-        "transform": (grid.matrix, grid.offset),
-        "order": grid.order,
-        "mode": grid.mode,
-        "anti_aliasing": grid.sigmas if grid.smooths else None,
-        "output shapes": image.shapes,
-        "chunks": image.chunks,
-        "shards": image.shards,
-        "compressors": image.compressors,
-        "metadata": _digest(image.metadata),
-    }
-
-
-def _data_name(part: _Part) -> str:
-    return f"data of {part.folder}" if part.folder else "source data"
-
-
-def _data(part: _Part) -> str | None:
-    return identify_data(part.volumes.first.array)
-
-
-def _check_unchanged(parts: Sequence[_Part], request: Request) -> None:
-    """Refuse a result that may hold two versions of the source."""
-    known = dict(request.origin)
-    for one in parts:
-        data = _data(one)
-        if data is not None and data != known[_data_name(one)]:
-            raise SourceError(
-                f"{describe_source(one.volumes.first.array)} was written to while it was resampled, so that the result "
-                "may hold two versions of it; nothing is left: run again once it is complete"
-            )
-
-
-def _digest(document: Any) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _creator(parts: Sequence[_Part]) -> Callable[[Path], object]:
-    """Return what makes the empty target."""
-
-    def create(folder: Path) -> None:
-        for one in parts:
-            one.image.create(folder / one.folder)
-            origin: Any = {
-                "source": describe_source(one.volumes.first.array),
-                "matrix": [list(row) for row in one.grid.matrix],
-                "offset": list(one.grid.offset),
-                "anti_aliasing_sigma": list(one.grid.sigmas) or [0.0] * one.grid.rank,
-            }
-            group = zarr.open_group(local_store(folder / one.folder, read_only=False), mode="r+")
-            group.attrs["linumpy"] = {"resampled": origin}
-        if names := [one.folder.removeprefix("labels/") for one in parts if one.folder]:
-            list_labels(folder / "labels", names, parts[0].image.ngff_version)
-
-    return create
-
-
-def _shown(progress: Progress | None, parts: Sequence[_Part]) -> AbstractContextManager[Progress]:
+def _shown(progress: Progress | None, parts: Sequence[Part]) -> AbstractContextManager[Progress]:
     if progress is not None:
         return nullcontext(progress)
     nbytes = (one.image.dtype.itemsize * math.prod(one.image.shapes[0]) for one in parts)

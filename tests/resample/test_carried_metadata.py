@@ -449,3 +449,21 @@ def test_names_of_version_and_type_are_refused_clearly(tmp_path):
     foreign_image(tmp_path / "a")
     with pytest.raises(ValueError, match=r"ngff_version='0\.9': one of 0\.5, 0\.4 is written"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
+
+
+@pytest.mark.gpu
+def test_labels_on_a_device(tmp_path, cupy):
+    labelled(tmp_path / "a")
+    cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
+    label(tmp_path / "a", "cells", cells)
+    label(tmp_path / "a", "part", cells[:5, :6, :7].astype("i2"), (20.3, 12.1, 4.9), (93, 58, 7))
+    for number, wanted in enumerate(
+        [(14.3, 5.1, 7.7), np.array([[0.91, 0.13, 0], [-0.21, 1.1, 0.07], [0, 0.11, 0.87]])]
+    ):
+        made = []
+        for device in ("cpu", "cuda"):
+            target = tmp_path / f"{device}{number}"
+            resample_zarr(tmp_path / "a", target, wanted, levels=2, device=device, durable=False)
+            made.append({name: one for name, one in contents(target / "labels").items() if "/c/" in name})
+        assert made[0] == made[1]
+        assert made[0]
