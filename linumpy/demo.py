@@ -21,7 +21,7 @@ from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.files import check_file
 from linumpy.io.ome import read_omezarr
-from linumpy.io.place import check_place
+from linumpy.io.place import check_parent, check_place, refuse_url
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
@@ -122,7 +122,7 @@ def run_demo(
     Parameters
     ----------
     out : str or Path
-        Folder for the results.
+        Folder for the results; it is made where that which it is in is there.
     size : {"small", "medium", "large"}
         16 MiB, 1 GiB or 8 GiB.
     device : {"auto", "cuda", "cpu"}, optional
@@ -136,6 +136,8 @@ def run_demo(
         An unknown size or device.
     FileExistsError
         A result is there already.
+    FileNotFoundError
+        There is no folder to make `out` in.
     GpuUnavailableError
         ``"cuda"`` is asked for and there is none.
     """
@@ -144,6 +146,9 @@ def run_demo(
     where, spec, out = devices.resolve(device), synthetic.SIZES[size], Path(out)
     mosaic, volume_out, map_out = (out / f"{name}.ome.zarr" for name in ("mosaic", "resampled", "surface_depth"))
     pictures = out / "section_xz.png", out / "surface_depth.png"
+    refuse_url(out)
+    check_parent(out)
+    out.mkdir(exist_ok=True)
     for place in (mosaic, volume_out, map_out):
         check_place(place, overwrite=overwrite)
     for picture in pictures:

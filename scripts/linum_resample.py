@@ -6,6 +6,9 @@ another of the same dtype. Its extent is cut into the nearest whole number of vo
 stands in its metadata. Axes that get coarser are smoothed first, unless --no-anti_aliasing says otherwise; --order 0
 takes the nearest voxel, for labels, and never smooths.
 
+Units, times, channels, names and others' attributes are carried over, and labels inside of the image are resampled with
+it, by their nearest voxels; a warning names what is left out.
+
 A run that is stopped leaves what it has done in .OUTPUT.unfinished beside the output; the same command goes on from it.
 
 For example:
@@ -24,7 +27,9 @@ from pathlib import Path
 
 from linumpy import cli
 from linumpy.io.volume import open_volumes
+from linumpy.resample.labels import LABELS
 from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.write.new_image import ZARR_FORMATS
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -49,6 +54,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--device_memory", type=float, metavar="GIB",
         help="Memory for the blocks under way, of the GPU or the host. [80 %% of what is free; on the CPU at most 8]",
     )  # fmt: skip
+    parser.add_argument(
+        "--labels", choices=LABELS, default="resample",
+        help="Bring labels inside of the image onto the new grid too, or leave them out. [%(default)s]",
+    )  # fmt: skip
+    parser.add_argument("--ngff_version", choices=tuple(ZARR_FORMATS), help="Of the output. [that of the input]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -70,6 +80,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
         level=parsed.level, levels=parsed.n_levels, device="cuda" if use_gpu else "cpu", device_memory=memory,
         overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, source_spacing=chosen["spacing"],
+        labels=parsed.labels, ngff_version=parsed.ngff_version,
     )  # fmt: skip
     nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))

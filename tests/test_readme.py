@@ -23,6 +23,7 @@ def snippets(language):
 def run_python(monkeypatch, folder, device):
     monkeypatch.chdir(folder)
     monkeypatch.setenv(DEVICE_VARIABLE, device)
+    Path("demo-out").mkdir()
     write_mosaic("demo-out/mosaic.ome.zarr", SIZES["small"])  # what ``make demo`` leaves
     names = {"__name__": "__main__"}
     for number, code in enumerate(snippets("python")):
@@ -66,6 +67,7 @@ def test_the_commands_run_without_a_gpu(tmp_path, monkeypatch):
     spec = MosaicSpec(tiles=(2, 2), tile_shape=(64, 48, 48))
     write_mosaic("mosaic.ome.zarr", spec)
     write_mosaic("brain.ome.zarr", spec)
+    Path("slices").mkdir()
     for number, one in enumerate(consecutive_slices(spec, 24)):
         write_mosaic(f"slices/slice_z{number:02}.ome.zarr", one)
     trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")

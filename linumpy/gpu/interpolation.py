@@ -7,7 +7,8 @@ smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings 
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
 rounded, places that lie next to a tie may be decided the other way. Integers are rounded, halves away from zero, and
-saturate; float16 beyond 65504 is infinity. The dtype of a result is that of the image unless `output` says otherwise.
+saturate (what is read, not interpolated, is cast as by ``astype``); float16 beyond 65504 is infinity. The dtype of a
+result is that of the image unless `output` says otherwise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Cast floats to integers and booleans as SciPy's ``ndimage`` does, and to bfloat16, which NumPy does not have.
+"""Cast floats to integers and booleans as SciPy's ``ndimage`` does, or as NumPy does, and to bfloat16.
 
-With integers every overflow ends at the last one.
+What is interpolated is rounded, what is read loses what follows the point; with either every overflow ends at the last
+integer.
 
 In: a NumPy or CuPy array of floats. Out: an array of the dtype, where it is. float64 rounds 2**64 - 1 up to 2**64, and
 what C's cast makes of that is left open: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
@@ -53,6 +54,32 @@ def rounded(values: Any, dtype: np.dtype) -> Any:
     away = xp.trunc(values + xp.copysign(values.dtype.type(0.5), values))
     whole = xp.where(xp.abs(values) >= _WHOLE, values, away)
     return saturated(xp.clip(xp.where(xp.isnan(values), 0, whole), limits.min, limits.max), dtype)
+
+
+def cast_elements(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Cast elements that were read, on the host, as ``scatter.cu`` does on a device.
+
+    As ``astype``: integers keep their low bits, floats lose what follows the point. What that leaves open is settled:
+    floats beyond the range of an integer dtype become its nearest end, and NaN 0.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        In either byte order.
+    dtype : numpy.dtype
+        Of the result, in this machine's byte order; that of `values` makes no copy.
+    """
+    with np.errstate(all="ignore"):
+        if values.dtype.kind != "f" or dtype.kind not in "iu":
+            return values.astype(dtype, copy=False)
+        limits, single = np.iinfo(dtype), values.dtype.type
+        low, high = single(limits.min), single(limits.max)  # rounded up, the first number that does not fit
+        inside = (values > low) & (values < high)
+        if inside.all():
+            return values.astype(dtype)
+        result = np.where(inside, values, 0).astype(dtype)
+        result[values <= low], result[values >= high] = limits.min, limits.max
+        return result
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

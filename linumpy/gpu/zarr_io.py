@@ -28,6 +28,7 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.survey import with_survey
+from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
 from linumpy.io.zarr_mode import read_chunks_on_host
@@ -86,8 +87,9 @@ def read_zarr(
         By default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``. What reads is the same on
         both: linumpy's own reader, and zarr-python for what that cannot read.
     dtype : dtype, optional
-        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. The same
-        are taken on both: bool, integers, floats and complex numbers, but no real ones for complex voxels.
+        Of the result; by default that of the array, in this machine's byte order. Elements are cast as by
+        :func:`read_zarr_to_gpu`, and the same dtypes are taken on both: bool, integers, floats and complex numbers, but
+        no real ones for complex voxels.
     return_report : bool
         Whether to return a report beside the array.
 
@@ -137,7 +139,7 @@ def _read_by_zarr(
     planned = time.perf_counter()
     # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
     result = np.asarray(read_chunks_on_host(array, plan.region.selection)).reshape(plan.shape)
-    result = np.ascontiguousarray(result, target.newbyteorder("=")).reshape(plan.shape)
+    result = np.ascontiguousarray(cast_elements(result, target.newbyteorder("="))).reshape(plan.shape)
     why = f"{why}; zarr-python: {reason}"
     return result, host_report(plan, result, why, planned - begin, time.perf_counter() - planned)
 
@@ -173,10 +175,12 @@ def read_zarr_to_gpu(
         The report says which way zarr took, and what read the bytes: the C library (POSIX AIO), in batches; or kvikio,
         where it is installed, long raw reads and those by GPUDirect Storage, which it alone can do.
     dtype : dtype, optional
-        Of the result, cast as ``astype`` does; by default that of the array, in this machine's byte order. Numbers
-        that a narrower integer cannot hold are not defined, as in NumPy.
+        Of the result; by default that of the array, in this machine's byte order. Elements are cast as ``astype`` does:
+        integers that a narrower type cannot hold keep their low bits (1802 as int8 is 10), floats lose what follows the
+        point. What it leaves open is the same everywhere: floats beyond the range of an integer type become its nearest
+        end, and NaN 0.
     out : cupy.ndarray, optional
-        Where to put the result: C-contiguous, of its shape and dtype.
+        Where to put the result: C-contiguous, of its shape; without `dtype` elements are cast to its dtype.
     strict : bool
         Whether to raise where ``"auto"`` would fall back.
     scratch_bytes : int, optional

@@ -12,17 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.place import full_disk, refuse_url, settle, taken, temporary_beside
+from linumpy.io.place import check_parent, full_disk, refuse_url, settle, taken, temporary_beside
 from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a file that is taken.
+    """Refuse a path for a file that is taken, or in a folder that is not there.
 
     Raises
     ------
     FileExistsError
         Naming the place. A folder is never replaced by a file.
+    FileNotFoundError
+        As :func:`linumpy.io.place.check_parent`.
     """
     path = Path(path)
     refuse_url(path)
@@ -30,6 +32,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is a folder, not a place for a file")
     if (path.exists() or path.is_symlink()) and not overwrite:
         raise taken(path)
+    check_parent(path)
 
 
 def check_picture(path: str | Path, *, overwrite: bool) -> None:
@@ -54,13 +57,13 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Parameters
     ----------
     path : str or Path
-        The file to make, and the folders above it. The temporary one is there, and empty.
+        The file to make. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a file that is there.
 
     Raises
     ------
-    FileExistsError
+    FileExistsError, FileNotFoundError
         As :func:`check_file`.
     OSError
         The disk is full. Nothing is left then.
@@ -69,7 +72,6 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     check_file(path, overwrite=overwrite)
     settle(path)
     with full_disk(path, "nothing is left of"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary, descriptor = _new_file(path)
         try:
             yield temporary

@@ -5,7 +5,8 @@ form; stored documents are not changed. Errors: :class:`~linumpy.errors.SourceEr
 
 Read here: in zarr v3 codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
 write them), an empty ``configuration``, and ``"fill_value": null`` (GDAL, zarrita.js); in zarr v2 (NCZarr) a shuffle
-filter whose ``elementsize`` is 0, for the item size, or a string, and a fill value that is missing or a list of one.
+filter whose ``elementsize`` is 0, for the item size, or a string, and a fill value that is missing or a list of one. A
+NaN that zarr v3 spells by its bits, such as ``"0x7e05"``, has them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import dataclasses
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numcodecs
+import numpy as np
 import zarr
 from zarr.buffer import cpu
 from zarr.core.sync import sync
@@ -81,12 +84,12 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
 
 
 def checked_array(array: zarr.Array) -> zarr.Array:
-    """Check the sizes of an array that zarr-python opened, and read the filters of NCZarr as it means them.
+    """Check the sizes of an array that zarr-python opened; read filters of NCZarr and bits of NaN as they are meant.
 
     Returns
     -------
     zarr.Array
-        The same one, unless zarr-python reads a filter of it differently.
+        The same one, unless zarr-python reads a filter or the fill value of it differently.
 
     Raises
     ------
@@ -96,12 +99,33 @@ def checked_array(array: zarr.Array) -> zarr.Array:
     metadata = array.metadata
     if metadata.zarr_format == 3:
         chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
-        return array
+        return _with_exact_fill(array)
     chunk_nbytes(array, metadata.chunks)
     filters = tuple(_sized(one, array.dtype.itemsize) for one in metadata.filters or ())
     if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
         return array
     metadata = dataclasses.replace(metadata, filters=filters)
+    return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path, config=array.config))
+
+
+def _with_exact_fill(array: zarr.Array) -> zarr.Array:
+    """Give the fill value the bits that zarr v3 spells as hexadecimal; zarr-python makes other NaN of some of them."""
+    value: Any = np.asarray(array.metadata.fill_value)
+    if value.dtype.kind not in "fc" or not np.isnan(value).any():
+        return array
+    document = _read_document(array.store_path) or {}
+    written = document.get("fill_value")
+    parts = written if isinstance(written, list) else [written]
+    values = value.reshape(1).view(value.real.dtype)
+    bits = values.view(f"u{values.itemsize}").copy()
+    if len(parts) != len(bits):
+        return array
+    for position, part in enumerate(parts):
+        if isinstance(part, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{2 * bits.itemsize}}}", part):
+            bits[position] = int(part, 16)
+    if bits.tobytes() == value.tobytes():
+        return array
+    metadata = dataclasses.replace(array.metadata, fill_value=bits.view(value.dtype)[0])
     return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=array.store_path, config=array.config))
 
 

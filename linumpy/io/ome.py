@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ class OmeZarrImage:
         For each level where the centre of its first voxel lies, in µm.
     linumpy : mapping
         What linumpy keeps beside NGFF's metadata: the group's attribute ``"linumpy"``, empty where there is none.
+    scale, translation : tuple of tuple of float
+        For each level step and position of its first voxel along all axes, in their own units, as the metadata has
+        them.
+    group : zarr.Group
+        That the image is in.
     """
 
     name: str
@@ -104,7 +109,10 @@ class OmeZarrImage:
     levels: tuple[zarr.Array[Any], ...]
     spacing: tuple[tuple[float, ...], ...]
     origin: tuple[tuple[float, ...], ...]
-    linumpy: Mapping[str, Any] = field(default_factory=dict)
+    linumpy: Mapping[str, Any]
+    scale: tuple[tuple[float, ...], ...]
+    translation: tuple[tuple[float, ...], ...]
+    group: zarr.Group
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
@@ -177,7 +185,8 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
         The image; or what bioformats2raw wrote, if that is a single image.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm along the axes of type space. Units in the metadata are then not needed; the
-        other levels are scaled as the metadata has them to level 0.
+        other levels are scaled as the metadata has them to level 0. The first voxel of level 0 stays where the metadata
+        has it if that names a unit of length; without one, positions are taken to be in the unit of the spacing.
 
     Raises
     ------
@@ -206,7 +215,8 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
     steps, origins = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
     kept = group.attrs.get("linumpy")
     sizes = _in_micrometers(steps, origins, axes, spacing, name)
-    return OmeZarrImage(name, version, axes, levels, *sizes, kept if isinstance(kept, Mapping) else {})
+    kept = kept if isinstance(kept, Mapping) else {}
+    return OmeZarrImage(name, version, axes, levels, *sizes, kept, steps, origins, group)
 
 
 def level_transforms(
@@ -254,7 +264,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     SourceError
         bioformats2raw wrote several images, or none.
     """
-    holder = _ome_attributes(group)
+    holder = ome_attributes(group)
     if "bioformats2raw.layout" not in holder or "multiscales" in holder:
         return group
     names = _series(group)
@@ -270,7 +280,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     return image
 
 
-def _ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
     """The attributes in which NGFF keeps its own: below ``ome`` since 0.5, at the top before."""
     attributes: Mapping[str, Any] = group.attrs.asdict()
     ome = attributes.get("ome")
@@ -281,7 +291,7 @@ def _series(group: zarr.Group) -> list[str]:
     """Name the images of a group that bioformats2raw wrote: as its OME group lists them, or those with a number."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
-        series = _ome_attributes(described).get("series")
+        series = ome_attributes(described).get("series")
         if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
             return [str(name) for name in series]
     return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
@@ -422,7 +432,11 @@ def _in_micrometers(
         numbers = _checked(given, [axes[axis].name.lower() for axis in spatial], name)
         factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
     spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
-    return spacing, tuple(tuple(o[axis] * f for axis, f in zip(spatial, factors, strict=True)) for o in origins)
+    # Another spacing moves no image: where level 0 begins is in the unit of the axis, not in voxels.
+    units = [MICROMETERS.get(str(axes[axis].unit), f) for axis, f in zip(spatial, factors, strict=True)]
+    moved = [origins[0][axis] * (u - f) for axis, u, f in zip(spatial, units, factors, strict=True)]
+    origin = tuple(tuple(o[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)) for o in origins)
+    return spacing, origin
 
 
 def _micrometers(axis: Axis, name: str) -> float:

@@ -59,7 +59,7 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
     Parameters
     ----------
     path : Path
-        The folder to make, and those above it. The temporary one is there, and empty.
+        The folder to make. The temporary one is there, and empty.
     overwrite : bool
         Whether to replace a Zarr folder that is there.
     durable : bool
@@ -67,7 +67,7 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
 
     Raises
     ------
-    FileExistsError
+    FileExistsError, FileNotFoundError
         As :func:`check_place`.
     OSError
         The disk is full, or the temporary folder was removed. Nothing is left then, nor after any other error or
@@ -163,7 +163,6 @@ def hold(work: Path) -> tuple[int, bool]:
         Another run has it.
     """
     while True:
-        work.parent.mkdir(parents=True, exist_ok=True)
         # Not exist_ok=True, which raises where the folder is removed between its two looks.
         with suppress(FileExistsError):
             work.mkdir()
@@ -298,6 +297,8 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     ------
     FileExistsError
         Naming the path.
+    FileNotFoundError
+        The folder that it is in is not there: folders are not made, since a typing error would make them too.
     ValueError
         A URL, which as a path would be a folder called ``s3:``, or a ``~``; the name of a file, such as ``a.png``.
     """
@@ -305,11 +306,26 @@ def check_place(path: Path, *, overwrite: bool) -> None:
     if path.suffix.lower() in _FILE_SUFFIXES:
         raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is a folder: *.ome.zarr")
     if not (path.exists() or path.is_symlink()):
+        check_parent(path)
         return
     if not overwrite:
         raise taken(path)
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def check_parent(path: Path) -> None:
+    """Refuse a path in a folder that is not there.
+
+    Raises
+    ------
+    FileNotFoundError
+        Naming the first folder that lacks.
+    """
+    folder = absolute(path).parent
+    if not folder.is_dir():
+        lacking = next(one for one in (*reversed(folder.parents), folder) if not one.is_dir())
+        raise FileNotFoundError(f"{path}: there is no folder {lacking}: make it first, or choose another path")
 
 
 def taken(path: Path) -> FileExistsError:

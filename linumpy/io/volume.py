@@ -91,6 +91,29 @@ def as_volume(array: zarr.Array | Volume) -> Volume:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """What of an image was chosen.
+
+    Attributes
+    ----------
+    image : OmeZarrImage
+        The image.
+    level : int
+        Resolution level.
+    leading : mapping of str to int
+        By the names of the axes that are kept, of ``"t"`` and ``"c"``, their numbers in the array.
+    time, channel : int or None
+        The one that was asked for; None for all.
+    """
+
+    image: OmeZarrImage
+    level: int
+    leading: Mapping[str, int]
+    time: int | None
+    channel: int | None
+
+
+@dataclass(frozen=True)
 class Volumes:
     """What is chosen of one resolution of an image: one volume, or one for each time and channel.
 
@@ -110,6 +133,8 @@ class Volumes:
         By the entry of each leading axis; one at ``()`` where there is no leading axis.
     linumpy : mapping
         As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
+    chosen : Chosen or None
+        Where they come from; None for those of a single array.
     """
 
     name: str
@@ -119,6 +144,7 @@ class Volumes:
     leading: str
     volumes: Mapping[tuple[int, ...], Volume]
     linumpy: Mapping[str, Any]
+    chosen: Chosen | None = None
 
     @property
     def first(self) -> Volume:
@@ -233,9 +259,10 @@ def select_volumes(
         for number, entry in zip(leading, entries, strict=True):
             index[number] = entry
         volumes[entries] = Volume(array, tuple(index))
+    named = {KINDS[kind]: kept[kind] for kind in KINDS if kind in kept}
     return Volumes(
         image.name, "".join(image.axes[axis].name.lower() for axis in image.spatial_axes), image.spacing[level],
-        image.origin[level], "".join(KINDS[kind] for kind in KINDS if kind in kept), volumes, image.linumpy,
+        image.origin[level], "".join(named), volumes, image.linumpy, Chosen(image, level, named, time, channel),
     )  # fmt: skip
 
 

@@ -15,9 +15,10 @@ import numpy as np
 
 from linumpy.device import array_module, require_cuda, to_host
 from linumpy.gpu.oct.projection import project
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import MeasuredVoxels
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
@@ -72,6 +73,7 @@ def project_mosaic(
         The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
         The image to write: float32, with the mosaic's lateral axes, spacing and origin; one for each time and channel.
+        All that stays true of the metadata is carried over.
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
@@ -100,10 +102,14 @@ def project_mosaic(
     check_apart([output], [source])
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
+    tile = image.tile_shape if level == 0 else None
+    carried = carried_from(image).without("labels", "image_label", *(() if tile else ("own",))).on_another_grid()
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
-        chunks=(*(1 for _ in image.leading), size[first], size[second]), overwrite=overwrite,
+        chunks=(*(1 for _ in image.leading), size[first], size[second]), overwrite=overwrite, carried=carried,
+        attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
         _project(image, size, writer.write, use_gpu, progress)
     return MosaicProjection(_shape(image), image.nbytes)

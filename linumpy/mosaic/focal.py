@@ -21,6 +21,7 @@ from linumpy import __version__
 from linumpy.device import require_cuda, to_host
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_file, check_picture, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
@@ -81,8 +82,8 @@ def correct_mosaic(
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
         Of several times or channels one is chosen: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write; its metadata keeps the size of a tile and, without `wrap`, which voxels were
-        filled: surface, projection and stacking leave them out.
+        The OME-Zarr image to write; its metadata keeps the size of a tile, all that stays true of the mosaic's and,
+        without `wrap`, which voxels were filled: surface, projection and stacking leave them out.
     tile_shape : (int, int), optional
         Voxels of a tile along the lateral axes, in the order of the array's axes; by default as the metadata that
         linumpy writes has it.
@@ -124,12 +125,12 @@ def correct_mosaic(
             f"wrap=True: {image.name} has voxels that an earlier correction filled, which would be taken for measured "
             "ones; correct the mosaic that it was made from"
         )
-    check_place(Path(output), overwrite=overwrite)
     reports = () if report is None else report_paths(report)
+    check_apart([output, *reports], [source])
+    check_place(Path(output), overwrite=overwrite)
     if reports:
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
-    check_apart([output, *reports], [source])
     tile_shape = _tile(image, tile_shape)
     tile_bytes = tile_nbytes(tile_bytes, use_gpu)
     surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
@@ -140,9 +141,11 @@ def correct_mosaic(
     if not correction.wrap:
         made = Correction(curvature, correction.interpolate)
         kept["linumpy"] |= record((*image.corrections, made), _lateral(image))
+    carried = carried_from(image).without("labels", "image_label")
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
-        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept,
+        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
 
         def flatten(box: Box, voxels: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
+from linumpy.io.carried import carried_from
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import record, resampled
@@ -69,8 +70,8 @@ def resample_mosaic_grid(
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
         its spacing is that which is reached so, each of its chunks is a tile, and its metadata keeps the tile's size
-        and which voxels focal correction filled.
-        It has the times and channels that are taken.
+        and which voxels focal correction filled. It has the times and channels that are taken, and of the metadata all
+        that stays true.
     resolution_um : float or (float, float, float)
         Wanted voxel spacing in µm, for all axes alike or along z, y and x.
     tile_shape : (int, int), optional
@@ -122,10 +123,12 @@ def resample_mosaic_grid(
             image.name,
         )
     kept["linumpy"] |= record(filled or (), image.axes.replace("z", ""))
+    carried = carried_from(image).without("labels", "image_label").on_another_grid()
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, n_levels=n_levels, overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept,
+        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
 
         def resample(part: tuple[tuple[int, ...], Box], tiles: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from linumpy.device import array_module, require_cuda
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_file, replacing
 from linumpy.io.place import check_apart, check_place
 from linumpy.mosaic.image import MosaicImage, open_mosaic
@@ -158,7 +159,8 @@ def stack_mosaics(
         Table of lateral shifts, as :func:`linumpy.mosaic.slice_table.read_shifts` reads it: a row for each pair of
         neighbouring slices.
     output : str or Path
-        The OME-Zarr image to write. Its voxels lie in µm as those of the first slice do.
+        The OME-Zarr image to write. Its voxels lie in µm as those of the first slice do. Of the metadata it has what
+        all slices say alike.
     search : ZSearch
         How overlaps along Z are searched.
     decisions : str or Path, optional
@@ -364,6 +366,10 @@ def _write_stack(
     xp, dtype = require_cuda() if use_gpu else np, first.array.dtype.newbyteorder("=")
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
 
+    said, *others = map(carried_from, images)
+    carried = said.shared_with(others).without("labels", "image_label", "own").on_another_grid()
+    carried.log_dropped("the slices", output)
+
     def read(box: Box) -> dict[int, Any]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
 
@@ -381,7 +387,7 @@ def _write_stack(
 
     with OmeZarrWriter(
         output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, n_levels=n_levels,
-        chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite,
+        chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite, carried=carried,
     ) as writer:  # fmt: skip
         size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
         work_through(boxes(plan.shape, size), read, blend, writer.write, use_gpu=use_gpu)

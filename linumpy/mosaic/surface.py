@@ -24,9 +24,10 @@ import numpy as np
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
+from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.place import check_apart, check_place
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -134,11 +135,11 @@ def find_mosaic_surface(
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
+    check_apart([output] if overlay is None else [output, overlay], [source])
     check_place(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
-    check_apart([output] if overlay is None else [output, overlay], [source])
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
     xp = require_cuda() if use_gpu else np
@@ -148,10 +149,15 @@ def find_mosaic_surface(
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
     zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
+    tile = image.tile_shape if level == 0 else None
+    gone = ("labels", "image_label", "omero", *(() if tile else ("own",)))  # of intensities, and this is depth
+    carried = carried_from(image).without(*gone).on_another_grid()
+    carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
         axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), size[first], size[second]),
+        chunks=(*(1 for _ in image.leading), size[first], size[second]), carried=carried,
+        attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
 
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:

@@ -5,9 +5,10 @@ line begins with a checksum over itself and the first line; one that is incomple
 out of the grid does not count, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is
 then as it was before.
 
-Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners; and ``sync``, when all
-that was written until then is on the disk. Parts that are not followed by ``sync`` count only in the same boot: what a
-killed process has written is in the kernel's memory, which a power cut empties.
+Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners (of the first grid of
+parts; ``box1``, ``box2`` and so on of others); and ``sync``, when all that was written until then is on the disk. Parts
+that are not followed by ``sync`` count only in the same boot: what a killed process has written is in the kernel's
+memory, which a power cut empties.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class Journal:
             self.close()
             raise
 
-    def add_box(self, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Note that a box of parts is written."""
-        self._add(" ".join(map(str, ("box", *start, *stop))))
+    def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
+        """Note that a box of parts of one of the grids is written."""
+        self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
 
     def add_sync(self) -> None:
         """Note that all boxes so far are on the disk."""
@@ -85,23 +86,31 @@ def read_head(path: Path) -> dict[str, Any] | None:
     return head if isinstance(head, dict) else None
 
 
-def read_boxes(path: Path, grid: tuple[int, ...]) -> np.ndarray:
-    """Read which parts of a grid are there."""
+def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Read which parts of each grid are there."""
     head, *lines = path.read_bytes().split(b"\n")
     seed, boot, here = _seed(head), "", boot_id()
-    complete, unsynced = np.zeros(grid, bool), np.zeros(grid, bool)
+    complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
+    numbers = {_box_word(number): number for number in range(len(grids))}
     for line in lines[:-1]:  # what follows the last end of a line is incomplete
         word, _, rest = (_text(line, seed) or "").partition(" ")
         if word == "boot":
             boot = rest
         elif word == "sync":
-            complete |= unsynced
-        elif word == "box":
-            box = _box(rest, grid)
-            unsynced[box] = True
+            for made, found in zip(complete, unsynced, strict=True):
+                made |= found
+        elif word in numbers:
+            number = numbers[word]
+            box = _box(rest, grids[number])
+            unsynced[number][box] = True
             if boot and boot == here:
-                complete[box] = True
+                complete[number][box] = True
     return complete
+
+
+def _box_word(number: int) -> str:
+    """Return the word by which lines of a grid begin."""
+    return f"box{number}" if number else "box"
 
 
 def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:

@@ -1,20 +1,19 @@
 """Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
 
-In: an image, and a spacing or an affine map. Out: an image, complete or not there at all. A run that is stopped leaves
-its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in ``linumpy.plan.grid.blocks``,
-the transform of a block in ``linumpy.resample.block``, the way of the blocks in ``linumpy.resample.pipeline``.
+In: an image, and a spacing or an affine map. Out: an image with its labels, complete or not there at all. A run that is
+stopped leaves its blocks in ``.NAME.unfinished``, and the same call goes on from them. Planning is in
+``linumpy.plan.grid.blocks``, the place of labels in ``linumpy.resample.labels``, what is filled in
+``linumpy.resample.parts``, the transform of a block in ``linumpy.resample.block``, the way of the blocks in
+``linumpy.resample.pipeline``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import os
 import re
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -24,22 +23,21 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy import __version__
 from linumpy.device import resolve
-from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
+from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES, free_memory
+from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ome import open_image
-from linumpy.io.place import absolute, check_apart, drop_partial_files, refuse_url, unfinished_beside
-from linumpy.io.source import (
-    Source,
-    describe_source,
-    folder_of,
-    identify_data,
-    local_path,
-    local_store,
-    name_on_disk,
-    open_node,
+from linumpy.io.place import (
+    absolute,
+    check_apart,
+    check_free_space,
+    check_parent,
+    drop_partial_files,
+    refuse_url,
+    unfinished_beside,
 )
+from linumpy.io.source import Source, describe_source, folder_of, local_path, local_store, open_node
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
@@ -47,10 +45,12 @@ from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block import box_work_bytes
+from linumpy.resample.labels import LABELS, plan_labels
+from linumpy.resample.parts import Part, check_unchanged, creator_of, plan_part_image, request_of
 from linumpy.resample.pipeline import BlockJob, make_blocks
-from linumpy.resample.resumable import Request, Resumable, resumable_folder
+from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
-from linumpy.write.new_image import NewImage, plan_image
+from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -74,6 +74,8 @@ def resample_zarr(
     compressors: Any = None,
     levels: int = 1,
     downsampling: str | None = None,
+    ngff_version: str | None = None,
+    labels: str = "resample",
     level: int = 0,
     channel: int | None = None,
     time: int | None = None,
@@ -99,7 +101,7 @@ def resample_zarr(
         An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, each of whose times and channels is
         resampled by itself; or an array of two or three axes, with `source_spacing`.
     target : str or Path
-        Folder of the OME-Zarr image (NGFF 0.5) to make.
+        Folder of the OME-Zarr image to make.
     transform_or_spacing : float, sequence of float, or matrix
         The wanted spacing in µm, one number or one for each axis: centres of voxels keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that takes voxels of the output
@@ -128,6 +130,12 @@ def resample_zarr(
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :func:`linumpy.write.writer.write_omezarr`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
+    ngff_version : {"0.5", "0.4"}, optional
+        Of the target; by default that of the source, and of a single array 0.5.
+    labels : {"resample", "drop"}
+        What becomes of the label images inside of the source: by default each is brought onto the grid of the target
+        by its nearest voxels, and lies in it as it does in the source. Where the image is continued beyond its edges,
+        labels of the same grid are too, and outside they are 0.
     level : int
         Resolution level of the source; 0 is the finest.
     channel, time : int, optional
@@ -162,8 +170,8 @@ def resample_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        There is no such source; it is no image, or was written to meanwhile; its spacing is not known; it has axes that
-        are neither space, time nor channel.
+        There is no such source, or no folder for the target; it is no image, or was written to meanwhile; its spacing
+        is not known; it has axes that are neither space, time nor channel; labels that do not say where they lie.
     ValueError, TypeError
         A channel or time that is not there; a transform, shape, order, mode, chunks, shards or dtype that does not fit.
     FileExistsError, ResumeError
@@ -180,7 +188,10 @@ def resample_zarr(
 
     Notes
     -----
-    What NGFF 0.5 cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
+    All that a new grid leaves true is carried over: units, scale and translation of t and c, channels (omero), the
+    name, attributes of others. What is not is logged, once, as a warning.
+
+    What NGFF cannot say of a turned grid is kept beside it: the group's attribute ``"linumpy"`` holds the matrix,
     the offset, the sigmas of the smoothing (voxels of the source) and the name of the source.
 
     Examples
@@ -190,14 +201,17 @@ def resample_zarr(
     """
     refuse_url(Path(target))
     target_path = absolute(target)
+    check_parent(target_path)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: a real number is needed")
     if downsampling is None:
         downsampling = "label" if order == 0 else "mean"
     if mode is None:
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
+    if labels not in LABELS:
+        raise ValueError(f"labels={labels!r}: one of {', '.join(LABELS)} is wanted")
     volumes = _open_volumes(source, level, channel, time, source_spacing)
-    volume, leading = volumes.first, len(volumes.leading)
+    volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
     check_apart([target_path], [one for one in sources if one is not None])
     _check_dtype(volume, order)
@@ -206,55 +220,67 @@ def resample_zarr(
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    image = plan_image(
-        volumes.leading_shape + regrid.shape,
-        volume.dtype.newbyteorder("="),
-        regrid.spacing,
-        name=target_path.name,
-        axes=volumes.leading + volumes.axes,
-        chunks=_with_leading("chunks", chunks, volume.ndim, leading),
-        shards=_with_leading("shards", shards, volume.ndim, leading),
-        compressors=compressors,
-        origin=regrid.origin,
-        levels=levels,
-        downsampling=downsampling,
-    )
+    carried = carried_from(volumes).without("own").on_another_grid()
+    carried = carried.without("image_label") if order else carried
+    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+
+    def part(folder: str, one: Volumes, grid: AffineGrid, kept: Carried, how: str, **options: Any) -> Part:
+        image = plan_part_image(one, regrid, kept, downsampling=how, **storage, **options)
+        return Part(folder, one, grid, kept, image, how)
+
+    parts = [part("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
+    version, names = parts[0].image.ngff_version, carried.labels if labels == "resample" else ()
+    for found in plan_labels(volumes, names, regrid, mode, source_spacing):
+        kept = carried_from(found.volumes).without("own", "labels").on_another_grid()
+        options = {"name": found.name, "ngff_version": version}
+        parts.append(part(f"labels/{found.name}", found.volumes, found.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
-        image.check_fits(target_path)
-    stored = image.stored[0][leading:]
-    opened_from: Any = volume.array if distributed is None else local_path(volume.array)
+        nbytes = sum(one.image.nbytes for one in parts)
+        check_free_space(target_path, nbytes, encoded=compressors is not None)
+    arrays = [one.volumes.first.array for one in parts]
+    opened_from: list[Any] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client:
+        needs: Needs | None = None
         if client is None:
-            needs, kind = None, resolve(device).kind
-            plan, scratch = plan_blocks(grid, volume, stored, kind, device_memory)
+            kind = resolve(device).kind
+            plans = [plan_blocks(one.grid, one.volumes.first, one.stored, kind, device_memory) for one in parts]
         else:
-            needs = needs_of(opened_from, target_path, device)
-            kind, plan, scratch = _plan_for_workers(client, needs, grid, volume, stored, device_memory)
-        request = _request(volumes, grid, image, stored, kind, cval)
-        create = _creator(image, grid, volume.array)
-        with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
-            job = BlockJob(opened_from, str(state.folder / "0"), plan, float(cval), kind, scratch)
-            with _shown(progress, image) as report:
-                for entries, one in volumes.volumes.items():
-                    _fill(replace(job, index=one.index, entries=entries), state, stored, report, client, needs)
-            _finish(state.folder, image, downsampling, kind if client is None else "cpu", device_memory)
-            _check_unchanged(volume.array, request)
+            needs = needs_of(opened_from[0], target_path, device)
+            kind, plans = _plan_for_workers(client, needs, parts, device_memory)
+        request = request_of(parts, kind, cval)
+        with resumable_folder(target_path, request, creator_of(parts), overwrite=overwrite, durable=durable) as state:
+            for one in parts:
+                one.carried.log_dropped(one.volumes.name, Path(target) / one.folder)
+            with _shown(progress, parts) as report:
+                for number, (one, (plan, scratch)) in enumerate(zip(parts, plans, strict=True)):
+                    filled = str(state.folder / one.folder / "0")
+                    job = BlockJob(opened_from[number], filled, plan, 0.0 if number else float(cval), kind, scratch)
+                    for entries, each in one.volumes.volumes.items():
+                        each_job = replace(job, index=each.index, entries=entries)
+                        _fill(each_job, state, number, one.stored, report, client, needs)
+            for one in parts:
+                where = kind if client is None else "cpu"
+                _finish(state.folder / one.folder, one.image, one.downsampling, where, device_memory)
+            drop_partial_files(state.folder)
+            check_unchanged(parts, request)
     return Path(target)
 
 
 def _plan_for_workers(
-    client: Any, needs: Needs, grid: AffineGrid, volume: Volume, stored: tuple[int, ...], limit: int | None
-) -> tuple[str, ResamplePlan, int | None]:
+    client: Any, needs: Needs, parts: Sequence[Part], limit: int | None
+) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
     """Choose where workers make blocks, and blocks that fit each of them; with what a read may use besides."""
     _check_limit(limit)
     capacity = survey(client, needs)
-    if limit is not None and limit <= capacity.nbytes:
-        return capacity.kind, *plan_blocks(grid, volume, stored, capacity.kind, limit)
+    most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        return capacity.kind, *plan_blocks(grid, volume, stored, capacity.kind, capacity.nbytes)
+        plans = [plan_blocks(one.grid, one.volumes.first, one.stored, capacity.kind, most) for one in parts]
     except DeviceMemoryError as error:
+        if limit is not None and limit <= capacity.nbytes:
+            raise
         raise DeviceMemoryError(f"{error}; of more only this is used: {capacity.reason}") from error
+    return capacity.kind, plans
 
 
 def _open_volumes(
@@ -288,15 +314,6 @@ def _open_volumes(
             f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
         )
     return volumes
-
-
-def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
-    """Put ones before the sizes of the axes of space: a chunk is of one time and one channel."""
-    if sizes is None or not leading:
-        return sizes
-    if len(sizes) != rank:
-        raise ValueError(f"{label}={tuple(sizes)}: {rank} sizes are needed, along the axes of space")
-    return (*(1,) * leading, *sizes)
 
 
 def _check_dtype(array: Volume, order: int) -> None:
@@ -357,77 +374,26 @@ def _host_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _request(
-    volumes: Volumes, grid: AffineGrid, image: NewImage, stored: tuple[int, ...], kind: str, cval: float
-) -> Request:
-    """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
-    array = volumes.first.array
-    settings = {
-        "source": name_on_disk(array),
-        "source metadata": _digest(array.metadata.to_dict()),
-        "linumpy": __version__,
-        "source shape": grid.source_shape,
-        "source volumes": [one.index for one in volumes.volumes.values()],
-        "dtype": image.dtype.str,
-        "transform": (grid.matrix, grid.offset),
-        "order": grid.order,
-        "mode": grid.mode,
-        "cval": float(cval),
-        "anti_aliasing": grid.sigmas if grid.smooths else None,
-        "device": kind,
-        "output shapes": image.shapes,
-        "chunks": image.chunks,
-        "shards": image.shards,
-        "compressors": image.compressors,
-        "metadata": _digest(image.metadata),
-    }
-    counts = tuple(-(-n // s) for n, s in zip(grid.output_shape, stored, strict=True))
-    named = tuple((key, str(value)) for key, value in settings.items())
-    # Of data that nothing is known of, what a stopped run left is never gone on with.
-    data = identify_data(array) or f"not known {secrets.token_hex(8)}"
-    return Request("resample_zarr", volumes.leading_shape + counts, named, (("source data", data),))
-
-
-def _check_unchanged(array: zarr.Array[Any], request: Request) -> None:
-    """Refuse a result that may hold two versions of the source."""
-    data = identify_data(array)
-    if data is not None and request.origin != (("source data", data),):
-        raise SourceError(
-            f"{describe_source(array)} was written to while it was resampled, so that the result may hold two versions "
-            "of it; nothing is left: run again once it is complete"
-        )
-
-
-def _digest(document: Any) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _creator(image: NewImage, grid: AffineGrid, source: zarr.Array[Any]) -> Callable[[Path], object]:
-    """Return what makes the empty target."""
-
-    def create(folder: Path) -> None:
-        image.create(folder)
-        origin: Any = {
-            "source": name_on_disk(source),
-            "matrix": [list(row) for row in grid.matrix],
-            "offset": list(grid.offset),
-            "anti_aliasing_sigma": list(grid.sigmas) or [0.0] * grid.rank,
-        }
-        zarr.open_group(local_store(folder, read_only=False), mode="r+").attrs["linumpy"] = {"resampled": origin}
-
-    return create
-
-
-def _shown(progress: Progress | None, image: NewImage) -> AbstractContextManager[Progress]:
+def _shown(progress: Progress | None, parts: Sequence[Part]) -> AbstractContextManager[Progress]:
     if progress is not None:
         return nullcontext(progress)
-    return bytes_progress("resample", image.dtype.itemsize * math.prod(image.shapes[0]))
+    nbytes = (one.image.dtype.itemsize * math.prod(one.image.shapes[0]) for one in parts)
+    return bytes_progress("resample", sum(nbytes))
 
 
 def _fill(
-    job: BlockJob, state: Resumable, stored: tuple[int, ...], report: Progress, client: Any, needs: Needs | None
+    job: BlockJob,
+    state: Resumable,
+    number: int,
+    stored: tuple[int, ...],
+    report: Progress,
+    client: Any,
+    needs: Needs | None,
 ) -> None:
-    """Make the blocks of a volume that are not there, on workers where there are `needs` of them."""
+    """Make the blocks of a volume that are not there, on workers where there are `needs` of them.
+
+    `number` is that of the image among those that are filled.
+    """
 
     def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
         start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
@@ -438,13 +404,13 @@ def _fill(
         return math.prod(block.shape) * itemsize
 
     def done(block: Block) -> None:
-        state.add(*corners(block))
+        state.add(*corners(block), number)
         report(nbytes(block))
 
     itemsize = job.open()[1].dtype.itemsize
     wanted = []
     for block in job.plan:
-        if state.holds(*corners(block)):
+        if state.holds(*corners(block), number):
             report(nbytes(block))
         else:
             wanted.append(block)
@@ -456,7 +422,7 @@ def _fill(
 
 
 def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None) -> None:
-    """Make the coarser resolutions, where blocks were made, and drop what killed processes left behind."""
+    """Make the coarser resolutions, where blocks were made."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # A finer box, the buffers that it is read through, and sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
@@ -472,7 +438,6 @@ def _finish(folder: Path, image: NewImage, downsampling: str, kind: str, limit: 
                     coarser.write(box, halve(block, downsampling, factors))
                 else:
                     coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
-    drop_partial_files(folder)
 
 
 def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:

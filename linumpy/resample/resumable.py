@@ -59,12 +59,15 @@ class Request:
     origin : tuple of (str, str)
         What else they depend on, and cannot be had again once it has changed: the data that they are made from. Parts
         of another origin are of no use, and are removed.
+    beside : tuple of tuple of int
+        Grids of parts of what is filled beside the first, such as labels.
     """
 
     kind: str
     grid: tuple[int, ...]
     settings: tuple[tuple[str, str], ...]
     origin: tuple[tuple[str, str], ...] = ()
+    beside: tuple[tuple[int, ...], ...] = ()
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """Name what differs in a request that a journal holds."""
@@ -73,7 +76,8 @@ class Request:
 
     def as_json(self) -> dict[str, Any]:
         """Spell it for the journal."""
-        return {"kind": self.kind, "grid": list(self.grid), **dict(self.settings), **dict(self.origin)}
+        beside = {"grids beside it": [list(one) for one in self.beside]} if self.beside else {}
+        return {"kind": self.kind, "grid": list(self.grid), **beside, **dict(self.settings), **dict(self.origin)}
 
     @property
     def digest(self) -> str:
@@ -90,27 +94,29 @@ class Resumable:
         Where the parts go.
     complete : numpy.ndarray of bool
         Which parts are there.
+    grids : list of numpy.ndarray of bool
+        The same of all grids: the first one, and those beside it.
     """
 
-    def __init__(self, folder: Path, complete: np.ndarray, journal: Journal, descriptor: int | None) -> None:
+    def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
         self.folder = folder
-        self.complete = complete
+        self.complete, self.grids = grids[0], grids
         self._journal = journal
         self._descriptor = descriptor
         self._synced = time.monotonic()
 
-    def add(self, start: Sequence[int], stop: Sequence[int]) -> None:
-        """Note that a box of parts is there. They must have been written to the last byte."""
-        self._journal.add_box(start, stop)
-        self.complete[tuple(map(slice, start, stop))] = True
+    def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
+        """Note that a box of parts of a grid is there. They must have been written to the last byte."""
+        self._journal.add_box(start, stop, number)
+        self.grids[number][tuple(map(slice, start, stop))] = True
         if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
             sync_file_system(self._descriptor)
             self._journal.add_sync()
             self._synced = time.monotonic()
 
-    def holds(self, start: Sequence[int], stop: Sequence[int]) -> bool:
-        """Say whether all parts of a box are there."""
-        return bool(self.complete[tuple(map(slice, start, stop))].all())
+    def holds(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> bool:
+        """Say whether all parts of a box of a grid are there."""
+        return bool(self.grids[number][tuple(map(slice, start, stop))].all())
 
 
 @contextmanager
@@ -140,8 +146,8 @@ def resumable_folder(
 
     Raises
     ------
-    FileExistsError
-        The path is taken.
+    FileExistsError, FileNotFoundError
+        The path is taken; the folder that it is in is not there.
     ResumeError
         Another run is filling it, or one with another request has begun to.
     OSError
@@ -156,10 +162,10 @@ def resumable_folder(
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with closing(Journal(work / _JOURNAL)) as journal:
-                complete = read_boxes(work / _JOURNAL, request.grid)
+                complete = read_boxes(work / _JOURNAL, (request.grid, *request.beside))
                 state = Resumable(folder, complete, journal, descriptor if durable else None)
                 yield state
-            if state.complete.all():
+            if all(grid.all() for grid in state.grids):
                 if durable:
                     sync_file_system(descriptor)
                 take_place(folder, path, overwrite=overwrite, durable=durable)

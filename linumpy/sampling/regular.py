@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.gpu.rounding import cast_elements
 from linumpy.sampling.arguments import whole
 from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
@@ -201,7 +202,7 @@ def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: 
         for z in range(0, len(channel), planes):
             part = channel[z : z + planes]
             out[z : z + planes].set(
-                np.ascontiguousarray(part.astype(target) if kept or labels else normalised(part, low_high))
+                np.ascontiguousarray(cast_elements(part, target) if kept or labels else normalised(part, low_high))
             )
     return made, low_high is not None and not kept
 

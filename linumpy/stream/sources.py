@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from linumpy.gpu.rounding import bfloat16_bits
+from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.stream.alignment import is_own
 from linumpy.stream.arguments import Box
@@ -242,9 +242,8 @@ class FailedTicket:
 def _read(job: ReadJob) -> Any:
     """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
     values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
-    with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
-        values = np.ascontiguousarray(values)
-        values = bfloat16_bits(values) if job.bfloat16 else values.astype(job.out.dtype, copy=False)
+    values = np.ascontiguousarray(values)
+    values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, job.out.dtype)
     if isinstance(job.out, np.ndarray):
         job.out[...] = values
         return None

@@ -17,6 +17,7 @@ import numpy as np
 
 from linumpy.device import install_line, is_device_array
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.carried import Carried, carried_from
 from linumpy.io.place import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.voxel.backend import Backend, get_backend
@@ -144,7 +145,8 @@ def voxelize_onto_image(
     image : Volumes
         Gives the grid (shape, spacing, position, order of axes); its voxels are not read.
     output : str or Path
-        OME-Zarr image to write, of the smallest unsigned integers that hold the label.
+        OME-Zarr image to write, of the smallest unsigned integers that hold the label, in units and NGFF version of the
+        image.
     label : int
         From 1 on.
     fill_holes : bool
@@ -185,10 +187,11 @@ def voxelize_onto_image(
     if mesh.kind == SHELL:
         what = "what its shell encloses is filled" if fill_holes else "only its shell is written"
         log.warning("the mesh is not watertight: %s", what)
-    voxels = 0
+    voxels, said = 0, carried_from(image)
     with OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
         downsampling="label", overwrite=overwrite, progress=progress,
+        carried=Carried(ngff_version=said.ngff_version, units=said.units),
     ) as writer:  # fmt: skip
         for start, mask in _slabs(backend, mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes):
             voxels += int(mask.sum())

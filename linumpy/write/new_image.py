@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.io.carried import Carried, LeadingAxis
+from linumpy.io.ome import MICROMETERS
 from linumpy.io.place import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
@@ -103,7 +105,8 @@ class NewImage:
             kind = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError would quote the message
             taken = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
             raise kind(
-                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error})"
+                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error}); "
+                f"ngff_version= chooses another version"
             ) from error
 
     def _create(self, folder: Path) -> list[zarr.Array]:
@@ -146,15 +149,18 @@ def plan_image(
     origin: Sequence[float] | None = None,
     levels: int = 1,
     downsampling: str = "mean",
-    ngff_version: str = "0.5",
+    ngff_version: str | None = None,
     fill_value: Any = 0,
     attributes: Mapping[str, Any] | None = None,
+    carried: Carried | None = None,
 ) -> NewImage:
     """Check what is asked of an image, and choose what is not, before anything is written.
 
     Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`.
     """
-    shape, dtype = _integers("shape", shape), np.dtype(dtype)
+    shape, dtype, carried = _integers("shape", shape), np.dtype(dtype), carried or Carried()
+    if ngff_version is None:
+        ngff_version = carried.ngff_version if carried.ngff_version in ZARR_FORMATS else "0.5"
     if not hasattr(levels, "__index__"):
         raise TypeError(f"levels={levels!r}: a whole number is needed")
     chunks = None if chunks is None else _integers("chunks", chunks)
@@ -169,13 +175,17 @@ def plan_image(
     if downsampling not in DOWNSAMPLING:
         raise ValueError(f"downsampling={downsampling!r}: one of {', '.join(DOWNSAMPLING)} is wanted")
     if shards is not None and ZARR_FORMATS[ngff_version] == 2:
-        raise ValueError(f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out")
+        raise ValueError(
+            f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out, or ask for "
+            "ngff_version='0.5'"
+        )
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: a text is needed")
     names = _names(shape, spacing, axes, origin)
     leading = sum(one in LEADING_AXES for one in names)
     factors = _level_factors(shape, levels, leading)
-    metadata = _metadata(name, names, spacing, origin, [one[leading:] for one in factors], downsampling, ngff_version)
+    steps = [one[leading:] for one in factors]
+    metadata = _metadata(name, names, spacing, origin, steps, downsampling, ngff_version, carried)
     if not isinstance(attributes, Mapping | None):
         raise TypeError(f"attributes={attributes!r}: a mapping is needed")
     try:
@@ -191,10 +201,19 @@ def plan_image(
         shards=shards,
         compressors=compressors,
         names=tuple(names),
-        metadata={**metadata, **(attributes or {})},
+        metadata={**carried.attributes, **metadata, **(attributes or {})},
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
     )
+
+
+def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
+    """Make the group of an image's labels, which names them; the label images are groups in it."""
+    version: Any = ZARR_FORMATS[ngff_version]
+    listed: dict[str, Any] = {"labels": list(names)}
+    attributes = listed if version == 2 else {"ome": {"version": ngff_version, **listed}}
+    with host_zarr_context():
+        zarr.create_group(local_store(folder, read_only=False), zarr_format=version, attributes=attributes)
 
 
 def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -310,31 +329,43 @@ def _metadata(
     factors: list[tuple[int, ...]],
     downsampling: str,
     version: str,
+    carried: Carried,
 ) -> dict[str, Any]:
     """Spell the attributes of NGFF: of each level the spacing, and where the centre of its first voxel lies.
 
-    `spacing`, `origin` and `factors` are those of the axes of space.
+    `spacing`, `origin` and `factors` are those of the axes of space; what is carried over gives their units, the
+    coordinates of the others, and what is said of channels and labels.
     """
+    count = len(names) - len(spacing)
     start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
-    ones, zeros = ([value] * (len(names) - len(spacing)) for value in (1.0, 0.0))
+    before = [carried.leading.get(one, LeadingAxis()) for one in names[:count]]
+    units = [carried.units.get(one, "micrometer") for one in names[count:]]
     datasets = []
     for level, factor in enumerate(factors):
         steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
         first = [o + (f - 1) / 2 * float(s) for o, f, s in zip(start, factor, spacing, strict=True)]
+        scale, translation = (
+            [value / MICROMETERS[unit] for value, unit in zip(values, units, strict=True)] for values in (steps, first)
+        )
         transformations = [
-            {"type": "scale", "scale": ones + steps},
-            {"type": "translation", "translation": zeros + first},
+            {"type": "scale", "scale": [one.scale for one in before] + scale},
+            {"type": "translation", "translation": [one.translation for one in before] + translation},
         ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
-    axes = [
-        {"name": one, "type": LEADING_AXES[one]}
-        if one in LEADING_AXES
-        else {"name": one, "type": "space", "unit": "micrometer"}
-        for one in names
+    axes: list[dict[str, Any]] = [
+        {"name": one, "type": LEADING_AXES[one]} | ({"unit": along.unit} if along.unit is not None else {})
+        for one, along in zip(names[:count], before, strict=True)
     ]
+    axes += [{"name": one, "type": "space", "unit": unit} for one, unit in zip(names[count:], units, strict=True)]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
+    said = {"omero": carried.omero, "image-label": carried.image_label}
+    beside = {
+        key: {**value, "version": version} if "version" in value else dict(value)
+        for key, value in said.items()
+        if value is not None
+    }
     if version == "0.4":
-        return {"multiscales": [{"version": "0.4", **image}]}
-    return {"ome": {"version": version, "multiscales": [image]}}
+        return {"multiscales": [{"version": "0.4", **image}], **beside}
+    return {"ome": {"version": version, "multiscales": [image], **beside}}

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize
 from linumpy.errors import not_pickled
+from linumpy.io.carried import Carried
 from linumpy.io.place import absolute, check_place, new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -54,7 +55,8 @@ class OmeZarrWriter:
     dtype : dtype
         Of all resolutions: bool, integers, or floats of 2 to 8 bytes.
     spacing : sequence of float
-        Voxel spacing in µm, one for each axis of space. (Along t and c the metadata has a scale of 1 and no unit.)
+        Voxel spacing in µm, one for each axis of space. (Along t and c the metadata has a scale of 1 and no unit,
+        unless `carried` says more.)
     axes : str, optional
         Names of the axes: two or three of ``"zyx"``, of space, in any order; before them ``"t"``, ``"c"`` or ``"tc"``,
         as ``"tczyx"``. By default the last of ``"zyx"``; with more than three axes they must be named.
@@ -65,7 +67,7 @@ class OmeZarrWriter:
         As zarr takes it for the format: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks
         are raw.
     name : str, optional
-        Of the image; by default that of the folder.
+        Of the image; by default that of `carried`, or else that of the folder.
     origin : sequence of float, optional
         Where the centre of the first voxel lies, in µm, along each axis of space.
     n_levels : int
@@ -75,12 +77,15 @@ class OmeZarrWriter:
         How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; for
         labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
         stands alone. The metadata gives the centre of all eight, and the way as the ``type`` of the multiscales.
-    ngff_version : {"0.5", "0.4"}
-        Of the metadata, and with it the zarr format, 3 or 2.
+    ngff_version : {"0.5", "0.4"}, optional
+        Of the metadata, and with it the zarr format, 3 or 2; by default that of `carried`, or else 0.5.
     fill_value : number
         Of voxels that are never written.
     attributes : mapping, optional
         Of the group, beside those of NGFF; what JSON can hold.
+    carried : Carried, optional
+        What the metadata of the image that this one is made from say beside its grid, from
+        :func:`linumpy.io.carried.carried_from`: units, coordinates along t and c, omero, attributes, name and version.
     buffer_bytes : int
         How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
         are whole chunks (or shards).
@@ -98,6 +103,8 @@ class OmeZarrWriter:
     ------
     FileExistsError
         The path is taken.
+    FileNotFoundError
+        The folder that it is in is not there.
     ValueError
         Something does not fit the shape.
     TypeError
@@ -148,9 +155,10 @@ class OmeZarrWriter:
         origin: Sequence[float] | None = None,
         n_levels: int = 1,
         downsampling: str = "mean",
-        ngff_version: str = "0.5",
+        ngff_version: str | None = None,
         fill_value: Any = 0,
         attributes: Mapping[str, Any] | None = None,
+        carried: Carried | None = None,
         buffer_bytes: int = 0,
         overwrite: bool = False,
         durable: bool = True,
@@ -166,13 +174,14 @@ class OmeZarrWriter:
             chunks=chunks,
             shards=shards,
             compressors=compressors,
-            name=name if name is not None else self._target.name,
+            name=name if name is not None else (carried and carried.name) or self._target.name,
             origin=origin,
             levels=n_levels,
             downsampling=downsampling,
             ngff_version=ngff_version,
             fill_value=fill_value,
             attributes=attributes,
+            carried=carried,
         )
         check_place(self.path, overwrite=overwrite)
         image.check_fits(self.path)
@@ -399,7 +408,7 @@ def write_omezarr(
     origin: Sequence[float] | None = None,
     levels: int = 1,
     downsampling: str = "mean",
-    ngff_version: str = "0.5",
+    ngff_version: str | None = None,
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,

@@ -322,6 +322,15 @@ NOT_CHECKED inline unsigned __match_any_sync(unsigned mask, unsigned v) {
     return same;
 }
 
+// Without the selectors that repeat a sign.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selectors) {
+    const uint64_t bytes = (static_cast<uint64_t>(high) << 32) | low;
+    unsigned result = 0;
+    for (unsigned k = 0; k < 4; ++k)
+        result |= static_cast<unsigned>((bytes >> (8 * ((selectors >> (4 * k)) & 7))) & 0xff) << (8 * k);
+    return result;
+}
+
 inline float __int_as_float(int bits) {
     float f;
     std::memcpy(&f, &bits, 4);

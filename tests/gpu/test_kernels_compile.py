@@ -35,7 +35,7 @@ def specs():
     copies = [spec("u1", rank=rank, unit=unit) for rank in range(1, 7) for unit in (1, 2, 4, 8, 16)]
     swaps = [spec(one, rank=rank, swapped=True) for one, rank in zip(_CUDA_TYPES, itertools.cycle(range(1, 7)))]
     # The types that a cast meets, each with the others once; all pairs take minutes and differ in nothing but names.
-    pairs = [p for p in itertools.product(_CUDA_TYPES, ["b1", "u2", "f2", "f4", "f8", "c8"]) if allowed(*p)]
+    pairs = [p for p in itertools.product(_CUDA_TYPES, ["b1", "u2", "i8", "f2", "f4", "f8", "c8"]) if allowed(*p)]
     casts = [spec(*pair, swapped=pair[0] != "b1") for pair in pairs if pair[0] != pair[1]]
     bfloat16 = [
         kernel_spec(Conversion(np.dtype(one), np.dtype("u2"), one != "b1", bfloat16=True), 3, 2)

@@ -144,6 +144,30 @@ def test_a_given_spacing_scales_all_levels(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("unit", "first", "second"),
+    [
+        ("micrometer", (100, 20, 30), (104, 21, 31)),  # half a voxel of 8, 2, 2 µm further
+        ("millimeter", (100e3, 20e3, 30e3), (100_004, 20_001, 30_001)),
+        (None, (200, 40, 60), (204, 41, 61)),  # 4, 1, 1 of an unknown unit are 8, 2, 2 µm, so one is 2 µm
+    ],
+)
+def test_another_spacing_moves_no_image_that_says_where_it_lies(tmp_path, unit, first, second):
+    group = zarr.open_group(tmp_path / "i", mode="w")
+    for name in "01":
+        group.create_array(name, shape=(4, 4, 4), dtype="u1")
+    datasets = [
+        {"path": "0", "coordinateTransformations": [scale(4, 1, 1), translation(100, 20, 30)]},
+        {"path": "1", "coordinateTransformations": [scale(8, 2, 2), translation(102, 20.5, 30.5)]},
+    ]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes(unit), "datasets": datasets}]}
+    image = open_image(tmp_path / "i", spacing=(8, 2, 2))
+    assert image.spacing == ((8, 2, 2), (16, 4, 4))
+    np.testing.assert_allclose(image.origin, [first, second], rtol=1e-12)
+    if unit == "micrometer":  # what the metadata says, said once more
+        assert open_image(tmp_path / "i", spacing=(4, 1, 1)).origin == open_image(tmp_path / "i").origin
+
+
+@pytest.mark.parametrize(
     "spacing", [(1, 2), (1, 2, 0), (1, 2, -3), (1, 2, float("nan")), (1, 2, float("inf")), 3.0, "abc"]
 )
 def test_a_given_spacing_that_cannot_be(tmp_path, spacing):

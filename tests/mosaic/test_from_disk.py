@@ -158,6 +158,7 @@ def test_memory_does_not_grow_with_the_mosaic(tmp_path, monkeypatch, script):
         voxels = rng.random((32, 128, width), np.float32)
         for name in ("slice_1.zarr", "slice_2.zarr"):
             source = tmp_path / str(width) / name
+            source.parent.mkdir(exist_ok=True)
             write_omezarr(source, voxels, (5, 10, 10), chunks=(32, 64, 64), overwrite=True)
         del voxels
         peaks.append(peak_bytes(lambda source=source: work(source)))
@@ -286,6 +287,7 @@ def test_surface_and_truth_on_noisy_data(tmp_path):
 def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
     voxels = (volume() / 40).clip(0, 255).astype(dtype)
     options = {"chunks": (16, 16, 16), "shards": (64, 32, 64)}
+    (tmp_path / "in").mkdir()
     for name in ("slice_1.zarr", "slice_2.zarr"):
         source = write_omezarr(tmp_path / "in" / name, voxels, SPEC.spacing_um, **options)
     find_mosaic_surface(source, tmp_path / "s.zarr", overlay=tmp_path / "s.png", tile_bytes=1)

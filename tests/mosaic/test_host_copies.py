@@ -52,6 +52,7 @@ def stack(source, out):
 
 @pytest.fixture
 def source(tmp_path):
+    (tmp_path / "in").mkdir()
     for name in ("slice_1.zarr", "slice_2.zarr"):
         write_mosaic(tmp_path / "in" / name, SPEC, chunks=(64, 64, 64))
     return tmp_path / "in" / "slice_1.zarr"

@@ -126,7 +126,8 @@ BAD = {
     "levels": (["{}/mosaic.zarr", "{}/o", *T, "--n_levels", "0"], "--n_levels 0"),
     "report of no kind": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/a.pdf"], "ends in .png"),
     "numbers of a report there": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/kept.png"], "kept.json exists"),
-    "output there": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "mosaic.zarr exists"),
+    "output there": (["{}/mosaic.zarr", "{}/taken", *T], "taken exists"),
+    "the source itself": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "would take the place of the source"),
     "a folder that is no zarr": (["{}/mosaic.zarr", "{}/taken", *T, "--overwrite"], "not a Zarr folder"),
 }
 

@@ -46,6 +46,12 @@ def test_the_help_is_the_docstring():
 
 def test_a_run(mosaic, tmp_path):
     out, picture = tmp_path / "new" / "surface.ome.zarr", tmp_path / "pictures" / "surface.png"
+    for folder in (out.parent, picture.parent):
+        done = run_script(NAME, mosaic, out, "--overlay", picture, "--no-use_gpu")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"there is no folder {folder}: make it first, or choose another path" in done.stderr
+        assert not folder.exists()
+        folder.mkdir()
     done = run_script(NAME, mosaic, out, "--overlay", picture, "--s_xy", 9, "--no-use_gpu")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -34,6 +34,7 @@ def tissue(dtype="float32"):
 def cut(folder, volume, first=3, **options):
     """Cut slices out of a volume, with numbers from `first` on; write them and their shifts."""
     z, rows = 0, [HEAD]
+    (folder / "slices").mkdir()
     for number, (y, x) in enumerate(PLACES):
         name = folder / "slices" / f"slice_z{first + number:02d}.ome.zarr"
         box = volume[z : z + SIZE[0], y : y + SIZE[1], x : x + SIZE[2]]
@@ -107,6 +108,7 @@ def test_an_overlap_that_cannot_be_trusted_is_mended(main, tmp_path, capsys):
     spoilt = np.random.default_rng(1).random(SIZE, np.float32)
     write_omezarr(folder / "slice_z06.ome.zarr", spoilt, SPACING, overwrite=True)
     decisions = tmp_path / "tables" / "why.csv"
+    decisions.parent.mkdir()
     words = [folder, shifts, tmp_path / "stack.zarr", *MOTOR, "--no-use_gpu", "--decisions", decisions]
     assert main(list(map(str, words))) == 0
     rows = table(decisions)
@@ -118,6 +120,7 @@ def test_an_overlap_that_cannot_be_trusted_is_mended(main, tmp_path, capsys):
 
 def test_slices_with_speckle_of_their_own(main, tmp_path, capsys):
     spec = MosaicSpec((1, 1), (48, 96, 112), SPACING, looks=4)
+    (tmp_path / "slices").mkdir()
     for number, one in enumerate(consecutive_slices(spec, 13)):
         voxels = block(one, (0, 0, 0), one.shape)
         write_omezarr(tmp_path / "slices" / f"brain_{number:04d}.zarr", voxels, SPACING)
@@ -148,6 +151,7 @@ def test_outputs_are_kept_unless_they_may_go(main, tmp_path, capsys):
 def made(folder):
     """Two slices of 12 planes of 10 µm, and tables that fit them more or less."""
     for name in ("good", "numbers", "twice", "dtypes", "spacings", "order", "alone"):
+        (folder / name).mkdir()
         for number in (1, 2):
             dtype = "uint16" if (name, number) == ("dtypes", 2) else "float32"
             spacing = (10, 5 if (name, number) == ("spacings", 2) else 6, 6)

@@ -129,6 +129,7 @@ def test_a_folder_that_is_not_there_has_no_gds(refused, tmp_path):
 
 def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refused):
     slices = tmp_path / "slices"
+    slices.mkdir()
     for number in range(2):
         write_omezarr(slices / f"slice_z{number}.zarr", voxels(), (5, 10, 10))
     table = tmp_path / "shifts.csv"

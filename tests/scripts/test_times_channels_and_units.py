@@ -54,6 +54,7 @@ class Command:
 
     def write(self, data, axes="zyx", spacing=SPACING, **options):
         for one in self.images:
+            one.parent.mkdir(exist_ok=True)
             shutil.rmtree(one, ignore_errors=True)
             write_omezarr(one, data, spacing, axes=axes, **options)
 

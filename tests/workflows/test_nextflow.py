@@ -235,12 +235,15 @@ def test_the_whole_chain(tmp_path):
     mosaics, shifts = tmp_path / "mosaics", tmp_path / "shifts.csv"
     for number in range(2):
         slice_ = replace(spec, slice_number=number, first_plane=24 * number)
+        mosaics.mkdir(exist_ok=True)
         write_mosaic(mosaics / f"slice_z{number:02d}.ome.zarr", slice_, chunks=(48, 24, 24))
     shifts.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0.015,-0.03\n")
     asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "n_levels": "2"}
     channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked)
 
     here, method = tmp_path / "direct", SurfaceMethod(3, 2.0)
+    for kind in ("resampled", "flat", "surface", "aip"):
+        (here / kind).mkdir(parents=True)
     for number in range(2):
         name = f"slice_z{number:02d}"
         made = {emit: items[number] for emit, items in channels.items() if len(items) == 2 and "out" in emit}

@@ -734,6 +734,7 @@ def test_killed_at_any_moment(tmp_path, codec):
     finished = 0
     for number, wait in enumerate(["half way", 0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, "done"]):
         path = tmp_path / str(number) / "i"
+        path.parent.mkdir()
         command = [sys.executable, "-c", WRITE, path, codec, *["stop"] * (wait == "half way")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "begun\n"
@@ -758,6 +759,7 @@ def test_interrupted_at_any_moment(tmp_path, codec):
     data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")
     for number, wait in enumerate([0.0, 0.01, 0.03, 0.1]):
         path = tmp_path / str(number) / "i"
+        path.parent.mkdir()
         process = subprocess.Popen(
             [sys.executable, "-c", WRITE, path, codec], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

@@ -126,7 +126,7 @@ class Reader:
         # The loop's thread must not refer to the reader, which would then never be given up.
         self._engines = _Engines(
             functools.partial(Loop, make_staging, self.limits, context, describe, int(cache_bytes), timed=timed),
-            self._core_reader(is_plain=not (direct or cache_bytes or timed)),
+            self._core_reader(is_plain=not (direct or cache_bytes)),
         )
         if self._engines.core is None:
             self._engines.start_loop()

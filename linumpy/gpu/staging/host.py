@@ -100,10 +100,10 @@ def _copy_boxes(source: np.ndarray, conversion: Conversion, table: ScatterTable)
             into[...] = fills[header]
             continue
         values = np.ndarray(tuple(extent), stored, source, begin, source_strides[header])
-        with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
-            if conversion.bfloat16:
-                into[...] = conversion.cast(values)
-            else:
+        if conversion.bfloat16 or (values.dtype.kind == "f" and into.dtype.kind in "iu"):
+            into[...] = conversion.cast(values)
+        else:  # as NumPy casts, without a copy of the values
+            with np.errstate(all="ignore"):
                 np.copyto(into, values, casting="unsafe")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
-from linumpy.gpu.rounding import bfloat16_bits
+from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.plan.layout import MAX_RANK
 from linumpy.plan.read.scatter import ScatterTable, joined
 
@@ -56,12 +56,11 @@ class Conversion:
         """Cast elements on the host, those in the stored byte order too."""
         if self.bfloat16:
             return bfloat16_bits(values)
-        return values.astype(self.target, copy=False)
+        return cast_elements(values, self.target)
 
     def fill_bytes(self, fill: np.generic) -> np.ndarray:
         """Repeat a fill value, as an element of an output, over the 16 bytes of the widest unit."""
-        with np.errstate(all="ignore"):  # numbers that the new dtype cannot hold are not defined, as in NumPy
-            value = self.cast(np.asarray(fill)).tobytes()
+        value = self.cast(np.asarray(fill)).tobytes()
         return np.frombuffer(value * (16 // len(value)), np.uint8)
 
 
