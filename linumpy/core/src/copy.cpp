@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <complex>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -83,6 +83,15 @@ template <class S> auto plain(S v) {
     else return v;
 }
 
+// Floats beyond the range of an integer type become its nearest end, and NaN 0, as in the scatter kernel.
+template <class T, class F> T whole(F v) {
+    // The first number beyond the range is a power of two, which every float has.
+    constexpr F END = static_cast<F>(std::numeric_limits<T>::max() / 2 + 1) * 2;
+    constexpr F BEGIN = static_cast<F>(std::numeric_limits<T>::min());
+    if (!(v > BEGIN)) return v <= BEGIN ? std::numeric_limits<T>::min() : T(0);
+    return v >= END ? std::numeric_limits<T>::max() : static_cast<T>(v);
+}
+
 template <class T, class S> T cast(S value) {
     if constexpr (std::is_same_v<T, S>) {
         return value;
@@ -100,7 +109,8 @@ template <class T, class S> T cast(S value) {
             // As the kernel: all but double pass through float.
             if constexpr (std::is_same_v<decltype(v), const double>) return narrow(v);
             else return narrow(static_cast<double>(static_cast<float>(v)));
-        } else return static_cast<T>(v);
+        } else if constexpr (std::is_floating_point_v<decltype(+v)> && std::is_integral_v<T>) return whole<T>(v);
+        else return static_cast<T>(v);
     }
 }
 

@@ -122,9 +122,7 @@ def fail_second_look(monkeypatch, where):
         return real(descriptor)
 
     monkeypatch.setattr(os, "fstat", fstat)
-    monkeypatch.setenv(
-        native.CORE_VARIABLE, "0"
-    )  # tests/core has the failures of its own calls
+    monkeypatch.setenv(native.CORE_VARIABLE, "0")  # tests/core has the failures of its own calls
 
 
 @pytest.mark.parametrize("kind", KINDS)
