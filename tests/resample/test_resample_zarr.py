@@ -35,6 +35,7 @@ from linumpy.io import place
 from linumpy.io.ome import open_image
 from linumpy.io.source import identify_data
 from linumpy.plan.boundary import MODES
+from linumpy.resample import parts
 from linumpy.resample import pipeline as resample_blocks
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.resample_zarr import resample_zarr
@@ -701,7 +702,7 @@ def test_a_remote_source_is_known_by_its_servers_marks(tmp_path):
 
 def test_another_version_of_linumpy_does_not_go_on(tmp_path, monkeypatch):
     options = begin(tmp_path)
-    monkeypatch.setattr(room, "__version__", "0.0.9")
+    monkeypatch.setattr(parts, "__version__", "0.0.9")
     with pytest.raises(ResumeError, match="differs in linumpy:"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
 
