@@ -365,6 +365,8 @@ def make_sent_block(payload: bytes, number: int, worker: Any) -> str:
     try:
         make_block(job, number)
     except Exception as error:
+        if lacking := needs.lacking():  # a disk that went away while the block was made
+            return f"worker {worker.address} lacks {lacking}"
         error.add_note(f"on worker {worker.address}")
         raise
     return ""
