@@ -388,6 +388,7 @@ def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
         assert f"on worker {address}" in caught.value.__notes__
 
 
+@pytest.mark.slow  # on a busy machine dask at times starts the workers again before their deaths count
 def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
     """The last test of this module, since it ends a process that all of them share."""
 
