@@ -74,7 +74,8 @@ class CoreReader:
             raise RuntimeError(f"the native core could not be started: {why.value.decode(errors='replace')}")
         self._records: OrderedDict[int, tuple[ArrayLayout, native.Geometry, native.Array]] = OrderedDict()
         self._lock = threading.Lock()
-        self._dropped: list[tuple[int, Any]] = []  # jobs that nobody waits for, with their outputs
+        self._dropped: dict[int, Any] = {}  # jobs that nobody waits for, with their outputs
+        self._releasing = threading.Lock()
         self.is_closing = False
 
     def submit(
@@ -129,13 +130,17 @@ class CoreReader:
         if on_device is not None:
             batch.on_device = ctypes.pointer(on_device)
         pointers = (ctypes.c_void_p * (1 if one_job else count))()
+        # Made before they are submitted: an interrupt behind the call must not free outputs that are written to.
+        jobs = [
+            CoreJob(self, pointers, n, output, ready) for n, output in zip(range(len(pointers)), outputs, strict=True)
+        ]
         quick, waiting = self._library.quick, self._library.waiting
         self._release_dropped()
         while state := quick.lc_submit(self._pointer, batch, pointers):
             if state != 1:
                 raise MemoryError(f"{count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
-        return [CoreJob(self, pointer, output, ready) for pointer, output in zip(pointers, outputs, strict=True)]
+        return jobs
 
     def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
         """Describe an array for the core; records of those that were read last are kept."""
@@ -169,11 +174,18 @@ class CoreReader:
         if self._library.quick.lc_job_done(pointer):
             self._library.quick.lc_job_release(pointer)
         else:
-            self._dropped.append((pointer, output))
+            self._dropped[pointer] = output
 
     def _release_dropped(self) -> None:
-        for _ in range(len(self._dropped)):
-            self.drop(*self._dropped.pop(0))
+        if not self._releasing.acquire(blocking=False):
+            return  # another thread does
+        try:
+            for pointer in list(self._dropped):
+                if self._library.quick.lc_job_done(pointer):
+                    del self._dropped[pointer]
+                    self._library.quick.lc_job_release(pointer)
+        finally:
+            self._releasing.release()
 
     def __del__(self) -> None:
         if os.getpid() == self._process and getattr(self, "_pointer", None):
@@ -190,10 +202,16 @@ class CoreJob:
         What holds the memory of the output.
     """
 
-    __slots__ = ("_pointer", "_reader", "_ready", "output")
+    __slots__ = ("_number", "_pointers", "_reader", "_ready", "output")
 
-    def __init__(self, reader: CoreReader, pointer: int, output: Any, ready: Any = None) -> None:
-        self._reader, self._pointer, self.output, self._ready = reader, pointer, output, ready
+    def __init__(self, reader: CoreReader, pointers: Any, number: int, output: Any, ready: Any = None) -> None:
+        self._reader, self._pointers, self._number, self.output, self._ready = reader, pointers, number, output, ready
+
+    @property
+    def _pointer(self) -> int | None:
+        """The core's handle; None until the job is submitted."""
+        pointer: int | None = self._pointers[self._number]
+        return pointer
 
     def done(self) -> bool:
         """Say whether the job is over."""
@@ -226,7 +244,8 @@ class CoreJob:
         return None if error.code == native.OK else _exception(error, layout)
 
     def __del__(self) -> None:
-        self._reader.drop(self._pointer, (self.output, self._ready))
+        if (pointer := self._pointer) is not None:
+            self._reader.drop(pointer, (self.output, self._ready))
 
 
 def _geometry_record(layout: ArrayLayout) -> native.Geometry:

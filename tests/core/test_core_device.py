@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import functools
 import subprocess
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import decoders
@@ -117,10 +119,14 @@ def device(driver, monkeypatch):
     monkeypatch.setattr(core_device, "prepare", lambda specs: None)
     monkeypatch.setattr(decode, "limits_of", lambda _: decoders.BIG)
     cupy = types.SimpleNamespace(
-        cuda=types.SimpleNamespace(Device=lambda number: None, driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1))
+        cuda=types.SimpleNamespace(
+            Device=lambda number: None,
+            driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
+            runtime=types.SimpleNamespace(free=lambda _: None),
+        )
     )
 
-    def make(decode_on=None, scratch=2**22):
+    def make(decode_on=None, scratch=2**26):
         limits = limits_for(scratch, on_device=True, decode_on=decode_on, slab_nbytes=None)
         return core_device.CoreDevice(cupy, 0, limits)
 
@@ -242,3 +248,24 @@ def test_each_call_of_the_driver_fails_once(tmp_path, device, driver, kind):
             break
     assert failed > 5
     assert number > 9
+
+
+def test_threads_that_ask_for_the_same_kernels_get_the_same_records(tmp_path, device, monkeypatch):
+    """The core points to them: one that is made a second time in place of the first would be freed in use."""
+    array = zarr.create_array(tmp_path / "a", shape=(8, 8), chunks=(4, 4), dtype="u2", compressors=None)
+    layout, made = read_layout(open_source(array)), device()
+    real = core_device.load
+    monkeypatch.setattr(core_device, "load", lambda spec: time.sleep(0.01) or real(spec))
+    conversion = Conversion(layout.dtype, layout.dtype, layout.swapped)
+    with ThreadPoolExecutor(8) as pool:
+        records = list(pool.map(lambda _: made.on_device(layout, conversion, 0), range(8)))
+    assert len({ctypes.addressof(record.scatter.contents) for record in records}) == 1
+
+
+def test_a_range_longer_than_a_slab_is_refused(tmp_path, device):
+    array = zarr.create_array(tmp_path / "a", shape=(1024, 512), chunks=(1024, 512), dtype="u1", compressors=None)
+    array[...] = 1
+    made = device(scratch=2**20)
+    with core_reader(made) as reader:
+        (ticket,), _ = submit(made, reader, array, [...])
+        assert "longer than a slab" in str(ticket.exception())

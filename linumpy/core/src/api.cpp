@@ -104,7 +104,7 @@ void lc_after_fork(void) {
     lc::MemoryGate::forget();
 }
 
-void lc_shutdown(void) { lc::Pool::shared().stop(); }
+void lc_shutdown(void) { lc::Pool::stop_shared(); }
 
 void lc_fail_next(int64_t kind, int64_t nth, int64_t number) {
     lc::faults::armed[kind].number = number;

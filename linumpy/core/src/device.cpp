@@ -94,6 +94,8 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
 
 Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
     nbytes = aligned(nbytes);
+    if (nbytes > capacity(plan))
+        throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
     for (;;) {
         Slab *slab = take_open(plan, nbytes, rows, chunks);
@@ -194,15 +196,20 @@ void Device::start(Slab *slab) {
             queue(*slab);
         } catch (const std::exception &error) {
             slab->error = error.what();
-            try {
-                driver_.await_stream(slab->stream);  // kernels that were queued may write to outputs
-            } catch (const DriverError &) {
-            }
+            finish_stream(*slab);
         }
         const std::lock_guard also(mutex_);
         under_way_.push_back(slab);
     }
     started_.notify_one();
+}
+
+// After an error: what was queued may still write to outputs, and read the slab.
+void Device::finish_stream(Slab &slab) noexcept {
+    try {
+        driver_.await_stream(slab.stream);
+    } catch (const std::exception &) {  // a device that has failed for good runs nothing any more
+    }
 }
 
 void Device::queue(Slab &slab) {
@@ -376,6 +383,7 @@ void Device::loop() {
                 driver_.await(slab->done);
             } catch (const std::exception &error) {
                 slab->error = error.what();
+                finish_stream(*slab);
             }
         }
         end(*slab);

@@ -90,6 +90,7 @@ private:
     void release_memory();
     void start(Slab *slab);
     void queue(Slab &slab);
+    void finish_stream(Slab &slab) noexcept;
     i64 write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
     void launch_decoders(Slab &slab);
     void loop();

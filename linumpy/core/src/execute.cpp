@@ -689,6 +689,9 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         error.code = LC_MEMORY;
         for (u32 n = 0; n < task.chunks; ++n) {
             const WantedChunk &chunk = wave.chunks[task.first_chunk + n];
+            std::copy(wave.objects[task.object].coordinates, wave.objects[task.object].coordinates + LC_MAX_RANK,
+                      error.object);
+            std::copy(chunk.coordinates, chunk.coordinates + LC_MAX_RANK, error.chunk);
             for (u32 k = 0; k < chunk.boxes; ++k) wave.boxes[chunk.first_box + k].job->fail(error);
         }
     }

@@ -75,15 +75,33 @@ int Pool::start_thread() {
     return state;
 }
 
-int Pool::add(std::shared_ptr<Work> work, bool first) {
+void Pool::put(std::shared_ptr<Work> work, bool first) {
+    Work *const one = work.get();
+    if (first) {
+        one->next_ = std::move(first_);
+        first_ = std::move(work);
+        if (!last_) last_ = one;
+    } else {
+        (last_ ? last_->next_ : first_) = std::move(work);
+        last_ = one;
+    }
+}
+
+std::shared_ptr<Work> Pool::take() {
+    std::shared_ptr<Work> work = std::move(first_);
+    first_ = std::move(work->next_);
+    if (!first_) last_ = nullptr;
+    return work;
+}
+
+int Pool::add(std::shared_ptr<Work> work, bool first) noexcept {
     {
         const std::lock_guard lock(mutex_);
         if (stopping_) return ECANCELED;
         const bool may_start = !idle_ && static_cast<i64>(threads_.size()) < most_;
         const int state = may_start ? start_thread() : 0;
         if (state && threads_.empty()) return state;
-        if (first) queue_.insert(queue_.begin(), std::move(work));
-        else queue_.push_back(std::move(work));
+        put(std::move(work), first);
     }
     changed_.notify_one();
     return 0;
@@ -92,38 +110,45 @@ int Pool::add(std::shared_ptr<Work> work, bool first) {
 void Pool::loop() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-        if (queue_.empty()) {
+        if (!first_) {
             ++idle_;
             changed_.wait(lock);
             --idle_;
             continue;
         }
-        const std::shared_ptr<Work> work = queue_.front();
+        std::shared_ptr<Work> work = take();
         i64 step;
         const bool claimed = work->claim(step);
-        if (!work->has_more()) queue_.erase(queue_.begin());
-        else if (queue_.size() > 1) std::rotate(queue_.begin(), queue_.begin() + 1, queue_.end());
+        if (work->has_more()) put(work, false);
         // One thread wakes the next: who queues work does not wait for all of them to be woken.
-        const bool more = !queue_.empty();
+        const bool more = first_ != nullptr;
         if (more && !idle_ && static_cast<i64>(threads_.size()) < most_) start_thread();
         const bool wake = more && idle_;
         lock.unlock();
         if (wake) changed_.notify_one();
         if (claimed) work->run(step);
+        work.reset();  // not under the lock: the last reference to a wave frees all of it
         lock.lock();
     }
 }
 
-void Pool::stop() {
+void Pool::stop() noexcept {
     std::vector<pthread_t> threads;
+    std::shared_ptr<Work> left;
     {
         const std::lock_guard lock(mutex_);
         stopping_ = true;
         threads.swap(threads_);
-        queue_.clear();
+        left = std::move(first_);
+        last_ = nullptr;
     }
     changed_.notify_all();
     for (pthread_t thread : threads) pthread_join(thread, nullptr);
+    while (left) left = std::shared_ptr<Work>(std::move(left->next_));  // one by one: no recursion
+}
+
+void Pool::stop_shared() noexcept {
+    if (Pool *pool = shared_pool.load()) pool->stop();
 }
 
 MemoryGate &MemoryGate::shared() {

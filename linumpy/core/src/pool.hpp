@@ -21,32 +21,37 @@ public:
     // Whether further steps can be claimed. Called with the pool's lock held.
     virtual bool has_more() const = 0;
     virtual void run(i64 step) noexcept = 0;
+
+private:
+    friend class Pool;
+    std::shared_ptr<Work> next_;  // in the pool's queue; work is queued at most once, so that queueing takes no memory
 };
 
 class Pool {
 public:
-    explicit Pool(i64 threads) : most_(threads) {
-        queue_.reserve(4096);
-        threads_.reserve(static_cast<size_t>(threads));
-    }
+    explicit Pool(i64 threads) : most_(threads) { threads_.reserve(static_cast<size_t>(threads)); }
 
     // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
     // started where there is none at all: then nothing was queued.
-    int add(std::shared_ptr<Work> work, bool first);
+    int add(std::shared_ptr<Work> work, bool first) noexcept;
     // Finish the steps that are under way and end all threads; nothing runs afterwards.
-    void stop();
+    void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
     // The pool of this process. In a forked child `forget` makes a new one: the child has none of its parent's threads.
     static Pool &shared();
     static void forget();
+    static void stop_shared() noexcept;
 
 private:
     static void *enter(void *pool);
     void loop();
     int start_thread();
+    void put(std::shared_ptr<Work> work, bool first);
+    std::shared_ptr<Work> take();
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::vector<std::shared_ptr<Work>> queue_;  // in memory that is there already
+    std::shared_ptr<Work> first_;
+    Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
     i64 most_, idle_ = 0;
     std::atomic<bool> stopping_{false};

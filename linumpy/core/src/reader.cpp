@@ -61,18 +61,21 @@ bool Job::cancel() {
     return state_.compare_exchange_strong(state, CANCELLING) || state == CANCELLING;
 }
 
-bool Job::end(i64 parts) {
-    if (left_.fetch_sub(parts) != parts) return false;
+bool Job::end(i64 parts) { return left_.fetch_sub(parts) == parts; }
+
+void Job::finish() {
     const bool cancelled = state_.exchange(OVER) == CANCELLING;
     {
         const std::lock_guard lock(mutex_);
-        if (cancelled && !error_.code) error_.code = LC_CANCELLED;
+        if (cancelled) {
+            error_ = {};  // whoever cancelled was told that the job ends so, whatever failed meanwhile
+            error_.code = LC_CANCELLED;
+        }
         end_ = now();
         over_.store(true, std::memory_order_release);
         // Under the lock: whoever waits may drop the job as soon as it is over.
         ended_.notify_all();
     }
-    return true;
 }
 
 bool Job::wait(double seconds) {
@@ -195,7 +198,10 @@ Reader::Reader(i64 threads, i64 index_nbytes, const lc_device *device) : indexes
     if (device) device_ = std::make_unique<Device>(*device, *this);
 }
 
-Reader::~Reader() = default;
+// A handle may be deleted while batches are queued: their jobs end, too.
+Reader::~Reader() {
+    for (const auto &batch : queue_) abandon(*batch, LC_CANCELLED);
+}
 
 void Reader::note_progress() {
     // With the lock: a waiter must not miss it between its look and its sleep.
@@ -239,6 +245,8 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
+    // All that needs memory comes before the batch is queued: a call that fails must leave nothing behind.
+    Pool::shared();
     const i64 job_count = record.one_job ? 1 : record.region_count;
     for (i64 n = 0; n < job_count; ++n)
         batch->jobs.push_back(std::make_shared<Job>(record.one_job ? std::max<i64>(1, record.region_count) : 1));
@@ -253,6 +261,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         if (!closing_ && queued_boxes_ > QUEUED_BOXES) return false;
         for (i64 n = 0; n < record.array_count; ++n) regions.arrays.push_back(known_array(record.arrays[n], geometry));
         if (!closing_) {
+            if (!plan_work_) plan_work_ = std::make_shared<PlanWork>(weak_from_this());
             queue_.push_back(batch);
             queued_boxes_ += batch->queued_boxes;
             state = schedule_plan();
@@ -264,7 +273,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         if (!closing_ && !state) return true;
     }
     lc_error error{};
-    error.code = state ? LC_THREAD : LC_CLOSED;
+    error.code = state && state != ECANCELED ? LC_THREAD : LC_CLOSED;
     error.number = state;
     for (const auto &job : batch->jobs) job->fail(error);
     abandon(*batch, error.code);
@@ -277,7 +286,7 @@ bool Reader::wait_capacity(double seconds) {
 }
 
 void Reader::close() {
-    std::deque<std::shared_ptr<Batch>> left;
+    std::list<std::shared_ptr<Batch>> left;
     {
         const std::lock_guard lock(mutex_);
         closing_ = true;
@@ -311,12 +320,14 @@ void Reader::abandon(Batch &batch, i64 code) {
 }
 
 void Reader::settle(Job &job, i64 parts) {
-    if (job.end(parts)) ++stats.jobs;
+    if (!job.end(parts)) return;
+    ++stats.jobs;  // before the job is over: whoever waits for it finds it counted
+    job.finish();
 }
 
 // Planning. `planning_` is true from here until a thread has planned, so that one thread at a time does.
 
-int Reader::schedule_plan() {
+int Reader::schedule_plan() noexcept {
     if (planning_ || queue_.empty()) return 0;
     i64 waiting = 0;
     std::erase_if(active_, [&](const std::weak_ptr<Wave> &one) {
@@ -325,7 +336,6 @@ int Reader::schedule_plan() {
         return !wave;
     });
     if (waiting > WAITING_TASKS) return 0;
-    if (!plan_work_) plan_work_ = std::make_shared<PlanWork>(weak_from_this());
     plan_work_->arm();
     const int state = Pool::shared().add(plan_work_, true);
     planning_ = !state;
@@ -350,7 +360,7 @@ void Reader::end_wave() {
 void Reader::plan() noexcept {
     const double begin = now();
     std::shared_ptr<Wave> wave = next_wave();
-    std::deque<std::shared_ptr<Batch>> left;
+    std::list<std::shared_ptr<Batch>> left;
     const bool alone = wave && wave->tasks.size() == 1;
     {
         const std::lock_guard lock(mutex_);
@@ -406,7 +416,14 @@ std::shared_ptr<Wave> Reader::next_wave() {
     } catch (const std::exception &) {  // no memory: the jobs that were to be planned fail
         lc_error error{};
         error.code = LC_MEMORY;
-        for (const auto &batch : batches) {
+        std::shared_ptr<Batch> next;
+        if (batches.empty()) {
+            // Not even room for their list: one after another then, so that planning comes to an end.
+            const std::lock_guard lock(mutex_);
+            if (!queue_.empty()) next = queue_.front();
+        }
+        for (size_t n = 0; n < batches.size() || next; ++n) {
+            const std::shared_ptr<Batch> batch = next ? std::move(next) : batches[n];
             for (const auto &job : batch->jobs) job->fail(error);
             abandon(*batch, LC_MEMORY);
             const std::lock_guard lock(mutex_);

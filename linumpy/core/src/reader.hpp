@@ -6,7 +6,7 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,9 +29,10 @@ public:
     bool given_up() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
     void fail(const lc_error &error);
     bool cancel();
-    // Boxes to come, and parts that have ended; `end` says whether the job is over with these.
+    // Boxes to come, and parts that have ended; `end` says whether these were the last, after which the job is finished.
     void expect(i64 boxes) { left_.fetch_add(boxes, std::memory_order_relaxed); }
     bool end(i64 parts);
+    void finish();
     bool is_over() const { return over_.load(std::memory_order_acquire); }
     bool wait(double seconds);
     lc_error error() const;
@@ -163,11 +164,11 @@ private:
     std::shared_ptr<Wave> next_wave();
     void collect(Batch &batch, Wave &wave);
     void abandon(Batch &batch, i64 code);
-    int schedule_plan();
+    int schedule_plan() noexcept;
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<std::shared_ptr<Batch>> queue_;
+    std::list<std::shared_ptr<Batch>> queue_;  // an empty one takes no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;

@@ -115,7 +115,12 @@ void IndexCache::keep(const std::string &path, const Version &version, const Geo
     }
     if (nbytes > most_) return;
     entries_.push_front({path, version, kind_of(geometry), std::move(index)});
-    by_path_[path] = entries_.begin();
+    try {
+        by_path_[path] = entries_.begin();
+    } catch (...) {
+        entries_.pop_front();
+        throw;
+    }
     held_ += nbytes;
     while (held_ > most_) {
         held_ -= nbytes_of(*entries_.back().index);

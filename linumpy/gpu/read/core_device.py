@@ -6,6 +6,7 @@ In: layouts and conversions. Out: the records of :mod:`linumpy.core.native`, kep
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 from linumpy.core import native
@@ -24,6 +25,8 @@ from linumpy.plan.layout import ArrayLayout
 SLABS = 4
 #: Pinned memory of a slab, and the longest chunk that the core takes.
 PINNED_NBYTES = 48 * 2**20
+#: Least scratch: the longest read of the core fits a slab.
+LEAST_SCRATCH_BYTES = 64 * 2**20
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 512
 #: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
@@ -54,9 +57,11 @@ class CoreDevice:
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
         self._kept: list[Any] = []
+        self._lock = threading.Lock()  # the core holds pointers to records: none may be made twice, and replaced
 
     def record(self) -> native.Device:
         """Describe the memory of slabs; the current context is that of the device."""
+        self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
         context = self._cupy.cuda.driver.ctxGetCurrent()
         return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes)
 
@@ -66,8 +71,10 @@ class CoreDevice:
 
     def on_device(self, layout: ArrayLayout, conversion: Conversion, ready: int) -> native.OnDevice:
         """Give what a batch needs; kernels that are new are compiled."""
-        plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
-        record = native.OnDevice(ctypes.pointer(self._scatter_of(layout, conversion)), None, ready)
+        with self._lock:
+            plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
+            scatter = self._scatter_of(layout, conversion)
+        record = native.OnDevice(ctypes.pointer(scatter), None, ready)
         if plan is not None:
             record.decode = ctypes.pointer(plan)
         return record

@@ -28,7 +28,7 @@ from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
-from linumpy.gpu.read.core_device import CoreDevice
+from linumpy.gpu.read.core_device import LEAST_SCRATCH_BYTES, CoreDevice
 from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
@@ -136,7 +136,7 @@ class Reader:
         """Return the native core where it reads for this reader."""
         if not self.on_device:
             return None if native.why_no_core() is not None else CoreReader(self.limits.threads)
-        if not (is_plain and native.reads_to_devices()):
+        if not (is_plain and self.limits.scratch_bytes >= LEAST_SCRATCH_BYTES and native.reads_to_devices()):
             return None
         assert self.device is not None
         with _context_of(self._cupy, self.device):

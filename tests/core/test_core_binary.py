@@ -1,0 +1,61 @@
+"""The core's own tests, a C++ program: as it is shipped, and with the sanitizers of addresses and of threads."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from compiled import kept
+
+ROOT = Path(__file__).parents[2]
+TARGET = "linumpy_core_tests"
+#: Out of memory is an error here, and the allocator's limit is part of the test; a fork must not end the run.
+ENVIRONMENT = {"ASAN_OPTIONS": "allocator_may_return_null=1", "TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0"}
+
+
+def sources():
+    """Return the texts of all that the program is made of."""
+    files = [ROOT / "CMakeLists.txt", *(ROOT / "linumpy/core/src").iterdir()]
+    files += [path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".hpp")]
+    return [path.name + path.read_text() for path in sorted(files)]
+
+
+def compiler():
+    """Return what the compiler says of itself, or skip where there is none for C++20."""
+    command = os.environ.get("CXX", "c++")
+    for tool in (command, "cmake"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"the core's tests are compiled, and {tool} is not installed")
+    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    taken = subprocess.run([command, "-std=c++20", "-fsyntax-only", "-xc++", "/dev/null"], capture_output=True)
+    if taken.returncode:
+        pytest.skip(f"{command} knows no C++20")
+    return version
+
+
+def program(sanitizers):
+    """Build the tests; those of the same sources are built once."""
+
+    def make(path):
+        with tempfile.TemporaryDirectory() as folder:
+            generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+            options = ["-DLINUMPY_CORE_TESTS=ON", f"-DLINUMPY_CORE_SANITIZE={sanitizers}"]
+            for command in (
+                ["cmake", "-S", str(ROOT), "-B", folder, *generator, *options],
+                ["cmake", "--build", folder, "--target", TARGET, "--parallel", "2"],
+            ):
+                done = subprocess.run(command, capture_output=True, text=True)
+                assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+            shutil.copy(Path(folder) / TARGET, path)
+
+    return kept([compiler(), sanitizers, *sources()], ".core-tests", make)
+
+
+@pytest.mark.parametrize("sanitizers", ["", "address;undefined", "thread"], ids=["plain", "address", "thread"])
+def test_core(sanitizers):
+    done = subprocess.run(
+        [program(sanitizers)], capture_output=True, text=True, timeout=300, env={**os.environ, **ENVIRONMENT}
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

@@ -1,0 +1,224 @@
+"""If this fails, the native core and Python disagree about who holds what: outputs, handles, signals, forks."""
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+import zarr
+
+from linumpy.core import native
+from linumpy.core.reader import CoreReader
+from linumpy.errors import CoreUnavailableError
+from linumpy.gpu import Reader
+
+pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
+SHAPE = (40, 37, 41)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("core") / "a.zarr"
+    array = zarr.create_array(path, shape=SHAPE, chunks=(8, 8, 8), shards=(16, 16, 16), dtype="u2", fill_value=7)
+    array[:] = np.random.default_rng(1).integers(0, 2**16, SHAPE, dtype=np.uint16)
+    return path
+
+
+def boxes(random, count):
+    """Return random regions, (count, rank, 2); none is empty."""
+    low = np.stack([random.integers(0, size, count) for size in SHAPE], axis=1)
+    high = np.stack([random.integers(low[:, a] + 1, size + 1) for a, size in enumerate(SHAPE)], axis=1)
+    return np.stack([low, high], axis=2)
+
+
+def expected(store, box):
+    return zarr.open_array(store, mode="r")[tuple(slice(*axis) for axis in box)]
+
+
+def run(code, *arguments, timeout=60):
+    """Run a program of its own; returns what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, f"exit {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_dropped_tickets_write_to_nothing_that_is_freed(store):
+    random = np.random.default_rng(2)
+    with Reader(device="cpu") as reader:
+        for _ in range(100):
+            dropped = reader.submit_many(store, boxes(random, 8))
+            del dropped
+            regions = boxes(random, 3)
+            others = [np.full(tuple(box[:, 1] - box[:, 0]), 3, np.uint16) for box in regions]  # of freed memory, maybe
+            tickets = reader.submit_many(store, regions)
+            for ticket, box, other in zip(tickets, regions, others, strict=True):
+                np.testing.assert_array_equal(ticket.result(), expected(store, box))
+                assert (other == 3).all()
+
+
+def test_threads_that_drop_and_submit(store):
+    errors = []
+
+    def work(seed):
+        random = np.random.default_rng(seed)
+        try:
+            for _ in range(60):
+                regions = boxes(random, 4)
+                tickets = reader.submit_many(store, regions)
+                tickets[:2] = []
+                for ticket, box in zip(tickets, regions[2:], strict=True):
+                    np.testing.assert_array_equal(ticket.result(), expected(store, box))
+        except BaseException as error:  # a thread's error is raised by the test
+            errors.append(error)
+
+    with Reader(device="cpu") as reader:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors[0]
+
+
+def test_an_interrupt_behind_the_submission_leaks_no_job(store, monkeypatch):
+    quick = native.library().quick
+    submit, release, released = quick.lc_submit, quick.lc_job_release, []
+
+    def interrupted(*arguments):
+        assert submit(*arguments) == 0
+        raise KeyboardInterrupt
+
+    def noted(pointer):
+        released.append(pointer)
+        release(pointer)
+
+    with Reader(device="cpu") as reader:
+        monkeypatch.setattr(quick, "lc_submit", interrupted)
+        monkeypatch.setattr(quick, "lc_job_release", noted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.submit_many(store, boxes(np.random.default_rng(3), 5))
+        monkeypatch.setattr(quick, "lc_submit", submit)
+        gc.collect()
+    assert len(set(released)) == len(released) == 5
+
+
+def test_threads_that_release_dropped_jobs_do_not_take_the_same_one_twice():
+    core = CoreReader(2)
+    calls = []
+
+    def done(pointer):
+        time.sleep(1e-4)
+        return True
+
+    quick = types.SimpleNamespace(lc_job_done=done, lc_job_release=calls.append)
+    real, core._library = core._library, types.SimpleNamespace(quick=quick)
+    try:
+        core._dropped.update((n, None) for n in range(1, 300))
+        threads = [threading.Thread(target=core._release_dropped) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(calls) == list(range(1, 300))
+    finally:
+        core._library = real
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_the_interpreter_exits_with_jobs_in_flight(store, attempt):
+    code = """
+        import sys
+        from linumpy.gpu import Reader
+        reader = Reader(device="cpu")
+        tickets = [reader.submit(sys.argv[1]) for _ in range(200)]
+        print("in flight")
+    """
+    assert "in flight" in run(code, store)
+
+
+def test_a_forked_child_reads_with_a_reader_of_its_own(store):
+    code = """
+        import os, sys, warnings
+        import numpy as np, zarr
+        from linumpy.gpu import Reader
+        warnings.simplefilter("ignore")
+        expected = zarr.open_array(sys.argv[1], mode="r")[:]
+        reader = Reader(device="cpu")
+        tickets = [reader.submit(sys.argv[1]) for _ in range(50)]
+        child = os.fork()
+        if not child:
+            with Reader(device="cpu") as own:
+                same = np.array_equal(own.submit(sys.argv[1]).result(), expected)
+            os._exit(0 if same else 5)
+        assert os.waitpid(child, 0)[1] == 0
+        assert all(np.array_equal(ticket.result(), expected) for ticket in tickets)
+    """
+    run(code, store)
+
+
+def test_an_interrupt_comes_while_a_result_is_waited_for(store, monkeypatch):
+    # A job that is never over, as far as Python can tell.
+    waiting, quick = native.library().waiting, native.library().quick
+    with Reader(device="cpu") as reader:
+        ticket = reader.submit(store)
+        ticket.result()
+        with monkeypatch.context() as patch:
+            patch.setattr(quick, "lc_job_done", lambda pointer: 0)
+            patch.setattr(waiting, "lc_wait_job", lambda pointer, seconds: time.sleep(seconds) or 0)
+            sent = []
+            timer = threading.Timer(0.2, lambda: (sent.append(time.monotonic()), os.kill(os.getpid(), signal.SIGINT)))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                ticket.result()
+            assert time.monotonic() - sent[0] < 0.5
+            timer.join()
+
+
+def test_a_busy_thread_does_not_stop_reads(store):
+    with Reader(device="cpu") as reader:
+        reader.submit(store).result()
+        over = threading.Event()
+
+        def spin():
+            while not over.is_set():
+                sum(range(100))
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        try:
+            begin = time.monotonic()
+            for _ in range(10):
+                reader.submit(store).result()
+            seconds = time.monotonic() - begin
+        finally:
+            over.set()
+            thread.join()
+    assert seconds < 1
+
+
+def test_a_library_of_another_interface_is_refused(tmp_path):
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("a library of another interface is compiled, and there is no compiler")
+    source, path = tmp_path / "other.cpp", tmp_path / "other.so"
+    source.write_text(f'extern "C" long lc_abi() {{ return {native.ABI + 1}; }}\n')
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source], check=True)
+    with pytest.raises(CoreUnavailableError) as error:
+        native.Library(str(path))
+    text = str(error.value)
+    assert "\n" not in text
+    assert f"{path} has interface {native.ABI + 1}" in text

@@ -1,0 +1,480 @@
+// The reader as its callers see it: jobs over raw chunks and shards; each has the right voxels or an error, none hangs.
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "check.hpp"
+#include "memory.hpp"
+
+namespace {
+
+constexpr int RANK = 3;
+constexpr uint8_t UNTOUCHED = 0xa5;
+constexpr uint16_t FILL = 0x0101;
+constexpr double LONG = 20;  // seconds after which a job hangs
+
+// An array of uint16 in files, and its voxels.
+struct Store {
+    Folder folder;
+    int64_t shape[RANK], chunk[RANK];
+    lc_geometry geometry{};
+    std::string prefix, metadata;
+    std::vector<uint16_t> voxels;
+
+    Store(Random &random, bool sharded, int64_t longest = 40) {
+        for (int a = 0; a < RANK; ++a) {
+            shape[a] = draw(random, 1, longest);
+            chunk[a] = draw(random, 1, 9);
+            geometry.chunk_shape[a] = chunk[a];
+            geometry.stored_axes[a] = a;
+            geometry.chunks_per_shard[a] = sharded ? draw(random, 1, 3) : 0;
+        }
+        geometry.rank = RANK;
+        geometry.dtype = LC_U16;
+        geometry.index_at_end = draw(random, 0, 1);
+        voxels.assign(static_cast<size_t>(shape[0] * shape[1] * shape[2]), FILL);
+        metadata = (folder.path / "zarr.json").string();
+        prefix = (folder.path / "c").string() + ".";
+        write_file(metadata, "{}");
+        write(random);
+    }
+    uint16_t &at(int64_t z, int64_t y, int64_t x) {
+        return voxels[static_cast<size_t>((z * shape[1] + y) * shape[2] + x)];
+    }
+    std::string path(const int64_t *object) const {
+        return prefix + std::to_string(object[0]) + "." + std::to_string(object[1]) + "." + std::to_string(object[2]);
+    }
+    std::string chunk_bytes(Random &random, const int64_t *number) {
+        std::vector<uint16_t> values;
+        for (int64_t z = 0; z < chunk[0]; ++z)
+            for (int64_t y = 0; y < chunk[1]; ++y)
+                for (int64_t x = 0; x < chunk[2]; ++x) {
+                    const int64_t at_z = number[0] * chunk[0] + z, at_y = number[1] * chunk[1] + y,
+                                  at_x = number[2] * chunk[2] + x;
+                    values.push_back(static_cast<uint16_t>(random()));
+                    if (at_z < shape[0] && at_y < shape[1] && at_x < shape[2]) at(at_z, at_y, at_x) = values.back();
+                }
+        return {reinterpret_cast<const char *>(values.data()), 2 * values.size()};
+    }
+    void write(Random &random) {
+        int64_t per[RANK], objects[RANK], index[RANK];
+        for (int a = 0; a < RANK; ++a) {
+            per[a] = std::max<int64_t>(1, geometry.chunks_per_shard[a]);
+            objects[a] = (shape[a] - 1) / (chunk[a] * per[a]) + 1;
+        }
+        const bool sharded = geometry.chunks_per_shard[0] > 0;
+        for (index[0] = 0; index[0] < objects[0]; ++index[0])
+            for (index[1] = 0; index[1] < objects[1]; ++index[1])
+                for (index[2] = 0; index[2] < objects[2]; ++index[2]) {
+                    if (draw(random, 0, 7) == 0) continue;  // missing
+                    if (!sharded) {
+                        write_file(path(index), chunk_bytes(random, index));
+                        continue;
+                    }
+                    const int64_t count = per[0] * per[1] * per[2];
+                    std::vector<uint64_t> ranges;
+                    std::string body;
+                    const size_t base = geometry.index_at_end ? 0 : static_cast<size_t>(16 * count);
+                    for (int64_t n = 0; n < count; ++n) {
+                        const int64_t inner[RANK] = {index[0] * per[0] + n / (per[1] * per[2]),
+                                                     index[1] * per[1] + n / per[2] % per[1],
+                                                     index[2] * per[2] + n % per[2]};
+                        if (draw(random, 0, 5) == 0) {
+                            ranges.insert(ranges.end(), {~uint64_t(0), ~uint64_t(0)});
+                            continue;
+                        }
+                        const std::string bytes = chunk_bytes(random, inner);
+                        ranges.insert(ranges.end(), {base + body.size(), bytes.size()});
+                        body += bytes;
+                    }
+                    const std::string table(reinterpret_cast<const char *>(ranges.data()), 8 * ranges.size());
+                    write_file(path(index), geometry.index_at_end ? body + table : table + body);
+                }
+    }
+};
+
+// Regions of one store, their outputs and jobs.
+struct Jobs {
+    Store *store;
+    std::vector<int64_t> array, start, stop, strides, address;
+    std::vector<std::vector<uint16_t>> outputs;
+    std::vector<lc_job *> jobs;
+    bool one_job;
+
+    Jobs(Store &store, Random &random, int64_t count, bool one_job = false) : store(&store), one_job(one_job) {
+        for (int64_t n = 0; n < count; ++n) {
+            int64_t extent[RANK];
+            for (int a = 0; a < RANK; ++a) {
+                start.push_back(draw(random, 0, store.shape[a] - 1));
+                stop.push_back(draw(random, start.back(), store.shape[a]));
+                extent[a] = stop.back() - start.back();
+            }
+            array.push_back(0);
+            strides.insert(strides.end(), {2 * extent[1] * extent[2], 2 * extent[2], 2});
+            outputs.emplace_back(static_cast<size_t>(extent[0] * extent[1] * extent[2]), UNTOUCHED * 0x0101);
+            address.push_back(reinterpret_cast<int64_t>(outputs.back().data()));
+        }
+        jobs.assign(one_job ? 1 : static_cast<size_t>(count), nullptr);
+    }
+    ~Jobs() {
+        for (lc_job *job : jobs)
+            if (job) lc_job_release(job);
+    }
+    int64_t submit(lc_reader *reader) {
+        const lc_array record{store->prefix.c_str(), ".", store->metadata.c_str()};
+        lc_batch batch{};
+        batch.geometry = &store->geometry;
+        batch.arrays = &record;
+        batch.array_count = 1;
+        batch.region_count = static_cast<int64_t>(array.size());
+        batch.array = array.data();
+        batch.start = start.data();
+        batch.stop = stop.data();
+        batch.strides = strides.data();
+        batch.address = address.data();
+        batch.target = LC_U16;
+        std::memcpy(batch.fill, &FILL, 2);
+        batch.one_job = one_job;
+        return lc_submit(reader, &batch, jobs.data());
+    }
+    bool output_is_right(size_t n) const {
+        const int64_t *low = &start[RANK * n], *high = &stop[RANK * n];
+        size_t k = 0;
+        for (int64_t z = low[0]; z < high[0]; ++z)
+            for (int64_t y = low[1]; y < high[1]; ++y)
+                for (int64_t x = low[2]; x < high[2]; ++x)
+                    if (outputs[n][k++] != store->at(z, y, x)) return false;
+        return true;
+    }
+    bool is_untouched() const {
+        for (const auto &output : outputs)
+            for (uint16_t value : output)
+                if (value != UNTOUCHED * 0x0101) return false;
+        return true;
+    }
+    // Wait for all; jobs without error have the right voxels. Returns the errors' codes.
+    std::vector<int64_t> settle() {
+        std::vector<int64_t> codes;
+        for (size_t n = 0; n < jobs.size(); ++n) {
+            CHECK(lc_wait_job(jobs[n], LONG) == 1);
+            lc_error error;
+            lc_job_error(jobs[n], &error);
+            codes.push_back(error.code);
+            if (error.code) continue;
+            if (!one_job) CHECK(output_is_right(n));
+            else
+                for (size_t k = 0; k < outputs.size(); ++k) CHECK(output_is_right(k));
+        }
+        return codes;
+    }
+};
+
+lc_reader *new_reader(int64_t threads = 4) {
+    char text[256];
+    return lc_reader_new(threads, 1 << 20, nullptr, text);
+}
+
+void close_reader(lc_reader *reader) {
+    lc_reader_close(reader);
+    CHECK(lc_wait_closed(reader, LONG) == 1);
+    lc_reader_delete(reader);
+}
+
+int64_t open_descriptors() {
+    int64_t count = 0;
+    for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd")) count += !entry.path().empty();
+    return count;
+}
+
+// Run something in a process of its own; false where it crashed or its check failed. It is ended after a time.
+bool survives(const std::function<void()> &run) {
+    const pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        lc_after_fork();
+        alarm(static_cast<unsigned>(2 * LONG));
+        run();
+        std::_Exit(0);
+    }
+    int state;
+    CHECK(waitpid(child, &state, 0) == child);
+    if (state) std::fprintf(stderr, "ended with signal %d, exit %d\n", state & 127, state >> 8);
+    return !state;
+}
+
+}  // namespace
+
+TEST(random_jobs) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+        Random random(seed);
+        Store store(random, seed % 2);
+        lc_reader *reader = new_reader(draw(random, 1, 8));
+        for (int round = 0; round < 5; ++round) {
+            Jobs jobs(store, random, draw(random, 0, 20), draw(random, 0, 1));
+            CHECK(jobs.submit(reader) == 0);
+            for (int64_t code : jobs.settle()) CHECK(code == LC_OK);
+        }
+        close_reader(reader);
+    }
+}
+
+// Every system call fails once: a job either has an error or the right voxels.
+TEST(system_calls_fail_once) {
+    Random random(1);
+    constexpr int KINDS = 3;  // open, fstat, pread
+    const int64_t codes[KINDS] = {LC_OPEN, LC_READ, LC_READ};
+    for (int sharded = 0; sharded < 2; ++sharded) {
+        Store store(random, sharded, 25);
+        for (int kind = 0; kind < KINDS; ++kind)
+            for (int64_t nth = 1;; ++nth) {
+                lc_reader *reader = new_reader();
+                Jobs jobs(store, random, 6);
+                lc_fail_next(kind, nth, EIO);
+                CHECK(jobs.submit(reader) == 0);
+                bool failed = false;
+                for (int64_t code : jobs.settle()) {
+                    CHECK(code == LC_OK || code == codes[kind]);
+                    failed |= code != LC_OK;
+                }
+                lc_fail_next(kind, 0, 0);
+                close_reader(reader);
+                if (!failed) {
+                    CHECK(nth > 1);
+                    break;
+                }
+            }
+    }
+}
+
+TEST(no_thread_can_be_started) {
+    CHECK(survives([] {
+        Random random(2);
+        Store store(random, false);
+        lc_reader *reader = new_reader();
+        Jobs jobs(store, random, 3), again(store, random, 3);
+        lc_fail_next(4, 1, EAGAIN);
+        CHECK(jobs.submit(reader) == 0);
+        for (int64_t code : jobs.settle()) CHECK(code == LC_THREAD);
+        CHECK(again.submit(reader) == 0);
+        for (int64_t code : again.settle()) CHECK(code == LC_OK);
+        close_reader(reader);
+    }));
+}
+
+// Every allocation fails, alone and with those that follow. A call that says that it took no job must not write.
+static void allocations_fail(bool sharded, int64_t together) {
+    Random random(3 + sharded);
+    Store store(random, sharded, 20);
+    int64_t good = 0;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    const int64_t step = 4;  // a process is slow to fork there
+#else
+    const int64_t step = 1;
+#endif
+    for (int64_t nth = 1; good < 3; nth += step) {
+        CHECK(nth < 5000);
+        int64_t failed = 0;
+        int ends[2];
+        CHECK(pipe(ends) == 0);
+        const bool survived = survives([&] {
+            lc_reader *reader = new_reader();
+            Jobs jobs(store, random, 6), again(store, random, 6);
+            fail_allocations(nth, together);
+            const int64_t state = jobs.submit(reader);
+            CHECK(state == 0 || state == 2);
+            spare_this_thread(true);
+            if (state == 2) usleep(20'000);
+            if (state == 0)
+                for (int64_t code : jobs.settle()) CHECK(code == LC_OK || code == LC_MEMORY);
+            else CHECK(jobs.is_untouched());
+            failed = failed_allocations();
+            fail_allocations(0, 0);
+            CHECK(again.submit(reader) == 0);
+            for (int64_t code : again.settle()) CHECK(code == LC_OK);
+            CHECK(jobs.is_untouched() || state == 0);
+            spare_this_thread(false);
+            fail_allocations(1, 1'000'000);
+            lc_reader_close(reader);
+            CHECK(lc_wait_closed(reader, LONG) == 1);
+            fail_allocations(0, 0);
+            lc_reader_delete(reader);
+            CHECK(write(ends[1], &failed, sizeof failed) == sizeof failed);
+        });
+        if (!survived) std::fprintf(stderr, "allocation %ld, %ld together\n", nth, together);
+        CHECK(survived);
+        CHECK(read(ends[0], &failed, sizeof failed) == sizeof failed);
+        close(ends[0]);
+        close(ends[1]);
+        good += !failed;
+    }
+}
+TEST(allocations_fail_once) {
+    allocations_fail(false, 1);
+    allocations_fail(true, 1);
+}
+TEST(allocations_fail_together) {
+    allocations_fail(false, 40);
+    allocations_fail(true, 1000);
+}
+
+// What cancel says is what the job ends with.
+TEST(cancelled_jobs) {
+    Random random(5);
+    Store raw(random, false), sharded(random, true);
+    for (int round = 0; round < 60; ++round) {
+        Store &store = round % 2 ? raw : sharded;
+        lc_reader *reader = new_reader();
+        Jobs jobs(store, random, 12);
+        if (round % 3 == 0) lc_fail_next(2, draw(random, 1, 9), EIO);
+        CHECK(jobs.submit(reader) == 0);
+        std::vector<int64_t> given_up;
+        for (lc_job *job : jobs.jobs) {
+            if (draw(random, 0, 1)) std::this_thread::sleep_for(std::chrono::microseconds(draw(random, 0, 200)));
+            given_up.push_back(draw(random, 0, 1) ? lc_job_cancel(job) : 0);
+        }
+        const std::vector<int64_t> codes = jobs.settle();
+        lc_fail_next(2, 0, 0);
+        for (size_t n = 0; n < codes.size(); ++n) {
+            CHECK((codes[n] == LC_CANCELLED) == (given_up[n] != 0));
+            CHECK(!lc_job_cancel(jobs.jobs[n]));
+        }
+        close_reader(reader);
+    }
+}
+
+TEST(closed_at_any_time) {
+    Random random(6);
+    Store raw(random, false), sharded(random, true);
+    for (int round = 0; round < 60; ++round) {
+        Store &store = round % 2 ? raw : sharded;
+        lc_reader *reader = new_reader();
+        std::vector<std::unique_ptr<Jobs>> all;
+        std::atomic<bool> begun{false};
+        std::thread closer([&, wait = draw(random, 0, 300)] {
+            while (!begun) std::this_thread::yield();
+            std::this_thread::sleep_for(std::chrono::microseconds(wait));
+            lc_reader_close(reader);
+        });
+        begun = true;
+        for (int n = 0; n < 8; ++n) {
+            all.push_back(std::make_unique<Jobs>(store, random, 6));
+            CHECK(all.back()->submit(reader) == 0);
+        }
+        closer.join();
+        CHECK(lc_wait_closed(reader, LONG) == 1);
+        for (const auto &jobs : all)
+            for (int64_t code : jobs->settle()) CHECK(code == LC_OK || code == LC_CLOSED || code == LC_CANCELLED);
+        lc_reader_delete(reader);
+    }
+}
+
+// A handle that is deleted while its jobs are under way: they end all the same.
+TEST(deleted_without_close) {
+    Random random(7);
+    Store raw(random, false, 16), sharded(random, true, 16);
+    for (int round = 0; round < 200; ++round) {
+        Store &store = round % 2 ? raw : sharded;
+        lc_reader *reader = new_reader();
+        Jobs jobs(store, random, 6), more(store, random, 6);
+        CHECK(jobs.submit(reader) == 0 && more.submit(reader) == 0);
+        lc_reader_delete(reader);
+        jobs.settle();
+        more.settle();
+    }
+}
+
+TEST(files_are_replaced_meanwhile) {
+    Random random(8);
+    Store store(random, false, 30);
+    std::vector<std::filesystem::path> paths;
+    for (const auto &entry : std::filesystem::directory_iterator(store.folder.path))
+        if (entry.path() != store.metadata) paths.push_back(entry.path());
+    std::atomic<bool> over{false};
+    std::thread writer([&] {
+        Random own(9);
+        while (!over) {
+            const auto &path = paths[static_cast<size_t>(draw(own, 0, static_cast<int64_t>(paths.size()) - 1))];
+            const auto next = store.folder.path / "next";
+            std::filesystem::copy_file(path, next, std::filesystem::copy_options::overwrite_existing);
+            if (draw(own, 0, 2) == 0) std::filesystem::rename(next, path);  // as it was: results stay right
+            else if (draw(own, 0, 5) == 0) {
+                const auto size = std::filesystem::file_size(path);
+                std::filesystem::resize_file(path, size / 2);  // in place: an error
+                std::filesystem::rename(next, path);
+            }
+        }
+    });
+    lc_reader *reader = new_reader();
+    for (int round = 0; round < 150; ++round) {
+        Jobs jobs(store, random, 6);
+        CHECK(jobs.submit(reader) == 0);
+        for (int64_t code : jobs.settle())
+            CHECK(code == LC_OK || code == LC_SIZE || code == LC_REPLACED || code == LC_SHORT);
+    }
+    over = true;
+    writer.join();
+    close_reader(reader);
+}
+
+TEST(many_small_jobs) {
+    Random random(10);
+    Store store(random, true, 12);
+    lc_reader *reader = new_reader();
+    int64_t descriptors = 0;
+    for (int round = 0; round < 1500; ++round) {
+        Jobs jobs(store, random, 4);
+        CHECK(jobs.submit(reader) == 0);
+        for (int64_t code : jobs.settle()) CHECK(code == LC_OK);
+        if (round == 100) descriptors = open_descriptors();
+    }
+    CHECK(open_descriptors() <= descriptors + 4);
+    close_reader(reader);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which cannot follow threads that a forked child starts
+TEST(forked_child_reads) {
+    Random random(11);
+    Store store(random, true);
+    lc_reader *reader = new_reader();
+    Jobs jobs(store, random, 10);
+    CHECK(jobs.submit(reader) == 0);
+#if defined(__SANITIZE_ADDRESS__)
+    jobs.settle();  // the sanitizer's own locks do not outlive a fork while threads allocate
+#endif
+    CHECK(survives([&] {
+        lc_reader *own = new_reader();
+        Jobs fresh(store, random, 10);
+        CHECK(fresh.submit(own) == 0);
+        for (int64_t code : fresh.settle()) CHECK(code == LC_OK);
+        close_reader(own);
+        lc_shutdown();
+    }));
+    jobs.settle();
+    close_reader(reader);
+}
+#endif
+
+TEST(shutdown_with_jobs_in_flight) {
+    Random outer(100);
+    Store store(outer, true);
+    for (int round = 0; round < 20; ++round)
+        CHECK(survives([&, round] {
+            Random random(static_cast<uint64_t>(round));
+            lc_reader *reader = new_reader();
+            std::vector<std::unique_ptr<Jobs>> all;
+            for (int n = 0; n < 20; ++n) {
+                all.push_back(std::make_unique<Jobs>(store, random, 10));
+                CHECK(all.back()->submit(reader) == 0);
+            }
+            lc_shutdown();
+            for (const auto &jobs : all)
+                for (lc_job *job : jobs->jobs) CHECK(lc_wait_job(job, 0) != 0);  // over, or said that it never will be
+            Jobs late(store, random, 2);
+            CHECK(late.submit(reader) == 0);
+            for (lc_job *job : late.jobs) CHECK(lc_wait_job(job, 0) != 0);
+        }));
+}
