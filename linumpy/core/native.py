@@ -20,7 +20,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 1
+ABI = 2
 #: Set to "0" to do without the core, for comparison; to "device" to have it read to devices, too.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -112,13 +112,26 @@ class Scatter(ctypes.Structure):
 class OnDevice(ctypes.Structure):
     """What a batch needs where outputs are on a device: ``lc_on_device``."""
 
-    _fields_ = (("scatter", POINTER(Scatter)), ("decode", POINTER(DecodePlan)), ("ready", c_int64))
+    _fields_ = (("scatter", POINTER(Scatter)), ("decode", POINTER(DecodePlan)), ("ready", c_int64), ("timed", c_int64))
+
+
+class DirectRead(ctypes.Structure):
+    """One read of stored bytes into device memory: ``lc_direct_read``."""
+
+    _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("offset", "nbytes", "address", "result")))
+
+
+#: ``lc_read_direct``
+ReadDirect = ctypes.CFUNCTYPE(None, POINTER(DirectRead), c_int64)
 
 
 class Device(ctypes.Structure):
     """Memory of a device for slabs: ``lc_device``."""
 
-    _fields_ = tuple((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "device_nbytes"))
+    _fields_ = (
+        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "device_nbytes", "rows", "timed")),
+        ("direct", ReadDirect),
+    )
 
 
 class Batch(ctypes.Structure):
@@ -162,9 +175,14 @@ class Report(ctypes.Structure):
     """What was done for a job: ``lc_report``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened")),
-        ("seconds", c_double),
-        ("decode_seconds", c_double),
+        *(
+            (name, c_int64)
+            for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")
+        ),
+        *(
+            (name, c_double)
+            for name in ("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds")
+        ),
     )
 
 
@@ -176,16 +194,24 @@ class Stats(ctypes.Structure):
             (name, c_int64)
             for name in (
                 "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened",
-                "decoded",
+                "decoded", "kept_hits", "kept_misses", "kept_nbytes", "slabs", "copies", "copied_nbytes",
+                "slabs_decoded", "decoded_nbytes",
             )
         ),
-        *((name, c_double) for name in ("plan_seconds", "read_seconds", "decode_seconds", "copy_seconds")),
+        *(
+            (name, c_double)
+            for name in (
+                "plan_seconds", "read_seconds", "decode_seconds", "copy_seconds", "device_copy_seconds",
+                "device_decode_seconds", "device_scatter_seconds",
+            )
+        ),
     )  # fmt: skip
 
 
-_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device)
+_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead)
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
+    "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),
     "lc_reader_close": (None, [c_void_p]),
     "lc_reader_delete": (None, [c_void_p]),
     "lc_reader_stats": (None, [c_void_p, POINTER(Stats)]),

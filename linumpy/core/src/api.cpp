@@ -3,6 +3,7 @@
 #include <new>
 
 #include "codecs.hpp"
+#include "device.hpp"
 #include "pool.hpp"
 #include "reader.hpp"
 
@@ -13,11 +14,11 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[12]) {
-    const size_t known[12] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+void lc_record_sizes(int64_t sizes[13]) {
+    const size_t known[13] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
-                              sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device)};
-    for (int n = 0; n < 12; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+                              sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device), sizeof(lc_direct_read)};
+    for (int n = 0; n < 13; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
@@ -30,6 +31,11 @@ lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device 
     }
 }
 
+void lc_reader_memory(lc_reader *handle, int64_t slabs, int64_t kept, int64_t kept_nbytes) {
+    handle->reader->device()->give_memory(static_cast<lc::DevicePointer>(slabs), static_cast<lc::DevicePointer>(kept),
+                                          kept_nbytes);
+}
+
 void lc_reader_close(lc_reader *handle) { handle->reader->close(); }
 
 int64_t lc_wait_closed(lc_reader *handle, double seconds) { return handle->reader->wait_closed(seconds); }
@@ -39,10 +45,21 @@ void lc_reader_delete(lc_reader *handle) { delete handle; }
 void lc_reader_stats(lc_reader *handle, lc_stats *stats) {
     const lc::Stats &from = handle->reader->stats;
     const lc::IndexCache &indexes = handle->reader->indexes;
-    *stats = {from.jobs.load(),        from.chunks.load(),       from.boxes.load(),        from.tasks.load(),
-              from.bytes_read.load(),  indexes.hits(),           indexes.misses(),         from.files_opened.load(),
-              from.decoded.load(),     from.plan_seconds.load(), from.read_seconds.load(), from.decode_seconds.load(),
-              from.copy_seconds.load()};
+    *stats = {};
+    stats->jobs = from.jobs.load();
+    stats->chunks = from.chunks.load();
+    stats->boxes = from.boxes.load();
+    stats->tasks = from.tasks.load();
+    stats->bytes_read = from.bytes_read.load();
+    stats->index_hits = indexes.hits();
+    stats->index_misses = indexes.misses();
+    stats->files_opened = from.files_opened.load();
+    stats->decoded = from.decoded.load();
+    stats->plan_seconds = from.plan_seconds.load();
+    stats->read_seconds = from.read_seconds.load();
+    stats->decode_seconds = from.decode_seconds.load();
+    stats->copy_seconds = from.copy_seconds.load();
+    if (const lc::Device *device = handle->reader->device()) device->add_to(*stats);
 }
 
 int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {

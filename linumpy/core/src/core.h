@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 1
+#define LC_ABI 2
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -127,11 +127,27 @@ typedef struct {
     const lc_scatter *scatter;
     const lc_decode_plan *decode;  // NULL for raw chunks
     int64_t ready;  // CUevent behind which outputs may be written
+    int64_t timed;  // whether the times of its kernels are wanted
 } lc_on_device;
+
+// One read of stored bytes into device memory, by GPUDirect Storage.
+typedef struct {
+    const char *path;
+    int64_t offset, nbytes;
+    int64_t address;
+    int64_t result;  // bytes that were read; less than 0 where the read failed: it is repeated by plain system calls
+} lc_direct_read;
+
+// Carries out reads of one slab, and returns when all are done. Called by threads of the core.
+typedef void (*lc_read_direct)(lc_direct_read *reads, int64_t count);
 
 typedef struct {
     int64_t context;  // CUcontext
-    int64_t slabs, pinned_nbytes, device_nbytes;
+    int64_t slabs, pinned_nbytes;
+    int64_t device_nbytes;  // of a slab, its tables counted in
+    int64_t rows;           // boxes of a slab at most
+    int64_t timed;          // whether the times of all kernels are wanted
+    lc_read_direct direct;  // NULL: stored bytes pass through pinned memory
 } lc_device;
 
 // Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.
@@ -170,8 +186,11 @@ typedef struct {
     int64_t decoded;
     int64_t bytes_read;
     int64_t files_opened;
+    int64_t reads_repeated;  // that failed by GPUDirect Storage
     double seconds;
-    double decode_seconds;  // of the host's threads, chunks that several jobs want counted for each
+    double decode_seconds;          // of the host's threads, chunks that several jobs want counted for each
+    double device_decode_seconds;   // of the slabs that hold its chunks; 0 where they were not timed
+    double device_scatter_seconds;  // likewise
 } lc_report;
 
 typedef struct {
@@ -184,10 +203,15 @@ typedef struct {
     int64_t index_misses;
     int64_t files_opened;
     int64_t decoded;  // chunks that the host decoded
+    int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that are kept on the device
+    int64_t slabs;                                // that were carried out on the device
+    // Of slabs that were timed: how many were copied up, and how many the device decoded, with their bytes.
+    int64_t copies, copied_nbytes, slabs_decoded, decoded_nbytes;
     double plan_seconds;
     double read_seconds;
     double decode_seconds;
     double copy_seconds;
+    double device_copy_seconds, device_decode_seconds, device_scatter_seconds;
 } lc_stats;
 
 typedef struct lc_reader lc_reader;
@@ -195,11 +219,14 @@ typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
-// launch, decode plan, scatter, on_device, device.
-LC_API void lc_record_sizes(int64_t sizes[12]);
+// launch, decode plan, scatter, on_device, device, direct read.
+LC_API void lc_record_sizes(int64_t sizes[13]);
 
 // `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
+// Give a reader its device memory, before the first batch: `slabs` slabs, one behind the other, and memory for chunks that
+// are kept (0 without). It belongs to the caller, until the reader is closed and nothing is under way.
+LC_API void lc_reader_memory(lc_reader *, int64_t slabs, int64_t kept, int64_t kept_nbytes);
 // Take no further batch, and give up what no thread has begun.
 LC_API void lc_reader_close(lc_reader *);
 // Whether nothing is under way any more; waits for it so many seconds.

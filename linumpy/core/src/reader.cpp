@@ -91,13 +91,17 @@ lc_error Job::error() const {
 
 lc_report Job::report() const {
     const std::lock_guard lock(mutex_);
+    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
     return {chunks.load(),
             filled.load(),
             decoded.load(),
             bytes_read.load(),
             files_opened.load(),
+            reads_repeated.load(),
             end_ - begin_,
-            1e-9 * static_cast<double>(decode_nanoseconds.load())};
+            seconds(decode_nanoseconds),
+            seconds(device_decode_nanoseconds),
+            seconds(device_scatter_nanoseconds)};
 }
 
 // Waves

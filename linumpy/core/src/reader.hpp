@@ -39,6 +39,7 @@ public:
     lc_report report() const;
 
     std::atomic<i64> chunks{0}, filled{0}, decoded{0}, bytes_read{0}, files_opened{0}, decode_nanoseconds{0};
+    std::atomic<i64> reads_repeated{0}, device_decode_nanoseconds{0}, device_scatter_nanoseconds{0};
 
 private:
     enum State { RUNNING, CANCELLING, OVER };
