@@ -290,7 +290,15 @@ class Reader:
         with _context_of(self._cupy, self.device):
             on_device = self._core_device.on_device(layouts[0], conversion, int(ready.ptr))
         return submit_to_core(
-            core, self, layouts, conversion, regions, outputs, one_job=one_job, on_device=on_device, ready=ready
+            core,
+            self,
+            layouts,
+            conversion,
+            regions,
+            outputs,
+            one_job=one_job,
+            on_device=on_device,
+            ready=(ready, on_device),
         )
 
     def _layouts_of(
