@@ -21,7 +21,7 @@ from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
 ABI = 2
-#: Set to "0" to do without the core, for comparison; to "device" to have it read to devices, too.
+#: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
 HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
@@ -175,10 +175,7 @@ class Report(ctypes.Structure):
     """What was done for a job: ``lc_report``."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")
-        ),
+        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")),
         *(
             (name, c_double)
             for name in ("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds")
@@ -208,7 +205,21 @@ class Stats(ctypes.Structure):
     )  # fmt: skip
 
 
-_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead)
+_RECORDS = (
+    Chain,
+    Geometry,
+    Array,
+    Batch,
+    Error,
+    Report,
+    Stats,
+    Launch,
+    DecodePlan,
+    Scatter,
+    OnDevice,
+    Device,
+    DirectRead,
+)
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),
@@ -272,11 +283,6 @@ def why_no_core() -> str | None:
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
-
-
-def reads_to_devices() -> bool:
-    """Say whether the core is to read to devices, which is new and not the default."""
-    return os.environ.get(CORE_VARIABLE) == "device" and why_no_core() is None
 
 
 def library() -> Library:

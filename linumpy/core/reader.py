@@ -1,4 +1,4 @@
-"""Jobs of the native core: regions of arrays, read into host memory by the core's own threads.
+"""Jobs of the native core: regions of arrays, read into host memory or to a device by the core's own threads.
 
 In: layouts, and regions with their outputs as arrays of numbers. Out: :class:`CoreJob` records, which are waited for.
 No Python runs in the core's threads, and none of them needs Python's lock.
@@ -50,7 +50,7 @@ def chain_record(chain: DecodeChain | None) -> native.Chain:
 
 
 class CoreReader:
-    """Reads regions of Zarr arrays into host memory; for several threads.
+    """Reads regions of Zarr arrays; for several threads.
 
     Parameters
     ----------
@@ -141,6 +141,10 @@ class CoreReader:
                 raise MemoryError(f"{count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
         return jobs
+
+    def give_memory(self, slabs: int, kept: int, kept_nbytes: int) -> None:
+        """Give it memory of the device, before the first batch: addresses of slabs, and of that for kept chunks."""
+        self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
 
     def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
         """Describe an array for the core; records of those that were read last are kept."""
@@ -263,11 +267,17 @@ def _geometry_record(layout: ArrayLayout) -> native.Geometry:
 
 def _array_record(layout: ArrayLayout) -> native.Array:
     prefix, separator = layout.chunk_path
-    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(_metadata_path(layout)))
+    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
 
 
-def _metadata_path(layout: ArrayLayout) -> str:
+def metadata_path(layout: ArrayLayout) -> str:
+    """Name the file that is there as long as the array is."""
     return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+
+
+def why_gone(layout: ArrayLayout) -> str:
+    """Say that neither chunks nor metadata of an array are there."""
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the folder gone?"
 
 
 def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
@@ -306,7 +316,7 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
         native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
         native.INDEX: f"{name}: {text}",
-        native.GONE: (f"chunks of {layout.name} are missing, and so is {_metadata_path(layout)}: is the folder gone?"),
+        native.GONE: why_gone(layout),
     }
     if code in sentences:
         return ChunkError(sentences[code])
