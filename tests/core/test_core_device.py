@@ -18,14 +18,15 @@ import zarr
 from stores import random_values
 
 from linumpy.core import native
-from linumpy.core.reader import CoreReader
 from linumpy.errors import ChunkError
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.loop.jobs import Regions
-from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.read import core_device
-from linumpy.gpu.read.host import submit_to_core
-from linumpy.gpu.staging.scatter import Conversion
+from linumpy.gpu.read.by_core import CoreEngine
+from linumpy.gpu.read.limits import limits_for
+from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.stats import ReaderStats
+from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
 from linumpy.plan.region import normalize_region
@@ -123,24 +124,34 @@ def device(driver, monkeypatch):
             Device=lambda number: None,
             driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
             runtime=types.SimpleNamespace(free=lambda _: None),
+            alloc=Memory,
+            get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
         )
     )
 
     def make(decode_on=None, scratch=2**26):
-        limits = limits_for(scratch, on_device=True, decode_on=decode_on, slab_nbytes=None)
+        limits = limits_for(scratch, decode_on=decode_on)
         return core_device.CoreDevice(cupy, 0, limits)
 
     return make
 
 
+class Memory:
+    """Device memory, as ``cupy.cuda.alloc`` gives it."""
+
+    def __init__(self, nbytes):
+        self._memory = np.empty(nbytes + 256, np.uint8)
+        self.ptr = self._memory.ctypes.data + -self._memory.ctypes.data % 256
+
+
 @contextlib.contextmanager
 def core_reader(made):
-    reader = CoreReader(4, made.record())
-    yield reader
-    reader.close()
+    engine = CoreEngine(4, made)
+    yield engine
+    engine.close()
 
 
-def submit(made, reader, array, regions, dtype=None):
+def submit(made, reader, array, regions, dtype=None, timed=False):
     layout = read_layout(open_source(array))
     boxes = [normalize_region(one, layout.shape) for one in regions]
     target = np.dtype(dtype or layout.dtype)
@@ -153,8 +164,9 @@ def submit(made, reader, array, regions, dtype=None):
         np.array([out.ctypes.data for out in outs], np.int64),
     )
     conversion = Conversion(layout.dtype, target, layout.swapped)
-    on_device = made.on_device(layout, conversion, 0)
-    return submit_to_core(reader, None, [layout], conversion, columns, outs, on_device=on_device), boxes
+    event = types.SimpleNamespace(ptr=0)
+    jobs = reader.submit([layout], conversion, columns, outs, event, timed=timed)
+    return [Ticket(job, layout, conversion, reader, None) for job in jobs], boxes
 
 
 KINDS = {
@@ -186,7 +198,7 @@ def test_random_regions(tmp_path, device, kind, decode_on):
             for ticket, region in zip(tickets, regions, strict=True):
                 np.testing.assert_array_equal(ticket.result(), values[region])
         if kind != "raw" and "raw" not in kind:
-            assert (reader.stats().decode_seconds > 0) == (decode_on == "host")
+            assert (reader.stats(ReaderStats()).host_decode_seconds > 0) == (decode_on == "host")
 
 
 def test_what_the_device_gives_up_the_host_decodes_or_names(tmp_path, device):
@@ -262,10 +274,43 @@ def test_threads_that_ask_for_the_same_kernels_get_the_same_records(tmp_path, de
     assert len({ctypes.addressof(record.scatter.contents) for record in records}) == 1
 
 
-def test_a_range_longer_than_a_slab_is_refused(tmp_path, device):
-    array = zarr.create_array(tmp_path / "a", shape=(1024, 512), chunks=(1024, 512), dtype="u1", compressors=None)
-    array[...] = 1
+@pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])
+def test_chunks_that_are_larger_than_a_slab(tmp_path, device, kind):
+    options = dict(KINDS[kind])
+    if "shards" in options:
+        options["shards"] = (1024, 1024, 3)
+    array = zarr.create_array(tmp_path / "a", shape=(900, 600, 3), chunks=(512, 512, 3), dtype="u2", **options)
+    array[...] = values = random_values("u2", array.shape, 1)
     made = device(scratch=2**20)
+    assert made.limits.device_nbytes < 512 * 512 * 3 * 2
+    regions = [..., np.s_[5:9], np.s_[:, 7:8], *[np.s_[n : n + 300, n : n + 200, n % 3] for n in range(400)]]
+    with core_reader(made) as reader:
+        tickets, _ = submit(made, reader, array, [normal(one) for one in regions])
+        for ticket, region in zip(tickets, regions, strict=True):
+            np.testing.assert_array_equal(ticket.result(), values[normal(region)])
+
+
+def normal(region):
+    """The region with all axes kept."""
+    if not isinstance(region, tuple):
+        return region
+    return tuple(slice(one, one + 1) if isinstance(one, int) else one for one in region)
+
+
+def test_times_of_the_device(tmp_path, device):
+    array = zarr.create_array(tmp_path / "a", shape=(30, 40, 50), chunks=(8, 12, 12), dtype="u2", **KINDS["zstd"])
+    array[...] = random_values("u2", array.shape, 1) % 50
+    made = device("device")
     with core_reader(made) as reader:
         (ticket,), _ = submit(made, reader, array, [...])
-        assert "longer than a slab" in str(ticket.exception())
+        ticket.result()
+        assert reader.stats(ReaderStats()).times.copies == 0
+        (ticket,), _ = submit(made, reader, array, [...], timed=True)
+        ticket.result()
+        times, report = reader.stats(ReaderStats()).times, ticket.report
+        assert times.decoded == 1
+        assert times.decoded_nbytes == 4 * 4 * 5 * 8 * 12 * 12 * 2
+        assert 0 < times.copied_nbytes < times.decoded_nbytes
+        assert 0 < report.decode_seconds == pytest.approx(times.decode_seconds)
+        assert 0 < report.scatter_seconds == pytest.approx(times.scatter_seconds)
+        assert report.scratch_bytes == made.limits.held_nbytes

@@ -10,18 +10,21 @@ import logging
 import threading
 from typing import Any
 
+import numpy as np
+
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.device import install_line, kvikio_mode
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
-from linumpy.gpu.read.limits import SLABS, Limits, way_of
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.staging import longest_stored
-from linumpy.plan.decode.workspace import CODES, Workspace, decoded_room, plan_workspace, words_room
+from linumpy.plan.decode.placement import choose_way
+from linumpy.plan.decode.staging import Slot, longest_stored
+from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
 
 _log = logging.getLogger(__name__)
@@ -31,9 +34,7 @@ _LEAST_KEPT = 2**20
 #: Chunks of a read at most, as far as the choice of the way of decoding goes.
 _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
-_MOST_CHUNKS = 512
-#: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
-_POOL = 1.5
+_MOST_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
 #: Addresses by which those of slab and status are found among the arguments of a launch.
 _BASE, _STATUS = 2**40, 2**50
@@ -87,6 +88,7 @@ class CoreDevice:
             self._cupy.cuda.driver.ctxGetCurrent(),
             SLABS,
             self.limits.pinned_nbytes,
+            SLOTS,
             self.limits.device_nbytes,
             self.limits.rows,
             self._timed,
@@ -94,25 +96,25 @@ class CoreDevice:
         )
 
     def give_memory(self, reader: CoreReader) -> None:
-        """Allocate the memory of slabs and of kept chunks for the first job of a reader.
+        """Allocate the slots and of kept chunks for the first job of a reader.
 
         Raises
         ------
         MemoryError
-            There is not that much for slabs.
+            There is not that much for slots.
         """
         if self._is_given:
             return
         with self._lock:
             if self._is_given or reader.is_closing:
                 return
-            slabs = self._allocate(self.limits.held_nbytes)
+            slots = self._allocate(self.limits.held_nbytes)
             kept, kept_nbytes = self._allocate_kept()
-            self._held = [slabs, kept]
+            self._held = [slots, kept]
             self.held_nbytes = self.limits.held_nbytes + kept_nbytes
             # The core's streams do not wait for what the memory was used for before.
             self._cupy.cuda.get_current_stream().synchronize()
-            reader.give_memory(int(slabs.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
+            reader.give_memory(int(slots.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
             self._is_given = True
 
     def _allocate(self, nbytes: int) -> Any:
@@ -133,7 +135,7 @@ class CoreDevice:
     def free(self) -> None:
         """Give the memory back; nothing of the core is under way any more."""
         with self._lock:
-            self._is_given = True  # a job that is submitted later is refused
+            self._is_given = False
             self._held, self.held_nbytes = [], 0
 
     def on_device(
@@ -177,24 +179,33 @@ class CoreDevice:
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
         device_from = self._device_from(chain, chunk_nbytes)
-        space = _largest_space(chain, chunk_nbytes, self.limits)
-        if device_from is None or space is None:
+        slot = self._slot_of(chain, chunk_nbytes)
+        if device_from is None or slot is None:
             return None
-        count, status = space.chunks, space.words + words_room(space.chunks)
-        rows = [self._launches(chain, space, number, chunk_nbytes) for number in range(1, count + 1)]
+        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows)
+        layouts = np.zeros((count + 1, 3), np.int64)
+        rows = []
+        for number in range(1, count + 1):
+            space = slot.lay_out(number, 0)
+            layouts[number] = space.words, space.words + words_room(number), space.decoded
+            rows.append(self._launches(chain, space, number, chunk_nbytes))
+        longer = self._launches(chain, slot.lay_out(1, ALIGN), 1, chunk_nbytes)
+        moved = [_moved(one, other) for one, other in zip(rows[0], longer, strict=True)]
+        prepare([decode.kernel_spec(launch) for launch in rows[-1]])
         launches = (native.Launch * ((count + 1) * len(rows[0])))()
         for number, row in enumerate(rows, 1):
             for k, launch in enumerate(row):
-                launches[number * len(row) + k] = launch
-        self._alive.append(launches)
+                launches[number * len(row) + k] = self._launch_record(launch, moved[k])
+        self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
-            stored_nbytes=space.stored_nbytes,
-            stored=space.stored,
-            words=space.words,
-            status=status,
-            decoded=space.decoded,
-            slab_nbytes=space.nbytes,
+            stored_nbytes=min(slot.stored_nbytes, self.limits.pinned_nbytes),
+            stored=MARGIN,
+            slots=1 if slot.nbytes <= self.limits.data_nbytes else SLOTS,
+            capacity=slot.capacity,
+            each=slot.weight_of_any,
+            has_pool=chain.streams_by == "zstd",
+            reordered=decoded_room(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
             chunk_room=decoded_room(chain, chunk_nbytes),
             target_nbytes=chunk_nbytes + chain.tail,
@@ -205,7 +216,22 @@ class CoreDevice:
             device_from=device_from,
             launch_count=len(rows[0]),
             launches=launches,
+            layouts=layouts.ctypes.data,
         )
+
+    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> Slot | None:
+        """Fit a slab into a slot of device memory, or into all of them; None where a chunk does not fit there."""
+        if longest_stored(chunk_nbytes) + 256 > self.limits.pinned_nbytes:
+            return None
+        tables = self.limits.device_nbytes - self.limits.data_nbytes
+        for most, slots in ((self.limits.data_nbytes, SLOTS), (SLOTS * self.limits.device_nbytes - tables, 1)):
+            way = choose_way(
+                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS, room=slots * most, cores=self.limits.threads,
+                table_nbytes=8, margin=256, decode_on="device",
+            )  # fmt: skip
+            if way.slot is not None and way.slot.nbytes <= most:
+                return way.slot
+        return None
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
@@ -213,49 +239,24 @@ class CoreDevice:
         chosen = [count for count in counts if way_of(chain, chunk_nbytes, count, self.limits).slot is not None]
         return min(chosen) if chosen else None
 
-    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[native.Launch]:
-        limits = self._device_limits
-        found = plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, limits)
-        if count == space.chunks:
-            prepare([decode.kernel_spec(launch) for launch in found])
-        return [self._launch_record(launch) for launch in found]
+    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[Launch]:
+        return plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, self._device_limits)
 
-    def _launch_record(self, launch: Launch) -> native.Launch:
+    def _launch_record(self, launch: Launch, moved: list[int]) -> native.Launch:
         kernel = load(decode.kernel_spec(launch))
         decode.allow(kernel, launch.shared)
         record = native.Launch(
             self._function(kernel), launch.grid[0], (*launch.grid, 1)[1], launch.block, launch.shared, len(launch.args)
         )
-        for argument, value in zip(record.arguments, launch.args, strict=False):
-            if value >= _STATUS:
-                argument.constant, argument.status = value - _STATUS, 1
-            elif value >= _BASE:
-                argument.constant, argument.base = value - _BASE, 1
-            else:
-                argument.constant = value
+        for argument, value, stored in zip(record.arguments, launch.args, moved, strict=False):
+            argument.constant, argument.stored = value % _BASE, stored
+            argument.status, argument.base = value >= _STATUS, _BASE <= value < _STATUS
         return record
 
 
-def _largest_space(chain: DecodeChain, chunk_nbytes: int, limits: Limits) -> Workspace | None:
-    """Lay out a slab of as many chunks as fit; None where not even one does."""
-    longest = longest_stored(chunk_nbytes) + 256
-    pool = _POOL * chunk_nbytes + 256 if chain.streams_by == "zstd" else 0
-
-    def space(count: int) -> Workspace:
-        return plan_workspace(
-            chain,
-            chunks=count,
-            stored_nbytes=min(count * longest, limits.pinned_nbytes),
-            decoded_nbytes=count * decoded_room(chain, chunk_nbytes),
-            words_nbytes=4 * count + 256,
-            pool_nbytes=int(count * pool),
-        )
-
-    low, high = 0, min(_MOST_CHUNKS, limits.rows)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if space(middle).nbytes <= limits.data_nbytes else (low, middle - 1)
-    return space(low) if low and longest <= limits.pinned_nbytes else None
+def _moved(launch: Launch, longer: Launch) -> list[int]:
+    """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
+    return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]
 
 
 def require_direct() -> None:
