@@ -204,8 +204,8 @@ class CoreDevice:
         most = max(map(len, rows))
         launches = (native.Launch * ((count + 1) * most))()
         for number, row in enumerate(rows, 1):
-            for k, (launch, moved) in enumerate(row):
-                launches[number * most + k] = self._launch_record(launch, moved)
+            for k, (launch, steps) in enumerate(row):
+                launches[number * most + k] = self._launch_record(launch, steps)
         self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
