@@ -142,6 +142,12 @@ int cuEventSynchronize(void *event) {
     changed.wait(held, [&] { return mark->reached >= mark->recorded; });
     return 0;
 }
+int cuEventQuery(void *event) {
+    if (int error = call()) return error;
+    const std::lock_guard held(lock);
+    const auto *mark = static_cast<Mark *>(event);
+    return mark->reached >= mark->recorded ? 0 : 600;
+}
 int cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
     if (int error = call()) return error;
     const std::lock_guard held(lock);

@@ -79,7 +79,7 @@ void Job::finish() {
 }
 
 bool Job::wait(double seconds) {
-    if (is_over()) return true;
+    if (spin([this] { return is_over(); })) return true;
     std::unique_lock lock(mutex_);
     return ended_.wait_for(lock, seconds_of(seconds), [this] { return over_.load(); });
 }
