@@ -73,9 +73,9 @@ class Array(ctypes.Structure):
 
 
 class Argument(ctypes.Structure):
-    """An argument of a kernel: a number, and how often the addresses of slab and status are added."""
+    """An argument of a kernel: a number, and how often addresses and the length of stored bytes are added."""
 
-    _fields_ = (("constant", c_int64), ("base", c_int64), ("status", c_int64))
+    _fields_ = tuple((name, c_int64) for name in ("constant", "base", "status", "stored"))
 
 
 class Launch(ctypes.Structure):
@@ -94,12 +94,13 @@ class DecodePlan(ctypes.Structure):
         *(
             (name, c_int64)
             for name in (
-                "chunks", "stored_nbytes", "stored", "words", "status", "decoded", "slab_nbytes", "chunk_nbytes",
-                "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
+                "chunks", "stored_nbytes", "stored", "slots", "capacity", "each", "has_pool", "reordered",
+                "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
                 "launch_count",
             )
         ),
         ("launches", POINTER(Launch)),
+        ("layouts", c_void_p),
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ class Device(ctypes.Structure):
     """Memory of a device for slabs: ``lc_device``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "device_nbytes", "rows", "timed")),
+        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
         ("direct", ReadDirect),
     )
 
@@ -175,10 +176,7 @@ class Report(ctypes.Structure):
     """What was done for a job: ``lc_report``."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")
-        ),
+        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")),
         *(
             (name, c_double)
             for name in ("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds")
@@ -208,7 +206,21 @@ class Stats(ctypes.Structure):
     )  # fmt: skip
 
 
-_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead)
+_RECORDS = (
+    Chain,
+    Geometry,
+    Array,
+    Batch,
+    Error,
+    Report,
+    Stats,
+    Launch,
+    DecodePlan,
+    Scatter,
+    OnDevice,
+    Device,
+    DirectRead,
+)
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),
