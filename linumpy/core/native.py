@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import warnings
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
 from typing import Any
 
@@ -316,6 +317,8 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded = Library(found.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
+        # It was built, so its absence would go unnoticed: an old library beside new Python, or an older C library.
+        warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
     atexit.register(loaded.waiting.lc_shutdown)
