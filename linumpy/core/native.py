@@ -25,7 +25,10 @@ ABI = 2
 #: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
-HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+HOW_TO_BUILD = (
+    "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+    " (from an sdist with pip --no-cache-dir)"
+)
 
 #: Codes of dtypes, by kind and size as NumPy spells them; in the order of lc_dtype.
 DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
