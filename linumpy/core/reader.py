@@ -223,13 +223,11 @@ class CoreJob:
 
     def wait(self) -> None:
         """Wait until the job is over; signals are handled meanwhile."""
-        if self.done():
-            return
         wait = self._reader._library.waiting.lc_wait_job
-        while not (state := wait(self._pointer, _SLICE)):
-            pass
-        if state < 0:
-            raise RuntimeError("the interpreter is ending, and the job was not finished")
+        while not self.done():
+            if wait(self._pointer, _SLICE) < 0:
+                raise RuntimeError("the interpreter is ending, and the job was not finished")
+        self._ready = None
 
     def cancel(self) -> bool:
         """Give the job up; False where it is over already."""

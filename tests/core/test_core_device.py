@@ -71,6 +71,19 @@ class Emulated:
         self.kernel, self._held = types.SimpleNamespace(ptr=address), function
 
 
+class Memory:
+    """Device memory, as ``cupy.cuda.alloc`` gives it."""
+
+    given_back = 0
+
+    def __init__(self, nbytes):
+        self._held = np.full(nbytes + 512, 0xA5, np.uint8)
+        self.ptr = self._held.ctypes.data + -self._held.ctypes.data % 512
+
+    def __del__(self):
+        Memory.given_back += 1
+
+
 def scatter_by_numpy(spec):
     """The scatter kernel in NumPy, as the stand-in for CuPy has it: its source has instructions of a GPU."""
     defines = dict(spec.defines)
@@ -123,25 +136,17 @@ def device(driver, monkeypatch):
         cuda=types.SimpleNamespace(
             Device=lambda number: None,
             driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
-            runtime=types.SimpleNamespace(free=lambda _: None),
+            runtime=types.SimpleNamespace(free=lambda _: None, memGetInfo=lambda: (2**28, 2**28)),
             alloc=Memory,
             get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
         )
     )
 
-    def make(decode_on=None, scratch=2**26):
-        limits = limits_for(scratch, decode_on=decode_on)
+    def make(decode_on=None, scratch=2**26, may_exceed=False):
+        limits = limits_for(scratch, decode_on=decode_on, may_exceed=may_exceed)
         return core_device.CoreDevice(cupy, 0, limits)
 
     return make
-
-
-class Memory:
-    """Device memory, as ``cupy.cuda.alloc`` gives it."""
-
-    def __init__(self, nbytes):
-        self._memory = np.empty(nbytes + 256, np.uint8)
-        self.ptr = self._memory.ctypes.data + -self._memory.ctypes.data % 256
 
 
 @contextlib.contextmanager
@@ -288,6 +293,21 @@ def test_chunks_that_are_larger_than_a_slab(tmp_path, device, kind):
         tickets, _ = submit(made, reader, array, [normal(one) for one in regions])
         for ticket, region in zip(tickets, regions, strict=True):
             np.testing.assert_array_equal(ticket.result(), values[normal(region)])
+
+
+def test_long_zstd_chunks_get_memory_of_their_own(tmp_path, device):
+    side, before = 1030, Memory.given_back
+    array = zarr.create_array(
+        tmp_path / "a", shape=(side, side), chunks=(side, side), dtype="u2", compressors=zarr.codecs.ZstdCodec()
+    )
+    array[...] = values = random_values("u2", array.shape, 1) % 50
+    made = device(scratch=2**20, may_exceed=True)
+    with core_reader(made) as reader:
+        tickets, _ = submit(made, reader, array, [..., np.s_[7:9]])
+        for ticket, region in zip(tickets, [..., np.s_[7:9]], strict=True):
+            np.testing.assert_array_equal(ticket.result(), values[region])
+        assert reader.stats(ReaderStats()).chunks_decoded_by_host == 0
+        assert Memory.given_back == before + 1
 
 
 def normal(region):

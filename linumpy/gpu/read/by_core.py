@@ -77,7 +77,7 @@ class CoreEngine:
         columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
         fill = conversion.fill_bytes(layouts[0].fill_value)
         return self._core.submit(
-            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=ready
+            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=(ready, on_device)
         )
 
     def describe(self, job: CoreJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:

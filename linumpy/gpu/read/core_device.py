@@ -22,7 +22,7 @@ from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.placement import choose_way
+from linumpy.plan.decode.placement import choose_way, may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
 from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
@@ -141,14 +141,23 @@ class CoreDevice:
     def on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
     ) -> native.OnDevice:
-        """Give what a batch needs; kernels that are new are compiled."""
+        """Give what a batch needs, which is to be held until its jobs are over; kernels that are new are compiled."""
         with self._lock:
             plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
             scatter = self._scatter_of(layout, conversion)
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
-        if plan is not None:
+        if plan is not None and (plan.slots or self._lend(record, plan.slab_nbytes)):
             record.decode = ctypes.pointer(plan)
         return record
+
+    def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
+        """Give a batch of long chunks memory of its own; False where there is not that much, and the host decodes."""
+        try:
+            record.held = self._cupy.cuda.alloc(nbytes)
+        except MemoryError:
+            return False
+        record.memory = record.held.ptr
+        return True
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
         axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
@@ -178,30 +187,32 @@ class CoreDevice:
         return self._plans[key]
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
-        device_from = self._device_from(chain, chunk_nbytes)
-        slot = self._slot_of(chain, chunk_nbytes)
+        slot, slots = self._slot_of(chain, chunk_nbytes)
+        device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             return None
         count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows)
-        layouts = np.zeros((count + 1, 3), np.int64)
+        layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):
-            space = slot.lay_out(number, 0)
-            layouts[number] = space.words, space.words + words_room(number), space.decoded
-            rows.append(self._launches(chain, space, number, chunk_nbytes))
-        longer = self._launches(chain, slot.lay_out(1, ALIGN), 1, chunk_nbytes)
-        moved = [_moved(one, other) for one, other in zip(rows[0], longer, strict=True)]
-        prepare([decode.kernel_spec(launch) for launch in rows[-1]])
-        launches = (native.Launch * ((count + 1) * len(rows[0])))()
+            space, longer = slot.lay_out(number, 0), slot.lay_out(number, ALIGN)
+            found = self._launches(chain, space, number, chunk_nbytes)
+            moved = map(_moved, found, self._launches(chain, longer, number, chunk_nbytes))
+            rows.append(list(zip(found, moved, strict=True)))
+            layouts[number] = space.words, space.words + words_room(number), space.decoded, len(found)
+        prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
+        most = max(map(len, rows))
+        launches = (native.Launch * ((count + 1) * most))()
         for number, row in enumerate(rows, 1):
-            for k, launch in enumerate(row):
-                launches[number * len(row) + k] = self._launch_record(launch, moved[k])
+            for k, (launch, moved) in enumerate(row):
+                launches[number * most + k] = self._launch_record(launch, moved)
         self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
-            stored_nbytes=min(slot.stored_nbytes, self.limits.pinned_nbytes),
+            stored_nbytes=min(slot.stored_nbytes, max(self.limits.pinned_nbytes, longest_stored(chunk_nbytes) + ALIGN)),
             stored=MARGIN,
-            slots=1 if slot.nbytes <= self.limits.data_nbytes else SLOTS,
+            slots=slots,
+            slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.tables_nbytes,
             capacity=slot.capacity,
             each=slot.weight_of_any,
             has_pool=chain.streams_by == "zstd",
@@ -214,24 +225,35 @@ class CoreDevice:
             codec=CODES[chain.compressor],
             shuffle=chain.shuffle,
             device_from=device_from,
-            launch_count=len(rows[0]),
+            launch_count=most,
             launches=launches,
             layouts=layouts.ctypes.data,
         )
 
-    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> Slot | None:
-        """Fit a slab into a slot of device memory, or into all of them; None where a chunk does not fit there."""
-        if longest_stored(chunk_nbytes) + 256 > self.limits.pinned_nbytes:
-            return None
-        tables = self.limits.device_nbytes - self.limits.data_nbytes
-        for most, slots in ((self.limits.data_nbytes, SLOTS), (SLOTS * self.limits.device_nbytes - tables, 1)):
+    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
+        """Fit a slab into a slot of device memory, or into all of them, or, long zstd, into memory of its own.
+
+        Returns
+        -------
+        Slot or None
+            None where not even one chunk fits.
+        int
+            Slots that it takes; 0 for memory of its own.
+        """
+        rooms = [
+            (self.limits.data_nbytes, SLOTS, 1),
+            (SLOTS * self.limits.device_nbytes - self.limits.tables_nbytes, 1, SLOTS),
+        ]
+        if self.limits.may_exceed and self.limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
+            rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
+        for most, count, slots in rooms:
             way = choose_way(
-                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS, room=slots * most, cores=self.limits.threads,
-                table_nbytes=8, margin=256, decode_on="device",
+                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS if slots else 1, room=count * most,
+                cores=self.limits.threads, table_nbytes=8, margin=256, decode_on="device",
             )  # fmt: skip
             if way.slot is not None and way.slot.nbytes <= most:
-                return way.slot
-        return None
+                return way.slot, slots
+        return None, 0
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""

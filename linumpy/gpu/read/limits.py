@@ -41,12 +41,15 @@ class Limits:
         Where to decode, ``"device"`` or ``"host"``; None for where it takes less time.
     slab_nbytes : int or None
         Bytes of chunks of a slab at most; None for what fits.
+    may_exceed : bool
+        Whether a long zstd chunk that does not fit the scratch gets memory of its own, rather than the host.
     """
 
     scratch_bytes: int
     threads: int
     decode_on: str | None = None
     slab_nbytes: int | None = None
+    may_exceed: bool = False
 
     @property
     def device_nbytes(self) -> int:
@@ -64,7 +67,12 @@ class Limits:
     @property
     def data_nbytes(self) -> int:
         """Device memory of a slot for stored and decoded chunks."""
-        return self.device_nbytes - _table_nbytes(self.rows)
+        return self.device_nbytes - self.tables_nbytes
+
+    @property
+    def tables_nbytes(self) -> int:
+        """Device memory of a slab for its tables."""
+        return _table_nbytes(self.rows)
 
     @property
     def pinned_nbytes(self) -> int:
@@ -77,10 +85,12 @@ class Limits:
         return SLOTS * self.device_nbytes
 
 
-def limits_for(scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None) -> Limits:
+def limits_for(
+    scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None, may_exceed: bool = False
+) -> Limits:
     """Bound the slabs of a reader of this process."""
     threads = max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
-    return Limits(scratch_bytes, threads, decode_on, slab_nbytes)
+    return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
 
 
 def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodeWay:

@@ -56,7 +56,8 @@ class Reader:
     device : int or "cpu", optional
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
-        Device memory for slabs; outputs come beside it. By default 512 MiB. The first job takes it.
+        Device memory for slabs, which the first job takes; outputs come beside it. By default 512 MiB, and what a zstd
+        chunk needs that does not fit there, about 3.5 times its size, while there is twice as much.
     cache_bytes : int
         Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
@@ -109,7 +110,12 @@ class Reader:
         self._hits = self._misses = 0
         self._process = os.getpid()
         self._is_closed = False
-        limits = limits_for(scratch_bytes, decode_on=decode_on, slab_nbytes=slab_nbytes)
+        limits = limits_for(
+            scratch_bytes,
+            decode_on=decode_on,
+            slab_nbytes=slab_nbytes,
+            may_exceed=scratch_bytes == DEFAULT_SCRATCH_BYTES,
+        )
         #: Device memory that slabs take, from the first job on.
         self.scratch_nbytes = limits.held_nbytes if self.on_device else 0
         self._zarr = ZarrEngine(self._cupy, self.device)
