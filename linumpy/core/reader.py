@@ -114,7 +114,7 @@ class CoreReader:
         on_device : OnDevice, optional
             Kernels, and the event behind which outputs may be written, where those are on a device.
         ready : object
-            What holds that event.
+            What holds these until the jobs are over.
         """
         columns = [np.ascontiguousarray(column, np.int64) for column in regions]
         count = len(columns[0])

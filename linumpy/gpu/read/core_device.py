@@ -153,10 +153,10 @@ class CoreDevice:
     def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
         """Give a batch of long chunks memory of its own; False where there is not that much, and the host decodes."""
         try:
-            record.held = self._cupy.cuda.alloc(nbytes)
+            record.held = self._allocate(nbytes)
         except MemoryError:
             return False
-        record.memory = record.held.ptr
+        record.memory = int(record.held.ptr)
         return True
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
@@ -204,15 +204,15 @@ class CoreDevice:
         most = max(map(len, rows))
         launches = (native.Launch * ((count + 1) * most))()
         for number, row in enumerate(rows, 1):
-            for k, (launch, moved) in enumerate(row):
-                launches[number * most + k] = self._launch_record(launch, moved)
+            for k, (launch, steps) in enumerate(row):
+                launches[number * most + k] = self._launch_record(launch, steps)
         self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
             stored_nbytes=min(slot.stored_nbytes, max(self.limits.pinned_nbytes, longest_stored(chunk_nbytes) + ALIGN)),
             stored=MARGIN,
             slots=slots,
-            slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.tables_nbytes,
+            slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.table_nbytes,
             capacity=slot.capacity,
             each=slot.weight_of_any,
             has_pool=chain.streams_by == "zstd",
@@ -240,16 +240,14 @@ class CoreDevice:
         int
             Slots that it takes; 0 for memory of its own.
         """
-        rooms = [
-            (self.limits.data_nbytes, SLOTS, 1),
-            (SLOTS * self.limits.device_nbytes - self.limits.tables_nbytes, 1, SLOTS),
-        ]
-        if self.limits.may_exceed and self.limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
+        limits = self.limits
+        rooms = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
+        if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
             rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
         for most, count, slots in rooms:
             way = choose_way(
                 chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS if slots else 1, room=count * most,
-                cores=self.limits.threads, table_nbytes=8, margin=256, decode_on="device",
+                cores=limits.threads, table_nbytes=8, margin=256, decode_on="device",
             )  # fmt: skip
             if way.slot is not None and way.slot.nbytes <= most:
                 return way.slot, slots

@@ -42,7 +42,7 @@ class Limits:
     slab_nbytes : int or None
         Bytes of chunks of a slab at most; None for what fits.
     may_exceed : bool
-        Whether a long zstd chunk that does not fit the scratch gets memory of its own, rather than the host.
+        Whether long zstd chunks that do not fit the scratch get memory of their own, rather than the host.
     """
 
     scratch_bytes: int
@@ -65,14 +65,14 @@ class Limits:
         return _rows(self.device_nbytes)
 
     @property
-    def data_nbytes(self) -> int:
-        """Device memory of a slot for stored and decoded chunks."""
-        return self.device_nbytes - self.tables_nbytes
+    def table_nbytes(self) -> int:
+        """Device memory of a slot for the tables of a slab."""
+        return _table_nbytes(self.rows)
 
     @property
-    def tables_nbytes(self) -> int:
-        """Device memory of a slab for its tables."""
-        return _table_nbytes(self.rows)
+    def data_nbytes(self) -> int:
+        """Device memory of a slot for stored and decoded chunks."""
+        return self.device_nbytes - self.table_nbytes
 
     @property
     def pinned_nbytes(self) -> int:
