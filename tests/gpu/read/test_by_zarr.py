@@ -104,12 +104,13 @@ def test_a_folder_that_is_gone_is_no_fill_value(array):
             reader.submit_layout(layout).result()
 
 
-def test_nor_is_one_that_goes_while_it_is_read(array, monkeypatch):
+def test_nor_is_one_that_is_emptied_while_it_is_read(array, monkeypatch):
     path, _ = array
     real = by_zarr.read_chunks_on_host
 
     def read(*arguments):
         shutil.rmtree(path)
+        path.mkdir()
         return real(*arguments)
 
     monkeypatch.setattr(by_zarr, "read_chunks_on_host", read)
