@@ -143,14 +143,22 @@ class ZarrEngine:
                 for job in jobs:
                     job.settle(RuntimeError("the reader is closed"))
                 return jobs
-            while len(self._threads) < _THREADS:
-                thread = threading.Thread(target=_carry_out, args=(self._queue,), name="linumpy zarr", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._start_threads()
             self._jobs += len(jobs)
             for job in jobs:
                 self._queue.put(job)
         return jobs
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < _THREADS:
+            thread = threading.Thread(target=_carry_out, args=(self._queue,), name="linumpy zarr", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                if not self._threads:
+                    raise
+                return
+            self._threads.append(thread)
 
     def _read(
         self,
@@ -180,7 +188,7 @@ class ZarrEngine:
             stream.wait_event(ready)
             with stream:
                 if view.flags.c_contiguous:
-                    view.set(np.ascontiguousarray(values), stream=stream)
+                    view.set(np.ascontiguousarray(values))
                 else:
                     view[...] = self._cupy.asarray(values)
             stream.synchronize()

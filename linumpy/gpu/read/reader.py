@@ -56,7 +56,8 @@ class Reader:
     device : int or "cpu", optional
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
-        Device memory for slabs; outputs come beside it. By default 512 MiB. The first job takes it.
+        Device memory for slabs, which the first job takes; outputs come beside it. By default 512 MiB, and what a zstd
+        chunk needs that does not fit there, about 3.5 times its size, while there is twice as much.
     cache_bytes : int
         Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
