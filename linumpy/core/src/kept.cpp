@@ -83,6 +83,7 @@ KeptSlot *KeptChunks::reserve(const std::shared_ptr<const Array> &array, const i
     std::copy(coordinates, coordinates + array->geometry->rank, slot->coordinates);
     slot->hash = hash;
     slot->version = version;
+    slot->nbytes = array->geometry->chunk_nbytes;
     slot->pins = 1;
     ++slot->segment->pinned;
     list(*slot);

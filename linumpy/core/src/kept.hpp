@@ -20,7 +20,8 @@ namespace lc {
 struct KeptSegment;
 
 struct KeptSlot {
-    i64 offset;     // from the beginning of the range
+    i64 offset;       // from the beginning of the range
+    i64 nbytes;       // of its chunk
     Version version;  // of the stored object that its chunk was read from
 
 private:

@@ -115,7 +115,13 @@ bool Wave::claim(i64 &step) {
 
 void Wave::run(i64 step) noexcept {
     if (unclaimed() <= WAITING_TASKS) reader_->plan_ahead();
-    reader_->execute(*this, tasks[static_cast<size_t>(step)]);
+    const Task &task = tasks[static_cast<size_t>(step)];
+    if (task.object == Task::KEPT) {
+        reader_->execute_kept(*this, task);
+        if (kept_left_.fetch_sub(1) == 1) reader_->device()->flush_kept();
+    } else {
+        reader_->execute(*this, task);
+    }
     if (left_.fetch_sub(1) == 1) reader_->end_wave();
 }
 
@@ -145,7 +151,7 @@ std::vector<u32> Wave::order() const {
     return rows;
 }
 
-void Wave::arrange(i64 threads) {
+void Wave::arrange(i64 threads, KeptChunks *kept) {
     const std::vector<u32> rows = order();
     std::vector<WantedBox> ordered;
     ordered.reserve(rows.size());
@@ -165,7 +171,8 @@ void Wave::arrange(i64 threads) {
             array_of_object.push_back(array);
         }
         if (!same_object || cut.inner != last->inner) {
-            WantedChunk chunk{cut.inner, {}, static_cast<u32>(ordered.size()), 0};
+            WantedChunk chunk{
+                cut.inner, {}, static_cast<u32>(ordered.size()), 0, static_cast<u32>(first_of_object.size() - 1), nullptr};
             std::copy(cut.chunk, cut.chunk + LC_MAX_RANK, chunk.coordinates);
             chunks.push_back(chunk);
         }
@@ -175,7 +182,6 @@ void Wave::arrange(i64 threads) {
     }
     const size_t count = first_of_object.size();
     objects = std::make_unique<StoredObject[]>(count);
-    const i64 even = std::max<i64>(1, static_cast<i64>(chunks.size()) / (4 * threads));
     for (size_t n = 0; n < count; ++n) {
         StoredObject &object = objects[n];
         object.array = array_of_object[n];
@@ -183,6 +189,13 @@ void Wave::arrange(i64 threads) {
         object.chunks = (n + 1 < count ? first_of_object[n + 1] : static_cast<u32>(chunks.size())) - object.first_chunk;
         const ChunkBox &cut = cuts[rows[chunks[object.first_chunk].first_box]];
         std::copy(cut.object, cut.object + LC_MAX_RANK, object.coordinates);
+    }
+    boxes.swap(ordered);
+    std::vector<ChunkBox>().swap(cuts);
+    if (kept) find_kept(*kept);
+    const i64 even = std::max<i64>(1, missed() / (4 * threads));
+    for (size_t n = 0; n < count; ++n) {
+        StoredObject &object = objects[n];
         const i64 most = std::max<i64>(1, TASK_NBYTES / object.array->geometry->chunk_nbytes);
         const u32 step = static_cast<u32>(std::min(even, most));
         for (u32 first = 0; first < object.chunks; first += step) {
@@ -190,8 +203,6 @@ void Wave::arrange(i64 threads) {
             object.tasks_left.fetch_add(1, std::memory_order_relaxed);
         }
     }
-    boxes.swap(ordered);
-    std::vector<ChunkBox>().swap(cuts);
     left_ = static_cast<i64>(tasks.size());
 }
 
@@ -246,6 +257,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->decode = record.on_device->decode;
         batch->ready = record.on_device->ready;
         batch->timed = record.on_device->timed;
+        batch->headers.resize(count);
     }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
@@ -415,7 +427,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
         }
         if (wave->boxes.empty()) return nullptr;
         stats.boxes += static_cast<i64>(wave->boxes.size());
-        wave->arrange(threads_);
+        wave->arrange(threads_, device_ ? device_->kept() : nullptr);
         stats.tasks += static_cast<i64>(wave->tasks.size());
         return wave;
     } catch (const std::exception &) {  // no memory: the jobs that were to be planned fail

@@ -52,6 +52,13 @@ private:
     double begin_, end_ = 0;
 };
 
+// Number of an output in the scatter tables of one slab, and whether its elements are neighbours along the last axis.
+struct OutputHeader {
+    u64 slab = 0;
+    u32 number = 0;
+    bool neighbours = false;
+};
+
 // Regions of one call, on their way through the queue.
 struct Batch {
     Regions regions;
@@ -61,12 +68,17 @@ struct Batch {
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
     bool timed = false;
+    // Of the slab whose tables are being written; one at a time is.
+    u64 slab = 0;
+    std::vector<OutputHeader> headers;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
 
     Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
 };
+
+struct KeptSlot;
 
 struct WantedBox {
     Batch *batch;
@@ -80,14 +92,15 @@ struct WantedBox {
 struct WantedChunk {
     i64 inner;
     i64 coordinates[LC_MAX_RANK];
-    u32 first_box, boxes;
+    u32 first_box, boxes, object;
+    KeptSlot *slot;  // that holds it, pinned; null where it is read
 };
 
 // A chunk file or a shard: opened once for all tasks that read it, and closed by the last.
 struct StoredObject {
     Array *array;
     i64 coordinates[LC_MAX_RANK];
-    u32 first_chunk, chunks;
+    u32 first_chunk, chunks;  // that are read
     std::atomic<i64> tasks_left{0};
 
     std::mutex mutex;
@@ -96,11 +109,22 @@ struct StoredObject {
     Version version;
     std::shared_ptr<const ShardIndex> index;
     Failure failure;
+    void end_task() {
+        if (tasks_left.fetch_sub(1) == 1) file.close();
+    }
+    // For chunks that are kept: the version that is there now.
+    bool looked = false;
+    Version seen;
 };
 
-struct Task { u32 object, first_chunk, chunks; };
+// Chunks of one object that are read; or, without an object, chunks that are kept on the device.
+struct Task {
+    static constexpr u32 KEPT = UINT32_MAX;
+    u32 object, first_chunk, chunks;
+};
 
 class Device;
+class KeptChunks;
 class PlanWork;
 class Reader;
 struct Row;
@@ -110,8 +134,11 @@ class Wave : public Work, public std::enable_shared_from_this<Wave> {
 public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : reader_(std::move(reader)), batches_(std::move(batches)) {}
-    // Bring the boxes that were collected together: chunks, objects, tasks.
-    void arrange(i64 threads);
+    ~Wave() override;
+    // Bring the boxes that were collected together: chunks, objects, tasks. Chunks that are kept come first.
+    void arrange(i64 threads, KeptChunks *kept);
+    // Chunks that are read.
+    i64 missed() const { return static_cast<i64>(chunks.size()) - kept_; }
     bool claim(i64 &step) override;
     bool has_more() const override { return unclaimed() > 0; }
     void run(i64 step) noexcept override;
@@ -125,9 +152,12 @@ public:
 
 private:
     std::vector<u32> order() const;
+    void find_kept(KeptChunks &kept);
+    void cut_kept();
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
-    std::atomic<i64> next_{0}, left_{0};
+    std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
+    i64 kept_ = 0;  // chunks
 };
 
 struct Stats {
@@ -148,6 +178,8 @@ public:
 
     void plan() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
+    void execute_kept(Wave &wave, const Task &task) noexcept;
+    void stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
     // Plan what is queued if there is little left to do; called when a task is begun.
     void plan_ahead();
     void end_wave();

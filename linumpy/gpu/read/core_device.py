@@ -9,6 +9,8 @@ import ctypes
 import threading
 from typing import Any
 
+import numpy as np
+
 from linumpy.core import native
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
@@ -32,6 +34,8 @@ _MOST_CHUNKS = 512
 #: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
 _POOL = 1.5
 _UNITS = (1, 2, 4, 8, 16)
+#: Copies decoded chunks to where they are kept.
+_BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
 #: Words of the scatter tables for each row of a slab, as in device.cpp.
 _ROW_WORDS = 14 + 9
 #: Addresses by which those of slab and status are found among the arguments of a launch.
@@ -63,11 +67,21 @@ class CoreDevice:
         self._kept: list[Any] = []
         self._lock = threading.Lock()  # the core holds pointers to records: none may be made twice, and replaced
 
-    def record(self) -> native.Device:
-        """Describe the memory of slabs; the current context is that of the device."""
+    def record(self, *, keeps: bool = False) -> native.Device:
+        """Describe the memory of slabs; the current context is that of the device.
+
+        Parameters
+        ----------
+        keeps : bool
+            Whether decoded chunks are kept on the device.
+        """
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
         context = self._cupy.cuda.driver.ctxGetCurrent()
-        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows)
+        record = native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows)
+        if keeps:
+            with self._lock:
+                record.keep = ctypes.pointer(self._scatter(_BYTES, [0]))
+        return record
 
     def takes(self, layout: ArrayLayout) -> bool:
         """Say whether the core reads arrays of this layout to the device."""
@@ -85,6 +99,9 @@ class CoreDevice:
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
         axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
+        return self._scatter(conversion, axes)
+
+    def _scatter(self, conversion: Conversion, axes: list[int]) -> native.Scatter:
         itemsize = conversion.source.itemsize
         kind = ("copy", itemsize) if conversion.is_copy else conversion
         key = (kind, tuple(axes))
