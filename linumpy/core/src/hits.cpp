@@ -102,7 +102,7 @@ void KeptRows::add(const WantedChunk &chunk, KeptSlot &slot) {
 
 void KeptRows::commit() {
     if (rows_.empty()) return;
-    const Range range = device_.reserve(&KEPT, 0, static_cast<i64>(rows_.size()), 0);
+    const Range range = device_.reserve(&KEPT, 0, static_cast<i64>(rows_.size()));
     for (WantedBox *box : taken_) box->staged = true;
     device_.commit(range, std::static_pointer_cast<Wave>(wave_.shared_from_this()), rows_, {}, use_);
     rows_.clear();
