@@ -1,6 +1,7 @@
 #include "hits.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "execution.hpp"
@@ -25,20 +26,23 @@ Version version_of(StoredObject &object) {
 
 // Look chunks up, and bring those that are kept to the front; the rest stays in the order of stored objects.
 void Wave::find_kept(KeptChunks &kept) {
-    std::vector<WantedChunk> sorted;
-    sorted.reserve(chunks.size());
     for (size_t first = 0; first < chunks.size(); first += LOOKED_UP) {
         const auto lock = kept.lock();
-        for (size_t n = first; n < std::min(chunks.size(), first + LOOKED_UP); ++n)
+        for (size_t n = first; n < std::min(chunks.size(), first + LOOKED_UP); ++n) {
             chunks[n].slot = kept.find(*objects[chunks[n].object].array, chunks[n].coordinates);
+            kept_ += chunks[n].slot != nullptr;
+        }
     }
-    std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), [](const auto &one) { return one.slot; });
-    kept_ = static_cast<i64>(sorted.size());
     if (!kept_) return;
-    std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), [](const auto &one) { return !one.slot; });
-    chunks.swap(sorted);
-    for (size_t n = chunks.size(); n-- > static_cast<size_t>(kept_);) objects[chunks[n].object].first_chunk = static_cast<u32>(n);
-    for (i64 n = 0; n < kept_; ++n) --objects[chunks[static_cast<size_t>(n)].object].chunks;
+    if (missed()) {
+        std::vector<WantedChunk> sorted;
+        sorted.reserve(chunks.size());
+        const auto is_kept = [](const WantedChunk &one) { return one.slot != nullptr; };
+        std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), is_kept);
+        std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), std::not_fn(is_kept));
+        chunks.swap(sorted);
+    }
+    count_chunks(static_cast<size_t>(kept_));
     cut_kept();
 }
 
@@ -60,11 +64,11 @@ void Wave::cut_kept() {
 
 // Chunks whose task never began are still pinned.
 Wave::~Wave() {
-    if (!kept_) return;
+    if (std::none_of(chunks.begin(), chunks.end(), [](const WantedChunk &chunk) { return chunk.slot; })) return;
     KeptChunks &kept = *reader_->device()->kept();
     const auto lock = kept.lock();
-    for (i64 n = 0; n < kept_; ++n)
-        if (KeptSlot *slot = chunks[static_cast<size_t>(n)].slot) kept.unpin(*slot);
+    for (const WantedChunk &chunk : chunks)
+        if (chunk.slot) kept.unpin(*chunk.slot);
 }
 
 KeptRows::KeptRows(Wave &wave, Device &device, u32 chunks) : wave_(wave), device_(device) {

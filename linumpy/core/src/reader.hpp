@@ -117,6 +117,20 @@ struct StoredObject {
     Version seen;
 };
 
+// Boxes of a wave as planning finds them, region by region; memory that the next wave uses again.
+struct FoundBoxes {
+    std::vector<WantedBox> boxes;
+    std::vector<ChunkBox> cuts;                // one for each box
+    std::vector<std::pair<u64, u32>> order;  // their numbers, sorted
+    void clear() {
+        boxes.clear();
+        cuts.clear();
+    }
+};
+
+// Tasks that wait for a thread while further ones are planned.
+constexpr i64 WAITING_TASKS = 16;
+
 // Chunks of one object that are read; or, without an object, chunks that are kept on the device.
 struct Task {
     static constexpr u32 KEPT = UINT32_MAX;
@@ -135,8 +149,8 @@ public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : reader_(std::move(reader)), batches_(std::move(batches)) {}
     ~Wave() override;
-    // Bring the boxes that were collected together: chunks, objects, tasks. Chunks that are kept come first.
-    void arrange(i64 threads, KeptChunks *kept);
+    // Bring boxes together: chunks, objects, tasks. Chunks that are kept come first.
+    void arrange(FoundBoxes &found, i64 threads, KeptChunks *kept);
     // Chunks that are read.
     i64 missed() const { return static_cast<i64>(chunks.size()) - kept_; }
     bool claim(i64 &step) override;
@@ -145,19 +159,21 @@ public:
     i64 unclaimed() const { return static_cast<i64>(tasks.size()) - next_.load(); }
 
     std::vector<WantedBox> boxes;
-    std::vector<ChunkBox> cuts;  // one for each box, until they are arranged
     std::vector<WantedChunk> chunks;
     std::unique_ptr<StoredObject[]> objects;
     std::vector<Task> tasks;
 
 private:
-    std::vector<u32> order() const;
+    void bring_together(FoundBoxes &found);
+    void count_chunks(size_t first);
+    void cut_read(i64 threads);
     void find_kept(KeptChunks &kept);
     void cut_kept();
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
-    i64 kept_ = 0;  // chunks
+    i64 kept_ = 0;          // chunks
+    size_t objects_ = 0;
 };
 
 struct Stats {
@@ -196,7 +212,7 @@ public:
 private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
-    void collect(Batch &batch, Wave &wave);
+    void collect(Batch &batch);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
 
@@ -205,6 +221,7 @@ private:
     std::list<std::shared_ptr<Batch>> queue_;  // an empty one takes no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
+    FoundBoxes found_;  // of the thread that plans
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, threads_;
     bool planning_ = false, closing_ = false;
