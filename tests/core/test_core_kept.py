@@ -5,48 +5,48 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import core_devices as base
 import numpy as np
 import pytest
-import test_core_device as base
 import zarr
 from stores import random_values
 
-from linumpy.core.reader import CoreReader
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import core_device
+from linumpy.gpu.read.by_core import CoreEngine
 
-pytestmark, device, driver = base.pytestmark, base.device, base.driver
+pytestmark, device, driver = base.needs_core, base.device, base.driver
 SHAPE = (30, 40, 50)
 
 
 class Keeping:
-    """A reader that keeps chunks, and the memory that it keeps them in."""
+    """A reader that keeps chunks."""
 
-    def __init__(self, made, nbytes, threads=4):
-        self.made, self.core = made, CoreReader(threads, made.record(keeps=True))
-        self.memory = np.full(core_device.SLOTS * made.slab_nbytes + nbytes + 512, 0x5A, np.uint8)
-        slots = self.memory.ctypes.data + -self.memory.ctypes.data % 256
-        self.core.give_memory(slots, slots + core_device.SLOTS * made.slab_nbytes // 256 * 256, nbytes)
+    def __init__(self, device, nbytes, decode_on):
+        self.made = device(decode_on, cache_bytes=nbytes)
+        self.engine = CoreEngine(4, self.made)
+
+    def stats(self):
+        return self.engine._core.stats()
 
     def submit(self, array, regions, dtype=None, timed=False):
-        return base.submit(self.made, self.core, array, regions, dtype, timed=timed)[0]
+        return base.submit(self.made, self.engine, array, regions, dtype, timed=timed)[0]
 
     def check(self, array, values, regions, dtype=None):
         """Read regions, and say how many chunks were found and how many were not."""
-        before = self.core.stats()
+        before = self.stats()
         for ticket, region in zip(self.submit(array, regions, dtype), regions, strict=True):
             np.testing.assert_array_equal(ticket.result(), values[region])
-        after = self.core.stats()
+        after = self.stats()
         return after.kept_hits - before.kept_hits, after.kept_misses - before.kept_misses
 
 
 @contextlib.contextmanager
-def keeping(made, nbytes, threads=4):
-    reader = Keeping(made, nbytes, threads)
+def keeping(device, nbytes, decode_on=None):
+    reader = Keeping(device, nbytes, decode_on)
     try:
         yield reader
     finally:
-        reader.core.close()
+        reader.engine.close()
 
 
 def make(folder, kind="raw", seed=1, dtype="u2", chunks=(8, 12, 12), **options):
@@ -73,15 +73,15 @@ def crops(rng, count):
 def test_what_is_kept_is_not_read_again(tmp_path, device, kind, decode_on):
     array, values = make(tmp_path / "a", kind)
     rng = np.random.default_rng(3)
-    with keeping(device(decode_on), 2**20) as reader:
+    with keeping(device, 2**20, decode_on) as reader:
         assert reader.check(array, values, [...]) == (0, STORED)
-        assert reader.core.stats().kept_nbytes >= STORED * 8 * 12 * 12 * 2
-        read = reader.core.stats()
+        assert reader.stats().kept_nbytes >= STORED * 8 * 12 * 12 * 2
+        read = reader.stats()
         for dtype in (None, "f4", "u1"):
             hits, misses = reader.check(array, values, [..., *crops(rng, 20)], dtype)
             assert hits >= STORED
             assert misses == 0
-        now = reader.core.stats()
+        now = reader.stats()
         assert now.bytes_read == read.bytes_read
         if "shards" not in kind:  # shards that hold a chunk that is not stored are looked at
             assert now.files_opened == read.files_opened
@@ -96,22 +96,22 @@ def test_a_cache_smaller_than_the_array(tmp_path, device, kind, big_endian):
     """Right voxels while chunks are evicted; what was used last stays."""
     array, values = make(tmp_path / "a", kind, dtype=">u2" if big_endian else "<u2")
     rng, room = np.random.default_rng(4), 2304 + 256
-    with keeping(device(), 20 * room) as reader:
+    with keeping(device, 20 * room) as reader:
         for dtype in (None, "f4", None, "i8"):
             regions = [crop for n in range(4) for crop in crops(rng, 4)]
             reader.check(array, values, regions, dtype)
-            assert 0 < reader.core.stats().kept_nbytes <= 20 * room
+            assert 0 < reader.stats().kept_nbytes <= 20 * room
         assert reader.check(array, values, [np.s_[:8, :24, :36]])[0] <= 6
         assert reader.check(array, values, [np.s_[:8, :24, :36]]) == (6, 0)
         reader.check(array, values, [np.s_[16:24, :24, :36]])
         assert reader.check(array, values, [np.s_[:8, :24, :36]]) == (6, 0)
-        assert reader.core.stats().kept_hits > 18
+        assert reader.stats().kept_hits > 18
 
 
 @pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])
 def test_a_file_that_was_replaced(tmp_path, device, kind):
     array, values = make(tmp_path / "a", kind)
-    with keeping(device(), 2**20) as reader:
+    with keeping(device, 2**20) as reader:
         reader.check(array, values, [...])
         for seed in (2, 3):
             values = np.random.default_rng(seed).integers(0, 50, SHAPE).astype("u2")
@@ -123,7 +123,7 @@ def test_a_file_that_was_replaced(tmp_path, device, kind):
 
 def test_one_chunk_of_many_that_was_replaced_or_removed(tmp_path, device):
     array, values = make(tmp_path / "a")
-    with keeping(device(), 2**20) as reader:
+    with keeping(device, 2**20) as reader:
         reader.check(array, values, [...])
         array[:8, 12:24, 12:24] = values[:8, 12:24, 12:24] = 49
         (tmp_path / "a/c/3/1/1").unlink()
@@ -134,7 +134,7 @@ def test_one_chunk_of_many_that_was_replaced_or_removed(tmp_path, device):
 
 def test_a_shard_in_which_a_chunk_came_to_be_stored(tmp_path, device):
     array, values = make(tmp_path / "a", "raw shards")
-    with keeping(device(), 2**20) as reader:
+    with keeping(device, 2**20) as reader:
         reader.check(array, values, [...])
         array[8:16, :12, :12] = values[8:16, :12, :12] = 3
         reader.check(array, values, [...])
@@ -149,14 +149,14 @@ def test_a_broken_chunk_is_not_kept(tmp_path, device, damage):
     whole = broken.read_bytes()
     damaged = damage or whole[:-2] + bytes([whole[-2] ^ 255]) + whole[-1:]  # the checksum of the decoded bytes
     broken.write_bytes(damaged)
-    with keeping(device("device"), 2**20) as reader:
+    with keeping(device, 2**20, "device") as reader:
         for _ in range(3):
-            before = reader.core.stats()
+            before = reader.stats()
             good, bad = reader.submit(array, [np.s_[:16], np.s_[16:24]])
             np.testing.assert_array_equal(good.result(), values[:16])
             with pytest.raises(ChunkError, match=r"chunk \(2, 1, 1\) of .*c/2/1/1 cannot be decoded"):
                 bad.result()
-        assert reader.core.stats().kept_misses - before.kept_misses == 1
+        assert reader.stats().kept_misses - before.kept_misses == 1
         broken.write_bytes(whole)
         reader.check(array, values, [...])
         assert reader.check(array, values, [...]) == (STORED, 0)
@@ -173,7 +173,7 @@ def test_arrays_of_different_chunks_and_paths(tmp_path, device):
         make(tmp_path / "f", "raw", 6, "u2", (30, 40, 50)),
     ]
     rng = np.random.default_rng(5)
-    with keeping(device(), 2**18) as reader:
+    with keeping(device, 2**18) as reader:
         for _ in range(3):
             for array, values in arrays:
                 reader.check(array, values, crops(rng, 6))
@@ -188,16 +188,16 @@ def test_arrays_of_different_chunks_and_paths(tmp_path, device):
 
 def test_a_chunk_larger_than_all_memory_is_read_all_the_same(tmp_path, device):
     array, values = make(tmp_path / "a", "raw", 6, "u2", (30, 40, 50))
-    with keeping(device(), 2**16) as reader:
+    with keeping(device, 2**16) as reader:
         for _ in range(2):
             assert reader.check(array, values, [..., np.s_[2:9]]) == (0, 1)
-        assert reader.core.stats().kept_nbytes == 0
+        assert reader.stats().kept_nbytes == 0
 
 
 def test_very_many_boxes_of_one_chunk(tmp_path, device):
     array, values = make(tmp_path / "a", "raw", 6, "u2", (30, 40, 50))
     regions = [np.s_[k % 20 : k % 20 + 2, k % 30 : k % 30 + 3, 4:9] for k in range(5000)]
-    with keeping(device(), 2**20) as reader:
+    with keeping(device, 2**20) as reader:
         assert reader.check(array, values, regions) == (0, 1)
         assert reader.check(array, values, regions) == (1, 0)
 
@@ -207,7 +207,7 @@ def test_threads_that_evict_each_others_chunks(tmp_path, device, driver, kind):
     """Streams are late by chance: a slot that is read or filled must not be given to another chunk."""
     arrays = [make(tmp_path / name, kind, seed) for seed, name in enumerate("abc")]
     stop = threading.Event()
-    with keeping(device("device"), 25 * 2560) as reader:
+    with keeping(device, 25 * 2560, "device") as reader:
 
         def read(seed):
             rng = np.random.default_rng(seed)
@@ -228,7 +228,7 @@ def test_threads_that_evict_each_others_chunks(tmp_path, device, driver, kind):
                 list(pool.map(read, range(8)))
             finally:
                 stop.set()
-        stats = reader.core.stats()
+        stats = reader.stats()
         assert stats.kept_hits > 50
         assert stats.kept_misses > 200
         # Nothing stays pinned: all of the memory can still be filled anew.
@@ -253,7 +253,7 @@ def test_files_that_are_written_while_they_are_read(tmp_path, device):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        with keeping(device(), 2**16) as reader:
+        with keeping(device, 2**16) as reader:
             for _ in range(40):
                 (ticket,) = reader.submit(array, [...])
                 if ticket.exception() is None:
@@ -273,10 +273,10 @@ def test_each_call_of_the_driver_fails_once(tmp_path, device, driver, kind):
     """While chunks are brought into their slots, and while they are copied from there."""
     array = zarr.create_array(tmp_path / "a", shape=(16, 24, 24), chunks=(8, 12, 12), dtype="u2", **base.KINDS[kind])
     array[...] = values = random_values("u2", array.shape, 1) % 50
-    made, number, failed = device("device"), 0, 0
+    number, failed = 0, 0
     while True:
         number += 1
-        with keeping(made, 2**16) as reader:
+        with keeping(device, 2**16, "device") as reader:
             driver.fake_fail(number)
             for _ in range(2):
                 (ticket,) = reader.submit(array, [...])
@@ -299,7 +299,7 @@ def test_each_call_of_the_driver_fails_once(tmp_path, device, driver, kind):
 def test_a_reader_that_is_closed_with_batches_under_way(tmp_path, device, count):
     array, values = make(tmp_path / "a", "zstd")
     for _ in range(5):
-        with keeping(device(), 2**18) as reader:
+        with keeping(device, 2**18) as reader:
             reader.check(array, values, [np.s_[:8]])
             tickets = [one for _ in range(count) for one in reader.submit(array, [..., np.s_[3:20]], "f4")]
         for ticket in tickets:
@@ -310,9 +310,9 @@ def test_a_reader_that_is_closed_with_batches_under_way(tmp_path, device, count)
 
 def test_kept_chunks_take_part_in_times(tmp_path, device):
     array, values = make(tmp_path / "a")
-    with keeping(device(), 2**20) as reader:
+    with keeping(device, 2**20) as reader:
         reader.check(array, values, [np.s_[:8]])
         (ticket,) = reader.submit(array, [np.s_[:8]], timed=True)
         ticket.result()
         assert ticket._job.report().device_scatter_seconds > 0
-        assert reader.core.stats().copies == 0
+        assert reader.stats().copies == 0

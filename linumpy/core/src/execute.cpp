@@ -373,6 +373,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         }
     }
     wave.objects[task.object].end_task();
+    if (device_) device_->flush_old();
     // Last: whoever waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {
         const WantedChunk &chunk = wave.chunks[task.first_chunk + n];

@@ -198,7 +198,9 @@ void Execution::look_for_kept() {
             const WantedBox &box = *boxes(task_.first_chunk + n);
             const Regions &regions = box.batch->regions;
             const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
-            if (geometry_.chunk_nbytes <= device_->capacity(nullptr))
+            const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
+            const bool has_slab = !plan || plan->slots > 0;  // else it lies in memory of the batch's own
+            if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
                 slots_[n] = kept->reserve(array, chunk.coordinates, object_.version);
         }
     }

@@ -71,6 +71,9 @@ struct Batch {
     // Of the slab whose tables are being written; one at a time is.
     u64 slab = 0;
     std::vector<OutputHeader> headers;
+    // Device memory of its own for long chunks, and whether a slab uses it; the device's lock guards it.
+    i64 memory = 0;
+    bool memory_is_used = false;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
@@ -215,6 +218,7 @@ private:
     void collect(Batch &batch);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
+    void flush_if_idle();
 
     std::mutex mutex_;
     std::condition_variable changed_;
