@@ -98,7 +98,8 @@ void KeptRows::add(const WantedChunk &chunk, KeptSlot &slot) {
             commit();
             use_.read.push_back(&slot);
         }
-        Row &row = rows_.emplace_back(Row{box->batch, box->job, box->target, box->region, slot.offset + box->source_offset, {}});
+        Row &row = rows_.emplace_back(
+            Row{box->batch, box->job, box->target, box->region, slot.offset + box->source_offset, {}});
         std::copy(box->extent, box->extent + LC_MAX_RANK, row.extent);
         taken_.push_back(box);
     }
@@ -183,7 +184,8 @@ void Execution::look_for_kept() {
         const auto lock = kept->lock();
         for (u32 n = 0; n < task_.chunks; ++n) {
             const WantedChunk &chunk = wave_.chunks[task_.first_chunk + n];
-            if (state_[n] != PENDING || (object_.index && (*object_.index)[static_cast<size_t>(chunk.inner)].offset < 0))
+            if (state_[n] != PENDING ||
+                (object_.index && (*object_.index)[static_cast<size_t>(chunk.inner)].offset < 0))
                 continue;
             KeptSlot *slot = kept->find(*object_.array, chunk.coordinates);
             if (slot && slot->version == object_.version) {

@@ -162,7 +162,8 @@ KeptSlot *KeptChunks::take(i64 slot_nbytes) {
 
 // Cut slots out of memory that no segment has; false where there is too little.
 bool KeptChunks::cut_segment(i64 slot_nbytes, Kind &kind) {
-    const auto found = std::find_if(free_.begin(), free_.end(), [=](const auto &one) { return one.second >= slot_nbytes; });
+    const auto found =
+        std::find_if(free_.begin(), free_.end(), [=](const auto &one) { return one.second >= slot_nbytes; });
     if (found == free_.end() || slots_ >= MOST_SLOTS) return false;
     const auto [offset, nbytes] = *found;
     const i64 count = std::min(nbytes, std::max(SEGMENT_NBYTES, slot_nbytes)) / slot_nbytes;

@@ -20,14 +20,14 @@ namespace lc {
 struct KeptSegment;
 
 struct KeptSlot {
-    i64 offset;       // from the beginning of the range
-    i64 nbytes;       // of its chunk
+    i64 offset;  // from the beginning of the range
+    i64 nbytes;  // of its chunk
     Version version;  // of the stored object that its chunk was read from
 
 private:
     friend class KeptChunks;
     std::shared_ptr<const Array> array;  // null: empty
-    i64 coordinates[LC_MAX_RANK];        // of the chunk
+    i64 coordinates[LC_MAX_RANK];  // of the chunk
     u64 hash;
     u32 pins = 0;
     bool is_ready = false, is_listed = false;  // can be found; is in the table of chunks
@@ -85,7 +85,7 @@ private:
     std::mutex mutex_;
     std::map<i64, i64> free_;  // offset → bytes of what no segment has
     std::list<KeptSegment> segments_;
-    std::map<i64, Kind> kinds_;       // by the bytes of a slot
+    std::map<i64, Kind> kinds_;  // by the bytes of a slot
     std::vector<KeptSlot *> table_;  // of chunks by hash: linear probing, at most half full
     size_t slots_ = 0;
     u64 clock_ = 0;

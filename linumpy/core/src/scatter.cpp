@@ -96,7 +96,8 @@ i64 *Table::write(i64 *to) {
 void Table::launch(const Driver &driver, DevicePointer source, const i64 *table, DevicePointer words,
                    Stream stream) const {
     const i64 blocks = (largest_ + BLOCK * PER_THREAD - 1) / (BLOCK * PER_THREAD);
-    u64 values[3] = {source, words + static_cast<u64>(8 * (headers_ - table)), words + static_cast<u64>(8 * (first_ - table))};
+    u64 values[3] = {source, words + static_cast<u64>(8 * (headers_ - table)),
+                     words + static_cast<u64>(8 * (first_ - table))};
     u32 per_box = static_cast<u32>(blocks);
     void *arguments[4] = {&values[0], &values[1], &values[2], &per_box};
     const i64 function = scatter_.functions[std::countr_zero(static_cast<u64>(unit_))];

@@ -36,7 +36,8 @@ void sort_boxes(FoundBoxes &found) {
             array = numbers.try_emplace(last = one, numbers.size()).first->second;
         u64 key = array;
         for (size_t n = 0; n < DIGITS; ++n)
-            key = key * static_cast<u64>(most[n] - least[n] + 1) + static_cast<u64>(digit(found.cuts[row], n) - least[n]);
+            key =
+                key * static_cast<u64>(most[n] - least[n] + 1) + static_cast<u64>(digit(found.cuts[row], n) - least[n]);
         found.order[row] = {key, static_cast<u32>(row)};
     }
     if (!std::is_sorted(found.order.begin(), found.order.end())) std::sort(found.order.begin(), found.order.end());
@@ -81,12 +82,15 @@ void Wave::bring_together(FoundBoxes &found) {
         const WantedBox &box = found.boxes[row];
         const ChunkBox &cut = found.cuts[row];
         const Array *const one = array_of(box);
-        const bool same_object =
-            last && one == array && std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
+        const bool same_object = last && one == array && std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
         if (!same_object) first_of_object.push_back(row);
         if (!same_object || cut.inner != last->inner) {
-            WantedChunk &chunk = chunks.emplace_back(WantedChunk{cut.inner, {}, static_cast<u32>(boxes.size()), 0,
-                                                                 static_cast<u32>(first_of_object.size() - 1), nullptr});
+            WantedChunk &chunk = chunks.emplace_back(WantedChunk{cut.inner,
+                                                                 {},
+                                                                 static_cast<u32>(boxes.size()),
+                                                                 0,
+                                                                 static_cast<u32>(first_of_object.size() - 1),
+                                                                 nullptr});
             std::copy(cut.chunk, cut.chunk + LC_MAX_RANK, chunk.coordinates);
         }
         ++chunks.back().boxes;
