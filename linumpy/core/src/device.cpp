@@ -329,11 +329,15 @@ void Device::queue(Slab &slab) {
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
         }
         for (const KeptFill &fill : slab.filled)
-            slab.rows.push_back({&keep_, nullptr, reinterpret_cast<u8 *>(kept_at_) + fill.slot->offset, 0, fill.source,
+            slab.rows.push_back({&keep_,
+                                 nullptr,
+                                 reinterpret_cast<u8 *>(kept_at_) + fill.slot->offset,
+                                 0,
+                                 fill.source,
                                  {fill.slot->nbytes}});
         const DevicePointer table =
-            slab.device +
-            static_cast<DevicePointer>((slab.decodes() ? slab.plan->slab_nbytes : record_.device_nbytes) - table_nbytes_);
+            slab.device + static_cast<DevicePointer>((slab.decodes() ? slab.plan->slab_nbytes : record_.device_nbytes) -
+                                                     table_nbytes_);
         mark(slab, 0);
         if (slab.plan == &KEPT) {
             mark(slab, 1);

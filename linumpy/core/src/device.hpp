@@ -44,7 +44,7 @@ struct StagedChunk {
 struct KeptFill {
     KeptSlot *slot;
     i64 source;  // first byte, as that of a row
-    i64 chunk;   // number of the chunk among those that the slab decodes; -1: decoded already
+    i64 chunk;  // number of the chunk among those that the slab decodes; -1: decoded already
 };
 
 // Slots that a slab reads, a pin for each, and slots that it fills.

@@ -123,7 +123,7 @@ struct StoredObject {
 // Boxes of a wave as planning finds them, region by region; memory that the next wave uses again.
 struct FoundBoxes {
     std::vector<WantedBox> boxes;
-    std::vector<ChunkBox> cuts;                // one for each box
+    std::vector<ChunkBox> cuts;  // one for each box
     std::vector<std::pair<u64, u32>> order;  // their numbers, sorted
     void clear() {
         boxes.clear();
@@ -175,7 +175,7 @@ private:
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
-    i64 kept_ = 0;          // chunks
+    i64 kept_ = 0;  // chunks
     size_t objects_ = 0;
 };
 

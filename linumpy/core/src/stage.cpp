@@ -28,7 +28,8 @@ bool Execution::decodes_on_device(const Span *spans, size_t count) const {
 
 void Execution::stage_group(const Span *spans, size_t count) {
     i64 rows = 0;
-    for (size_t n = 0; n < count; ++n) rows += wave_.chunks[spans[n].chunk].boxes + (slot_of(spans[n].chunk) != nullptr);
+    for (size_t n = 0; n < count; ++n)
+        rows += wave_.chunks[spans[n].chunk].boxes + (slot_of(spans[n].chunk) != nullptr);
     if (count > 1 && (rows > device_->most_rows() || (geometry_.encoded() && !decodes_on_device(spans, count)))) {
         for (size_t n = 0; n < count; ++n) stage_group(spans + n, 1);
         return;
@@ -97,8 +98,7 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
         if (plan)
             chunks.push_back({wave, task_.object, span.chunk, span.offset, span.nbytes, range.offset + at, first_row,
                               static_cast<u32>(rows.size()) - first_row, take_slot(span.chunk)});
-        else if (KeptSlot *slot = take_slot(span.chunk))
-            kept.filled.push_back({slot, range.offset + at, -1});
+        else if (KeptSlot *slot = take_slot(span.chunk)) kept.filled.push_back({slot, range.offset + at, -1});
     }
     for (WantedBox *box : taken) box->staged = true;
     device_->commit(range, wave, rows, std::move(chunks), kept);
