@@ -141,6 +141,7 @@ class Device(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
         ("direct", ReadDirect),
+        ("keep", POINTER(Scatter)),
     )
 
 
