@@ -20,7 +20,6 @@ from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.device import Device
-from linumpy.gpu.staging import engines
 from linumpy.stream import pipeline as pipeline_module
 from linumpy.stream import resample as resample_module
 
@@ -58,7 +57,6 @@ def fake_device(seed):
         cuda.MemoryPointer = lambda memory, offset: types.SimpleNamespace(mem=memory)
         cuda.ExternalStream = lambda ptr: next(one for one in device._streams if one.ptr == ptr)
         cuda.runtime.memGetInfo = lambda: (2**40, 2**40)
-        patch.setattr(engines, "ReadEngine", reference.SmallEngine)
         patch.setattr(pipeline_module, "resolve", lambda *_: Device("cuda", 0, "in tests"))
         patch.setattr(resample_module, "load", lambda spec: queued(device, spec))
         yield device
