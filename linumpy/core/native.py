@@ -175,10 +175,7 @@ class Report(ctypes.Structure):
     """What was done for a job: ``lc_report``."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")
-        ),
+        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")),
         *(
             (name, c_double)
             for name in ("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds")
@@ -208,7 +205,21 @@ class Stats(ctypes.Structure):
     )  # fmt: skip
 
 
-_RECORDS = (Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead)
+_RECORDS = (
+    Chain,
+    Geometry,
+    Array,
+    Batch,
+    Error,
+    Report,
+    Stats,
+    Launch,
+    DecodePlan,
+    Scatter,
+    OnDevice,
+    Device,
+    DirectRead,
+)
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),

@@ -78,6 +78,10 @@ class CoreReader:
         self._releasing = threading.Lock()
         self.is_closing = False
 
+    def give_memory(self, slabs: int, kept: int = 0, kept_nbytes: int = 0) -> None:
+        """Hand over device memory: the address of the slabs, and of the memory for chunks that are kept."""
+        self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
+
     def submit(
         self,
         layouts: Sequence[ArrayLayout],

@@ -17,7 +17,8 @@ int64_t lc_abi(void) { return LC_ABI; }
 void lc_record_sizes(int64_t sizes[13]) {
     const size_t known[13] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
-                              sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device), sizeof(lc_direct_read)};
+                              sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device),
+                              sizeof(lc_direct_read)};
     for (int n = 0; n < 13; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 

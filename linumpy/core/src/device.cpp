@@ -10,12 +10,7 @@ namespace {
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
 // As in scatter.cu.
 constexpr i64 BLOCK = 256, PER_THREAD = 8;
-// Words of scatter tables, of chunks to decode, and their status, of one slab.
-constexpr i64 TABLE_NBYTES = 8 * Device::MOST_ROWS * (HEADER_WORDS + ROW_WORDS) + 4096;
-constexpr i64 MOST_CHUNKS = Device::MOST_ROWS;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
-constexpr i64 RECORDS_NBYTES = 8 * COUNTERS + MOST_CHUNKS * (2 * RECORD_NBYTES + 8);
-constexpr i64 WORDS_NBYTES = TABLE_NBYTES + RECORDS_NBYTES + 2 * 4 * MOST_CHUNKS;
 // Free bytes behind stored ones: the decoders look at whole words.
 constexpr i64 MARGIN = 256, ALIGN = 64;
 
@@ -34,7 +29,10 @@ static_assert(sizeof(Record) == RECORD_NBYTES && sizeof(Order) == RECORD_NBYTES)
 
 }  // namespace
 
-Device::Device(const lc_device &record, Reader &reader) : record_(record), reader_(reader), driver_(Driver::loaded()) {
+Device::Device(const lc_device &record, Reader &reader)
+    : record_(record), table_nbytes_(8 * record.rows * (HEADER_WORDS + ROW_WORDS) + 4096),
+      records_nbytes_(8 * COUNTERS + record.rows * (2 * RECORD_NBYTES + 8)),
+      words_nbytes_(table_nbytes_ + records_nbytes_ + 2 * 4 * record.rows), reader_(reader), driver_(Driver::loaded()) {
     for (i64 n = 0; n < record.slabs; ++n) {
         slabs_.push_back(std::make_unique<Slab>());
         free_.push_back(slabs_.back().get());
@@ -49,10 +47,10 @@ Device::~Device() {
     }
     started_.notify_all();
     thread_.join();
-    release_memory();
+    release();
 }
 
-void Device::release_memory() {
+void Device::release() {
     try {
         driver_.use_context(reinterpret_cast<void *>(record_.context));
     } catch (const DriverError &) {
@@ -61,23 +59,25 @@ void Device::release_memory() {
     for (const auto &slab : slabs_) {
         if (slab->stream) driver_.delete_stream(slab->stream);
         if (slab->done) driver_.delete_event(slab->done);
+        for (Event event : slab->marks)
+            if (event) driver_.delete_event(event);
         if (slab->pinned) driver_.free_pinned(slab->pinned);
         if (slab->words) driver_.free_pinned(slab->words);
-        if (slab->device) driver_.free(slab->device);
     }
+}
+
+void Device::give_memory(DevicePointer slabs, DevicePointer, i64) {
+    for (size_t n = 0; n < slabs_.size(); ++n)
+        slabs_[n]->device = slabs + static_cast<DevicePointer>(n) * static_cast<DevicePointer>(record_.device_nbytes);
 }
 
 void Device::allocate(Slab &slab) {
     driver_.use_context(reinterpret_cast<void *>(record_.context));
     if (!slab.stream) slab.stream = driver_.new_stream();
     if (!slab.done) slab.done = driver_.new_event();
-    if (!slab.words) slab.words = driver_.allocate_pinned(WORDS_NBYTES);
+    if (!slab.words) slab.words = driver_.allocate_pinned(words_nbytes_);
+    slab.rows.reserve(static_cast<size_t>(record_.rows));
     if (!slab.pinned) slab.pinned = driver_.allocate_pinned(record_.pinned_nbytes + 2 * MARGIN);
-    if (!slab.device) {
-        slab.device = driver_.allocate(record_.device_nbytes + TABLE_NBYTES);
-        held_nbytes_ += record_.device_nbytes + TABLE_NBYTES;
-    }
-    slab.rows.reserve(MOST_ROWS);
 }
 
 // The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
@@ -85,8 +85,8 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
     Slab *slab = open->second;
-    const i64 most = plan ? std::min(plan->chunks, MOST_CHUNKS) : MOST_CHUNKS;
-    if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= MOST_ROWS &&
+    const i64 most = plan ? std::min(plan->chunks, record_.rows) : record_.rows;
+    if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= record_.rows &&
         slab->reserved_chunks + chunks <= most)
         return slab;
     return nullptr;
@@ -130,7 +130,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             slab->writers = 1;
             open_[plan] = slab;
             try {
-                if (!slab->device) allocate(*slab);
+                if (!slab->pinned) allocate(*slab);
             } catch (...) {
                 open_.erase(plan);
                 free_.push_back(slab);
@@ -218,25 +218,73 @@ void Device::queue(Slab &slab) {
         for (const Row &row : slab.rows)
             if (row.batch->ready && ready.insert(row.batch->ready).second)
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
-        const DevicePointer table = slab.device + static_cast<DevicePointer>(record_.device_nbytes);
+        for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
+        const DevicePointer table = slab.device + static_cast<DevicePointer>(record_.device_nbytes - table_nbytes_);
+        mark(slab, 0);
         if (slab.plan) {
             launch_decoders(slab);
+            mark(slab, 2);
             write_scatter(slab, slab.device + static_cast<DevicePointer>(slab.plan->decoded), table);
-            driver_.copy_down(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS,
+            mark(slab, 3);
+            driver_.copy_down(slab.words + words_nbytes_ - 4 * record_.rows,
                               slab.device + static_cast<DevicePointer>(slab.plan->status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
+            slab.copied_nbytes = slab.used;
             driver_.copy_up(slab.device, slab.pinned, slab.used, slab.stream);
+            mark(slab, 1);
+            mark(slab, 2);
             write_scatter(slab, slab.device, table);
+            mark(slab, 3);
         }
     }
     driver_.record(slab.done, slab.stream);
 }
 
+// Record one of the events that times are taken from.
+void Device::mark(Slab &slab, int number) {
+    if (!slab.timed) return;
+    if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
+    driver_.record(slab.marks[number], slab.stream);
+}
+
+// Add what the device took for a slab that has ended to what it took so far, and to the jobs that have rows in it.
+void Device::add_times(Slab &slab) {
+    const auto nanoseconds = [&](int begin, int end) {
+        return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
+    };
+    const i64 decode = slab.plan ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
+    copies_ += slab.copied_nbytes > 0;
+    copied_nbytes_ += slab.copied_nbytes;
+    copy_nanoseconds_ += nanoseconds(0, 1);
+    slabs_decoded_ += slab.plan != nullptr;
+    decoded_nbytes_ += slab.plan ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
+    decode_nanoseconds_ += decode;
+    scatter_nanoseconds_ += scatter;
+    std::unordered_set<Job *> jobs;
+    for (const Row &row : slab.rows)
+        if (row.batch->timed && jobs.insert(row.job).second) {
+            row.job->device_decode_nanoseconds += decode;
+            row.job->device_scatter_nanoseconds += scatter;
+        }
+}
+
+void Device::add_to(lc_stats &stats) const {
+    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
+    stats.slabs = slabs_done_;
+    stats.copies = copies_;
+    stats.copied_nbytes = copied_nbytes_;
+    stats.slabs_decoded = slabs_decoded_;
+    stats.decoded_nbytes = decoded_nbytes_;
+    stats.device_copy_seconds = seconds(copy_nanoseconds_);
+    stats.device_decode_seconds = seconds(decode_nanoseconds_);
+    stats.device_scatter_seconds = seconds(scatter_nanoseconds_);
+}
+
 void Device::launch_decoders(Slab &slab) {
     const lc_decode_plan &plan = *slab.plan;
     const i64 count = static_cast<i64>(slab.chunks.size());
-    u8 *memory = slab.words + TABLE_NBYTES;
+    u8 *memory = slab.words + table_nbytes_;
     i64 *counters = reinterpret_cast<i64 *>(memory);
     std::fill(counters, counters + COUNTERS, 0);
     counters[0] = plan.counter ? count : 0;
@@ -264,12 +312,14 @@ void Device::launch_decoders(Slab &slab) {
                          static_cast<int32_t>(n)};
     }
     const i64 records_nbytes = 8 * COUNTERS + count * (2 * RECORD_NBYTES + 8);
-    u8 *zeros = memory + RECORDS_NBYTES;
+    u8 *zeros = memory + records_nbytes_;
     std::memset(zeros, 0, static_cast<size_t>(4 * count));
     const auto at = [&](i64 offset) { return slab.device + static_cast<DevicePointer>(offset); };
     driver_.copy_up(slab.device, slab.pinned, plan.stored + slab.used + MARGIN, slab.stream);
     driver_.copy_up(at(plan.words), memory, records_nbytes, slab.stream);
     driver_.copy_up(at(plan.status), zeros, 4 * count, slab.stream);
+    slab.copied_nbytes = slab.used;
+    mark(slab, 1);
     for (i64 n = 0; n < plan.launch_count; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
         u64 values[LC_MAX_ARGUMENTS];
@@ -431,7 +481,14 @@ void Device::end(Slab &slab) {
         slab.error.copy(error.text, sizeof error.text - 1);
         for (const Row &row : slab.rows) row.job->fail(error);
     }
-    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS);
+    if (slab.timed && slab.error.empty()) {
+        try {
+            add_times(slab);
+        } catch (const std::exception &) {  // times are not worth a job
+        }
+    }
+    ++slabs_done_;
+    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
@@ -462,7 +519,8 @@ void Device::end(Slab &slab) {
     slab.chunks.clear();
     slab.waves.clear();
     slab.error.clear();
-    slab.used = slab.reserved_rows = slab.reserved_chunks = 0;
+    slab.timed = false;
+    slab.used = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
 }  // namespace lc

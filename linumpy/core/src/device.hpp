@@ -42,6 +42,11 @@ struct Slab {
     DevicePointer device = 0;
     Stream stream = nullptr;
     Event done = nullptr;
+    // Before the copy up, behind it, behind the decoders and behind the scatter kernels; made for the first slab that is
+    // timed.
+    Event marks[4] = {};
+    bool timed = false;
+    i64 copied_nbytes = 0;
     i64 used = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
@@ -58,16 +63,16 @@ struct Range {
 
 class Device {
 public:
-    // Rows of a slab at most.
-    static constexpr i64 MOST_ROWS = 4096;
-
     Device(const lc_device &record, Reader &reader);
     ~Device();
     Device(const Device &) = delete;
     Device &operator=(const Device &) = delete;
 
-    // Bytes that one range may have.
+    // Its memory: `slabs` slabs, one behind the other.
+    void give_memory(DevicePointer slabs, DevicePointer kept, i64 kept_nbytes);
+    // Bytes that one range may have; rows of a slab.
     i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
+    i64 most_rows() const { return record_.rows; }
     // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile.
     Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
     // Hand over what a range holds, with the wave that its rows refer to; or give it up.
@@ -78,7 +83,7 @@ public:
     void flush();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
-    i64 device_nbytes() const { return held_nbytes_.load(); }
+    void add_to(lc_stats &stats) const;
     i64 chunks_in_flight() const { return decoding_.load(); }
     void begin_retry() { ++retries_; }
     void end_retry() { --retries_; }
@@ -87,16 +92,20 @@ private:
     Slab *free_slab();
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
     void allocate(Slab &slab);
-    void release_memory();
+    void release();
     void start(Slab *slab);
     void queue(Slab &slab);
     void finish_stream(Slab &slab) noexcept;
+    void mark(Slab &slab, int number);
+    void add_times(Slab &slab);
     i64 write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
     void launch_decoders(Slab &slab);
     void loop();
     void end(Slab &slab);
 
     lc_device record_;
+    // Bytes of the parts of a slab's words: scatter tables, records of the decoders, and zeros and status of chunks.
+    i64 table_nbytes_, records_nbytes_, words_nbytes_;
     Reader &reader_;
     const Driver &driver_;
     std::mutex mutex_, starting_;
@@ -105,7 +114,10 @@ private:
     std::vector<Slab *> free_;
     std::unordered_map<const lc_decode_plan *, Slab *> open_;
     std::deque<Slab *> under_way_;
-    std::atomic<i64> held_nbytes_{0}, decoding_{0}, retries_{0};
+    std::atomic<i64> decoding_{0}, retries_{0}, slabs_done_{0};
+    // Of slabs that were timed.
+    std::atomic<i64> copies_{0}, copied_nbytes_{0}, slabs_decoded_{0}, decoded_nbytes_{0};
+    std::atomic<i64> copy_nanoseconds_{0}, decode_nanoseconds_{0}, scatter_nanoseconds_{0};
     i64 busy_ = 0;
     bool ending_ = false;
     std::thread thread_;

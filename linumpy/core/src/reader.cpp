@@ -245,6 +245,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->scatter = record.on_device->scatter;
         batch->decode = record.on_device->decode;
         batch->ready = record.on_device->ready;
+        batch->timed = record.on_device->timed;
     }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));

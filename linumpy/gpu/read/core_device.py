@@ -26,12 +26,14 @@ SLABS = 4
 #: Pinned memory of a slab, and the longest chunk that the core takes.
 PINNED_NBYTES = 48 * 2**20
 #: Least scratch: the longest read of the core fits a slab.
-LEAST_SCRATCH_BYTES = 64 * 2**20
+LEAST_SCRATCH_BYTES = 2**20
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 512
 #: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
 _POOL = 1.5
 _UNITS = (1, 2, 4, 8, 16)
+#: Words of the scatter tables for each row of a slab, as in device.cpp.
+_ROW_WORDS = 14 + 9
 #: Addresses by which those of slab and status are found among the arguments of a launch.
 _BASE, _STATUS = 2**40, 2**50
 
@@ -52,7 +54,9 @@ class CoreDevice:
     def __init__(self, cupy: Any, device: int, limits: Limits) -> None:
         self._cupy, self._limits = cupy, limits
         self.slab_nbytes = limits.scratch_bytes // SLABS // 4096 * 4096
-        self.pinned_nbytes = min(PINNED_NBYTES, self.slab_nbytes // 2)
+        self.rows = min(max(self.slab_nbytes // 1024, 64), 4096)
+        self.data_nbytes = self.slab_nbytes - (8 * self.rows * _ROW_WORDS + 4096)
+        self.pinned_nbytes = min(PINNED_NBYTES, self.data_nbytes // 2 // 4096 * 4096)
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
@@ -63,11 +67,11 @@ class CoreDevice:
         """Describe the memory of slabs; the current context is that of the device."""
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
         context = self._cupy.cuda.driver.ctxGetCurrent()
-        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes)
+        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows)
 
     def takes(self, layout: ArrayLayout) -> bool:
         """Say whether the core reads arrays of this layout to the device."""
-        return layout.chain is None or (layout.chunk_nbytes <= self.pinned_nbytes and not layout.chain.host_filter)
+        return layout.chain is None or not layout.chain.host_filter
 
     def on_device(self, layout: ArrayLayout, conversion: Conversion, ready: int) -> native.OnDevice:
         """Give what a batch needs; kernels that are new are compiled."""
@@ -108,7 +112,7 @@ class CoreDevice:
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
         device_from = self._device_from((chain, chunk_nbytes))
-        space = _largest_space(chain, chunk_nbytes, self.slab_nbytes, self.pinned_nbytes)
+        space = _largest_space(chain, chunk_nbytes, self.data_nbytes, self.pinned_nbytes)
         if device_from is None or space is None:
             return None
         count, status = space.chunks, space.words + words_room(space.chunks)
