@@ -41,6 +41,16 @@ def failing_call(name, nth, number):
         fail(CALLS[name], 0, 0)
 
 
+def open_files():
+    """Descriptors of files; not those of event loops, which the garbage of other tests may close at any time."""
+    found = []
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{one}").startswith("/"):
+                found.append(one)
+    return sorted(found)
+
+
 class PreadFile:
     """What GPUDirect Storage needs of kvikio's ``CuFile``; counts what is open.
 

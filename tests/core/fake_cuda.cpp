@@ -87,7 +87,8 @@ int call() {
         return NO_CONTEXT;
     }
     const long number = ++calls;
-    return failing && number == failing ? INJECTED : 0;
+    const long from = failing;
+    return from && (number == from || (from < 0 && number >= -from)) ? INJECTED : 0;
 }
 
 void add(void *stream, std::function<void()> work) {
@@ -172,7 +173,7 @@ void fake_register(void *function, int arguments, unsigned most_blocks) {
 const char *fake_failure() { return failure.c_str(); }
 void fake_forget_failure() { failure.clear(); }
 long fake_calls() { return calls; }
-// Let a call fail, by its number from now on.
+// Let a call fail, by its number from now on; where that is negative, all that follow, too.
 void fake_fail(long number) {
     calls = 0;
     failing = number;

@@ -329,6 +329,12 @@ class Device:
             driver().library.fake_memory(memory.ctypes.data, memory.size)
             return memory
 
+    def given_out(self):
+        """Bytes of device memory that somebody holds."""
+        with self._lock:
+            free = sum(one.size for some in self._pool.values() for one in some)
+            return sum(one.size for one in self._memory) - free
+
     def end(self):
         """Come to rest; the driver forgets this memory."""
         self.rest()

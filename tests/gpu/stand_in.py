@@ -70,7 +70,7 @@ class Driver:
         return self.library.fake_calls()
 
     def fail(self, number):
-        """Let a call fail, by its number from now on; 0 for none."""
+        """Let a call fail, by its number from now on; 0 for none; where negative, those behind it, too."""
         self.library.fake_fail(number)
 
     def alive(self):
