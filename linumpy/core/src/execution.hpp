@@ -11,7 +11,7 @@ namespace lc {
 // Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
 constexpr i64 KEPT_NBYTES = 16 << 20;
 
-struct Scratch {
+struct Scratch : ThreadMemory {
     Buffer stored, decoded;
     DecodeScratch decode;
     void trim() {
@@ -112,8 +112,9 @@ private:
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 
     static Scratch &scratch() {
-        thread_local Scratch memory;
-        return memory;
+        ThreadMemory *&memory = thread_memory();
+        if (!memory) memory = new Scratch;
+        return static_cast<Scratch &>(*memory);
     }
 
     Wave &wave_;
