@@ -1,6 +1,7 @@
 """The production reader on the CPU: :mod:`fake_cupy` in place of CuPy, :mod:`stand_in` in place of the driver."""
 
 import contextlib
+import importlib.machinery
 import os
 import sys
 import types
@@ -87,8 +88,9 @@ def fake_device(seed=0, opener=None):
     with pytest.MonkeyPatch.context() as patch, stand_in.installed(device) as device.driver:
         patch.setitem(sys.modules, "cupy", device.cupy)
         patch.setitem(sys.modules, "cupyx", device.cupyx)
-        if opener is not None:
-            patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
+        kvikio = types.ModuleType("kvikio")
+        kvikio.__spec__, kvikio.CuFile = importlib.machinery.ModuleSpec("kvikio", None), opener
+        patch.setitem(sys.modules, "kvikio", None if opener is None else kvikio)
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
         yield device
@@ -140,7 +142,7 @@ class Job:
         return got
 
 
-def execute(job, opener=PreadFile):
+def execute(job, opener=None):
     """Carry a job out on a device of its own."""
     with fake_device(job.seed, opener) as device:
         return job.run_on(device)

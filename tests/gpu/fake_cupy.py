@@ -7,6 +7,7 @@ Memory that is given back is overwritten: pinned memory at once, device memory i
 allocated on, which is when CuPy's pool would give it to somebody else.
 """
 
+import contextlib
 import ctypes
 import importlib.machinery
 import math
@@ -21,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from stand_in import driver
 
-from linumpy.gpu.staging.scatter import _CUDA_TYPES, Conversion
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
 _SPOILT = 2**22  # bytes that are overwritten: of slabs, which are larger, the first
@@ -96,13 +97,6 @@ class Event:
         if self.mark is not None:
             self.mark.stream._device.complete(self.mark)
 
-    @property
-    def done(self):
-        """Whether it is reached; to look takes time, in which streams go on."""
-        if self.mark is not None and not self.mark.done:
-            self.mark.stream._device.glance()
-        return self.mark is None or self.mark.done
-
 
 class Block:
     """Device memory that goes back to its stream's pool when nothing in Python refers to it any more."""
@@ -167,8 +161,9 @@ class Array:
     def fill(self, value):
         self[...] = value
 
-    def set(self, array):
-        self[...] = np.array(array)
+    def set(self, array, stream=None):
+        with stream or contextlib.nullcontext():
+            self[...] = np.array(array)
 
     def get(self, out=None, blocking=True):
         out = np.empty(self.shape, self.dtype) if out is None else out
@@ -239,7 +234,6 @@ class Device:
         self._streams = [Stream(self, 0)]
         self._memory, self._pool, self._pinned, self._pinned_pool = [], {}, [], {}
         self._shared = {}
-        self.faults = []
         self.cupy, self.cupyx = self._modules()
 
     @property
@@ -266,13 +260,6 @@ class Device:
             for one in self.random.sample(self._streams, len(self._streams)):
                 while one.queue and self.random.random() < one.pace and self._may_go_on(one):
                     self._step(one)
-
-    def glance(self):
-        """Let one stream that can go on do so, whatever its pace."""
-        with self._lock:
-            ready = [one for one in self._streams if one.queue and self._may_go_on(one)]
-            if ready:
-                self._step(self.random.choice(ready))
 
     def complete(self, mark):
         """Carry out what a mark needs, and nothing else."""
@@ -406,20 +393,6 @@ class Device:
         for stream in self._streams:
             stream.synchronize()
 
-    def memcpy(self, target, source, nbytes, kind, stream):
-        """Queue a copy between addresses."""
-        on_device, host = (source, target) if kind == 2 else (target, source)
-        assert self.at(on_device).size >= nbytes, "a copy leaves its memory"
-        (stream,) = (one for one in self._streams if one.ptr == stream)
-        pinned = self.is_pinned(host)
-
-        def copy():
-            if pinned and not self.is_pinned(host):
-                self.faults.append("a copy from or to pinned memory that was given back")
-            ctypes.memmove(target, source, nbytes)
-
-        stream.add(copy)
-
     def _new_stream(self, **options):
         with self._lock:
             self._streams.append(Stream(self, 16 * len(self._streams)))
@@ -448,14 +421,10 @@ class Device:
             alloc=self.alloc,
             driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
             runtime=types.SimpleNamespace(
-                memcpyAsync=self.memcpy,
-                memcpyHostToDevice=1,
-                memcpyDeviceToHost=2,
                 getDevice=lambda: 0,
                 free=lambda address: None,
                 memGetInfo=lambda: (self.FREE_NBYTES, 2 * self.FREE_NBYTES),
                 getDeviceCount=lambda: 1,
-                eventQuery=lambda event: 0 if event.done else 600,
             ),
         )
         return cupy, cupyx

@@ -42,7 +42,9 @@ class Driver:
     def __init__(self, path):
         self.path = path
         self.library = library = ctypes.CDLL(path)
-        library.fake_register.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+        library.fake_register.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        library.fake_few_blocks.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+        library.fake_check_memory(1)
         library.fake_failure.restype = ctypes.c_char_p
         library.fake_calls.restype = library.fake_alive.restype = ctypes.c_long
         library.fake_fail.argtypes = [ctypes.c_long]
@@ -102,7 +104,8 @@ class _Loaded:
 
     def __init__(self, function, arguments, most_blocks=0):
         address = ctypes.cast(function, ctypes.c_void_p).value
-        driver().library.fake_register(address, arguments, most_blocks)
+        driver().library.fake_register(address, arguments)
+        driver().library.fake_few_blocks(address, most_blocks)
         self.kernel, self._held = types.SimpleNamespace(ptr=address), function
 
 
@@ -150,7 +153,6 @@ def installed(device):
     fake.fail(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LINUMPY_CUDA_DRIVER", fake.path)
-        patch.setenv(native.CORE_VARIABLE, "device")
         patch.setattr(core_device, "load", load)
         patch.setattr(core_device, "prepare", lambda specs: None)
         yield fake

@@ -16,7 +16,6 @@ from emulator import COMPILER, emulated
 from fake_cupy import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.staging import engines
 from stream_arrays import make_array
 
 from linumpy import stream

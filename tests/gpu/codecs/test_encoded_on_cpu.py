@@ -13,8 +13,6 @@ import zarr
 from decoders import BIG, Decoder, kernel, needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.loop import loop
-from linumpy.gpu.loop.works import way_of
 from mutants import CHAINS, corpus, disagreements
 from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write

@@ -20,7 +20,6 @@ import reference
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.loop import carrier
 from reference import fake_device, use_own_readers
 from stand_in import needs_stand_in
 from stores import cases, random_values, same, write
