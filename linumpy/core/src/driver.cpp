@@ -3,6 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
 
 namespace lc {
 namespace {
@@ -14,8 +17,14 @@ constexpr unsigned NON_BLOCKING = 1, EVENT_BLOCKING = 1, EVENT_WITHOUT_TIME = 2,
 }  // namespace
 
 const Driver &Driver::loaded() {
-    static const Driver driver;
-    return driver;
+    static std::mutex mutex;
+    static auto &known = *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library, of which tests have more
+    const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
+    const std::string library = other ? other : "libcuda.so.1";
+    const std::lock_guard lock(mutex);
+    auto &driver = known[library];
+    if (!driver) driver.reset(new Driver(library.c_str()));
+    return *driver;
 }
 
 template <class Function> void Driver::find(void *library, const char *name, Function &function) {
@@ -23,9 +32,8 @@ template <class Function> void Driver::find(void *library, const char *name, Fun
     if (!function) throw DriverError(std::string("the CUDA driver has no ") + name);
 }
 
-Driver::Driver() {
-    const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
-    void *library = dlopen(other ? other : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+Driver::Driver(const char *name) {
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library) throw DriverError(dlerror());
     find(library, "cuInit", init_);
     find(library, "cuGetErrorName", error_name_);

@@ -37,7 +37,7 @@ public:
     void launch(i64 function, i64 grid_x, i64 grid_y, i64 block, i64 shared, Stream stream, void **arguments) const;
 
 private:
-    Driver();
+    explicit Driver(const char *name);
     template <class Function> void find(void *library, const char *name, Function &function);
     void check(int status, const char *what) const;
 

@@ -48,7 +48,7 @@ void Execution::run() {
     }
     for (u32 n = 0; n < task_.chunks; ++n)
         if (state_[n] == PENDING) fail_chunk(task_.first_chunk + n, failure);
-    scratch().trim();
+    if (thread_memory()) scratch().trim();
     seconds.copy += lap_.take();
 }
 

@@ -13,7 +13,7 @@ namespace lc {
 // Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
 constexpr i64 KEPT_NBYTES = 16 << 20;
 
-struct Scratch {
+struct Scratch : ThreadMemory {
     Buffer stored, decoded;
     DecodeScratch decode;
     void trim() {
@@ -126,8 +126,9 @@ private:
     }
 
     static Scratch &scratch() {
-        thread_local Scratch memory;
-        return memory;
+        ThreadMemory *&memory = thread_memory();
+        if (!memory) memory = new Scratch;
+        return static_cast<Scratch &>(*memory);
     }
 
     Wave &wave_;

@@ -45,6 +45,11 @@ template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
 
 }  // namespace
 
+ThreadMemory *&thread_memory() {
+    static thread_local ThreadMemory *memory = nullptr;
+    return memory;
+}
+
 Pool &Pool::shared() {
     return made_once(shared_pool, [] { return new Pool(std::clamp(cores(), FEWEST_THREADS, MOST_THREADS)); });
 }
@@ -55,6 +60,7 @@ void Pool::forget() { shared_pool.store(nullptr); }
 void *Pool::enter(void *pool) {
     pthread_setname_np(pthread_self(), "linumpy-core");
     static_cast<Pool *>(pool)->loop();
+    delete thread_memory();
     return nullptr;
 }
 
