@@ -11,7 +11,7 @@ import ctypes
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import chain_record
+from linumpy.core.records import chain_record
 from linumpy.io import decode as by_numcodecs
 from linumpy.plan.codecs import DecodeChain
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.gpu.read.layouts import LAYOUTS, MetadataLook
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
+from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.place import absolute
 from linumpy.io.source import local_name, local_path, open_node, open_source

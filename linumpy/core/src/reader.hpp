@@ -60,6 +60,9 @@ struct Batch {
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
+    // Files of the metadata of each array, until they were looked at; then which arrays were written anew.
+    std::vector<std::vector<Look>> looks;
+    std::vector<bool> changed;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
@@ -164,6 +167,7 @@ private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
     void collect(Batch &batch, Wave &wave);
+    void look(Batch &batch);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
 
