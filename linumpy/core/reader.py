@@ -63,6 +63,10 @@ class CoreReader:
         self._releasing = threading.Lock()
         self.is_closing = False
 
+    def give_memory(self, slabs: int, kept: int = 0, kept_nbytes: int = 0) -> None:
+        """Hand over device memory: the address of the slabs, and of the memory for chunks that are kept."""
+        self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
+
     def submit(
         self,
         layouts: Sequence[ArrayLayout],
@@ -183,10 +187,6 @@ class CoreReader:
             if state != 1:
                 raise MemoryError(f"{batch.region_count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
-
-    def give_memory(self, slabs: int, kept: int, kept_nbytes: int) -> None:
-        """Give it memory of the device, before the first batch: addresses of slabs, and of that for kept chunks."""
-        self._library.quick.lc_reader_memory(self._pointer, slabs, kept, kept_nbytes)
 
     def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
         """Describe an array for the core; records of those that were read last are kept."""

@@ -29,6 +29,7 @@ std::minstd_rand numbers{1};
 
 struct Mark {  // an event: how often it was recorded, and how often that was reached
     long recorded = 0, reached = 0;
+    std::chrono::steady_clock::time_point when;
 };
 
 struct Queue {
@@ -129,6 +130,7 @@ int cuEventRecord(void *event, void *stream) {
     add(stream, [mark, number] {
         const std::lock_guard held(lock);
         mark->reached = number;
+        mark->when = std::chrono::steady_clock::now();
         changed.notify_all();
     });
     return 0;
@@ -138,6 +140,14 @@ int cuEventSynchronize(void *event) {
     auto *mark = static_cast<Mark *>(event);
     std::unique_lock held(lock);
     changed.wait(held, [&] { return mark->reached >= mark->recorded; });
+    return 0;
+}
+int cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
+    if (int error = call()) return error;
+    const std::lock_guard held(lock);
+    const auto *first = static_cast<Mark *>(begin), *last = static_cast<Mark *>(end);
+    if (first->reached < first->recorded || last->reached < last->recorded) return 600;
+    *milliseconds = std::chrono::duration<float, std::milli>(last->when - first->when).count();
     return 0;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) {
@@ -159,13 +169,6 @@ int cuMemFreeHost(void *memory) {
     std::free(memory);
     return 0;
 }
-int cuMemAlloc_v2(unsigned long long *memory, size_t nbytes) {
-    void *host;
-    if (int error = cuMemHostAlloc(&host, nbytes, 0)) return error;
-    *memory = reinterpret_cast<unsigned long long>(host);
-    return 0;
-}
-int cuMemFree_v2(unsigned long long memory) { return cuMemFreeHost(reinterpret_cast<void *>(memory)); }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t nbytes, void *stream) {
     if (int error = call()) return error;
     add(stream, [=] { std::memcpy(reinterpret_cast<void *>(to), from, nbytes); });

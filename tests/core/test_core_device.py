@@ -136,11 +136,13 @@ def device(driver, monkeypatch):
 @contextlib.contextmanager
 def core_reader(made):
     reader = CoreReader(4, made.record())
+    memory = np.empty(core_device.SLOTS * made.slab_nbytes + 256, np.uint8)
+    reader.give_memory(memory.ctypes.data + -memory.ctypes.data % 256)
     yield reader
     reader.close()
 
 
-def submit(made, reader, array, regions, dtype=None):
+def submit(made, reader, array, regions, dtype=None, timed=False):
     layout = read_layout(open_source(array))
     boxes = [normalize_region(one, layout.shape) for one in regions]
     target = np.dtype(dtype or layout.dtype)
@@ -154,6 +156,7 @@ def submit(made, reader, array, regions, dtype=None):
     )
     conversion = Conversion(layout.dtype, target, layout.swapped)
     on_device = made.on_device(layout, conversion, 0)
+    on_device.timed = timed
     return submit_to_core(reader, None, [layout], conversion, columns, outs, on_device=on_device), boxes
 
 
@@ -262,10 +265,42 @@ def test_threads_that_ask_for_the_same_kernels_get_the_same_records(tmp_path, de
     assert len({ctypes.addressof(record.scatter.contents) for record in records}) == 1
 
 
-def test_a_range_longer_than_a_slab_is_refused(tmp_path, device):
-    array = zarr.create_array(tmp_path / "a", shape=(1024, 512), chunks=(1024, 512), dtype="u1", compressors=None)
-    array[...] = 1
+@pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd", "blosc"])
+def test_chunks_that_are_larger_than_a_slab(tmp_path, device, kind):
+    options = dict(KINDS[kind])
+    if "shards" in options:
+        options["shards"] = (1024, 1024, 3)
+    array = zarr.create_array(tmp_path / "a", shape=(900, 600, 3), chunks=(512, 512, 3), dtype="u2", **options)
+    array[...] = values = random_values("u2", array.shape, 1)
     made = device(scratch=2**20)
+    assert made.slab_nbytes < 512 * 512 * 3 * 2
+    regions = [..., np.s_[5:9], np.s_[:, 7:8], *[np.s_[n : n + 300, n : n + 200, n % 3] for n in range(400)]]
+    with core_reader(made) as reader:
+        tickets, _ = submit(made, reader, array, [normal(one) for one in regions])
+        for ticket, region in zip(tickets, regions, strict=True):
+            np.testing.assert_array_equal(ticket.result(), values[normal(region)])
+
+
+def normal(region):
+    """The region with all axes kept."""
+    if not isinstance(region, tuple):
+        return region
+    return tuple(slice(one, one + 1) if isinstance(one, int) else one for one in region)
+
+
+def test_times_of_the_device(tmp_path, device):
+    array = zarr.create_array(tmp_path / "a", shape=(30, 40, 50), chunks=(8, 12, 12), dtype="u2", **KINDS["zstd"])
+    array[...] = random_values("u2", array.shape, 1) % 50
+    made = device("device")
     with core_reader(made) as reader:
         (ticket,), _ = submit(made, reader, array, [...])
-        assert "longer than a slab" in str(ticket.exception())
+        ticket.result()
+        assert reader.stats().copies == 0
+        (ticket,), _ = submit(made, reader, array, [...], timed=True)
+        ticket.result()
+        stats, report = reader.stats(), ticket._job.report()
+        assert stats.slabs_decoded == 1
+        assert stats.decoded_nbytes == 4 * 4 * 5 * 8 * 12 * 12 * 2
+        assert 0 < stats.copied_nbytes < stats.decoded_nbytes
+        assert 0 < report.device_decode_seconds == pytest.approx(stats.device_decode_seconds)
+        assert 0 < report.device_scatter_seconds == pytest.approx(stats.device_scatter_seconds)

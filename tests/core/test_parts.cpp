@@ -616,10 +616,15 @@ TEST(cancelled_means_cancelled) {
     error.code = LC_OPEN;
     Job failed(1), both(1), late(1);
     failed.fail(error);
-    CHECK(failed.end(1) && failed.error().code == LC_OPEN && !failed.cancel());
+    const auto over = [](Job &job) {
+        const bool last = job.end(1);
+        job.finish();
+        return last && job.is_over();
+    };
+    CHECK(over(failed) && failed.error().code == LC_OPEN && !failed.cancel());
     both.fail(error);
-    CHECK(both.cancel() && both.end(1) && both.error().code == LC_CANCELLED);
+    CHECK(both.cancel() && over(both) && both.error().code == LC_CANCELLED);
     CHECK(late.cancel());
     late.fail(error);
-    CHECK(late.end(1) && late.error().code == LC_CANCELLED && !late.cancel());
+    CHECK(over(late) && late.error().code == LC_CANCELLED && !late.cancel());
 }

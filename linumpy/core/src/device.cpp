@@ -10,16 +10,14 @@ namespace {
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
 // As in scatter.cu.
 constexpr i64 BLOCK = 256, PER_THREAD = 8;
-// Words of scatter tables, of chunks to decode, and their status, of one slab.
-constexpr i64 TABLE_NBYTES = 8 * Device::MOST_ROWS * (HEADER_WORDS + ROW_WORDS) + 4096;
-constexpr i64 MOST_CHUNKS = Device::MOST_ROWS;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
-constexpr i64 RECORDS_NBYTES = 8 * COUNTERS + MOST_CHUNKS * (2 * RECORD_NBYTES + 8);
-constexpr i64 WORDS_NBYTES = TABLE_NBYTES + RECORDS_NBYTES + 2 * 4 * MOST_CHUNKS;
 // Free bytes behind stored ones: the decoders look at whole words.
 constexpr i64 MARGIN = 256, ALIGN = 64;
 
 i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
+
+// Bytes by which what lies behind the stored ones of a slab is moved back.
+i64 stored_room(const Slab &slab) { return aligned(slab.used, 256); }
 
 struct Record {  // `Stream` of decode.cuh
     i64 source, source_nbytes, target, target_nbytes;
@@ -34,7 +32,10 @@ static_assert(sizeof(Record) == RECORD_NBYTES && sizeof(Order) == RECORD_NBYTES)
 
 }  // namespace
 
-Device::Device(const lc_device &record, Reader &reader) : record_(record), reader_(reader), driver_(Driver::loaded()) {
+Device::Device(const lc_device &record, Reader &reader)
+    : record_(record), table_nbytes_(8 * record.rows * (HEADER_WORDS + ROW_WORDS) + 4096),
+      records_nbytes_(8 * COUNTERS + record.rows * (2 * RECORD_NBYTES + 8)),
+      words_nbytes_(table_nbytes_ + records_nbytes_ + 2 * 4 * record.rows), reader_(reader), driver_(Driver::loaded()) {
     for (i64 n = 0; n < record.slabs; ++n) {
         slabs_.push_back(std::make_unique<Slab>());
         free_.push_back(slabs_.back().get());
@@ -49,10 +50,10 @@ Device::~Device() {
     }
     started_.notify_all();
     thread_.join();
-    release_memory();
+    release();
 }
 
-void Device::release_memory() {
+void Device::release() {
     try {
         driver_.use_context(reinterpret_cast<void *>(record_.context));
     } catch (const DriverError &) {
@@ -61,44 +62,63 @@ void Device::release_memory() {
     for (const auto &slab : slabs_) {
         if (slab->stream) driver_.delete_stream(slab->stream);
         if (slab->done) driver_.delete_event(slab->done);
+        for (Event event : slab->marks)
+            if (event) driver_.delete_event(event);
         if (slab->pinned) driver_.free_pinned(slab->pinned);
         if (slab->words) driver_.free_pinned(slab->words);
-        if (slab->device) driver_.free(slab->device);
     }
+}
+
+void Device::give_memory(DevicePointer slots, DevicePointer, i64) {
+    const std::lock_guard lock(mutex_);
+    for (i64 n = record_.slots; n-- > 0;)
+        free_memory_.push_back(slots + static_cast<DevicePointer>(n * record_.device_nbytes));
+}
+
+// Find device memory for a slab: a slot, or all of them. Called with the lock held.
+bool Device::take_memory(Slab &slab) {
+    if (static_cast<i64>(free_memory_.size()) < slots_of(slab)) return false;
+    if (slots_of(slab) > 1) std::sort(free_memory_.rbegin(), free_memory_.rend());
+    slab.device = free_memory_.back();
+    free_memory_.resize(free_memory_.size() - static_cast<size_t>(slots_of(slab)));
+    return true;
+}
+
+void Device::give_memory_back(Slab &slab) {
+    for (i64 n = slots_of(slab); n-- > 0;)
+        free_memory_.push_back(slab.device + static_cast<DevicePointer>(n * record_.device_nbytes));
+    slab.device = 0;
 }
 
 void Device::allocate(Slab &slab) {
     driver_.use_context(reinterpret_cast<void *>(record_.context));
     if (!slab.stream) slab.stream = driver_.new_stream();
     if (!slab.done) slab.done = driver_.new_event();
-    if (!slab.words) slab.words = driver_.allocate_pinned(WORDS_NBYTES);
+    if (!slab.words) slab.words = driver_.allocate_pinned(words_nbytes_);
+    slab.rows.reserve(static_cast<size_t>(record_.rows));
     if (!slab.pinned) slab.pinned = driver_.allocate_pinned(record_.pinned_nbytes + 2 * MARGIN);
-    if (!slab.device) {
-        slab.device = driver_.allocate(record_.device_nbytes + TABLE_NBYTES);
-        held_nbytes_ += record_.device_nbytes + TABLE_NBYTES;
-    }
-    slab.rows.reserve(MOST_ROWS);
 }
 
 // The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
-Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
+Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
     Slab *slab = open->second;
-    const i64 most = plan ? std::min(plan->chunks, MOST_CHUNKS) : MOST_CHUNKS;
-    if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= MOST_ROWS &&
+    const i64 most = plan ? std::min(plan->chunks, record_.rows) : record_.rows;
+    if (plan && slab->used + nbytes + slab->weight + weight > plan->capacity) return nullptr;
+    if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= record_.rows &&
         slab->reserved_chunks + chunks <= most)
         return slab;
     return nullptr;
 }
 
-Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
+Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     nbytes = aligned(nbytes);
     if (nbytes > capacity(plan))
         throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
     for (;;) {
-        Slab *slab = take_open(plan, nbytes, rows, chunks);
+        Slab *slab = take_open(plan, nbytes, rows, chunks, weight);
         if (!slab) {
             // One slab at a time: the full one of this kind, or, where none is free, those of other kinds.
             std::vector<Slab *> sealed;
@@ -130,7 +150,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             slab->writers = 1;
             open_[plan] = slab;
             try {
-                if (!slab->device) allocate(*slab);
+                if (!slab->pinned) allocate(*slab);
             } catch (...) {
                 open_.erase(plan);
                 free_.push_back(slab);
@@ -143,6 +163,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
         const i64 base = plan ? plan->stored : 0;
         const Range range{slab, slab->pinned + base + slab->used, slab->used, slab->reserved_chunks};
         slab->used += nbytes;
+        slab->weight += weight;
         slab->reserved_rows += rows;
         slab->reserved_chunks += chunks;
         return range;
@@ -186,11 +207,27 @@ bool Device::idle() {
     return !busy_ && !retries_;
 }
 
-// Queue a slab's copies and kernels; by one thread at a time, so that slabs end about in the order of the queue.
 void Device::start(Slab *slab) {
     decoding_ += static_cast<i64>(slab->chunks.size());
     {
-        const std::lock_guard lock(starting_);
+        const std::lock_guard lock(mutex_);
+        sealed_.push_back(slab);
+    }
+    start_sealed();
+}
+
+// Queue the copies and kernels of sealed slabs while there is device memory for them; by one thread at a time, so that
+// slabs end about in the order of the queue.
+void Device::start_sealed() {
+    const std::lock_guard lock(starting_);
+    for (;;) {
+        Slab *slab;
+        {
+            const std::lock_guard also(mutex_);
+            if (sealed_.empty() || !take_memory(*sealed_.front())) return;
+            slab = sealed_.front();
+            sealed_.pop_front();
+        }
         try {
             driver_.use_context(reinterpret_cast<void *>(record_.context));
             queue(*slab);
@@ -198,10 +235,12 @@ void Device::start(Slab *slab) {
             slab->error = error.what();
             finish_stream(*slab);
         }
-        const std::lock_guard also(mutex_);
-        under_way_.push_back(slab);
+        {
+            const std::lock_guard also(mutex_);
+            under_way_.push_back(slab);
+        }
+        started_.notify_one();
     }
-    started_.notify_one();
 }
 
 // After an error: what was queued may still write to outputs, and read the slab.
@@ -218,25 +257,76 @@ void Device::queue(Slab &slab) {
         for (const Row &row : slab.rows)
             if (row.batch->ready && ready.insert(row.batch->ready).second)
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
-        const DevicePointer table = slab.device + static_cast<DevicePointer>(record_.device_nbytes);
+        for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
+        const DevicePointer table =
+            slab.device + static_cast<DevicePointer>(slots_of(slab) * record_.device_nbytes - table_nbytes_);
+        mark(slab, 0);
         if (slab.plan) {
+            const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
+            const DevicePointer behind = slab.device + static_cast<DevicePointer>(stored_room(slab));
             launch_decoders(slab);
-            write_scatter(slab, slab.device + static_cast<DevicePointer>(slab.plan->decoded), table);
-            driver_.copy_down(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS,
-                              slab.device + static_cast<DevicePointer>(slab.plan->status),
+            mark(slab, 2);
+            write_scatter(slab, behind + static_cast<DevicePointer>(layout.decoded), table);
+            mark(slab, 3);
+            driver_.copy_down(slab.words + words_nbytes_ - 4 * record_.rows,
+                              behind + static_cast<DevicePointer>(layout.status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
+            slab.copied_nbytes = slab.used;
             driver_.copy_up(slab.device, slab.pinned, slab.used, slab.stream);
+            mark(slab, 1);
+            mark(slab, 2);
             write_scatter(slab, slab.device, table);
+            mark(slab, 3);
         }
     }
     driver_.record(slab.done, slab.stream);
 }
 
+// Record one of the events that times are taken from.
+void Device::mark(Slab &slab, int number) {
+    if (!slab.timed) return;
+    if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
+    driver_.record(slab.marks[number], slab.stream);
+}
+
+// Add what the device took for a slab that has ended to what it took so far, and to the jobs that have rows in it.
+void Device::add_times(Slab &slab) {
+    const auto nanoseconds = [&](int begin, int end) {
+        return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
+    };
+    const i64 decode = slab.plan ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
+    copies_ += slab.copied_nbytes > 0;
+    copied_nbytes_ += slab.copied_nbytes;
+    copy_nanoseconds_ += nanoseconds(0, 1);
+    slabs_decoded_ += slab.plan != nullptr;
+    decoded_nbytes_ += slab.plan ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
+    decode_nanoseconds_ += decode;
+    scatter_nanoseconds_ += scatter;
+    std::unordered_set<Job *> jobs;
+    for (const Row &row : slab.rows)
+        if (row.batch->timed && jobs.insert(row.job).second) {
+            row.job->device_decode_nanoseconds += decode;
+            row.job->device_scatter_nanoseconds += scatter;
+        }
+}
+
+void Device::add_to(lc_stats &stats) const {
+    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
+    stats.slabs = slabs_done_;
+    stats.copies = copies_;
+    stats.copied_nbytes = copied_nbytes_;
+    stats.slabs_decoded = slabs_decoded_;
+    stats.decoded_nbytes = decoded_nbytes_;
+    stats.device_copy_seconds = seconds(copy_nanoseconds_);
+    stats.device_decode_seconds = seconds(decode_nanoseconds_);
+    stats.device_scatter_seconds = seconds(scatter_nanoseconds_);
+}
+
 void Device::launch_decoders(Slab &slab) {
     const lc_decode_plan &plan = *slab.plan;
     const i64 count = static_cast<i64>(slab.chunks.size());
-    u8 *memory = slab.words + TABLE_NBYTES;
+    u8 *memory = slab.words + table_nbytes_;
     i64 *counters = reinterpret_cast<i64 *>(memory);
     std::fill(counters, counters + COUNTERS, 0);
     counters[0] = plan.counter ? count : 0;
@@ -264,12 +354,17 @@ void Device::launch_decoders(Slab &slab) {
                          static_cast<int32_t>(n)};
     }
     const i64 records_nbytes = 8 * COUNTERS + count * (2 * RECORD_NBYTES + 8);
-    u8 *zeros = memory + RECORDS_NBYTES;
+    u8 *zeros = memory + records_nbytes_;
     std::memset(zeros, 0, static_cast<size_t>(4 * count));
-    const auto at = [&](i64 offset) { return slab.device + static_cast<DevicePointer>(offset); };
+    const lc_decode_layout &layout = plan.layouts[count];
+    const i64 stored = stored_room(slab);
+    const DevicePointer words = slab.device + static_cast<DevicePointer>(stored + layout.words);
+    const DevicePointer status = slab.device + static_cast<DevicePointer>(stored + layout.status);
     driver_.copy_up(slab.device, slab.pinned, plan.stored + slab.used + MARGIN, slab.stream);
-    driver_.copy_up(at(plan.words), memory, records_nbytes, slab.stream);
-    driver_.copy_up(at(plan.status), zeros, 4 * count, slab.stream);
+    driver_.copy_up(words, memory, records_nbytes, slab.stream);
+    driver_.copy_up(status, zeros, 4 * count, slab.stream);
+    slab.copied_nbytes = slab.used;
+    mark(slab, 1);
     for (i64 n = 0; n < plan.launch_count; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
         u64 values[LC_MAX_ARGUMENTS];
@@ -277,7 +372,7 @@ void Device::launch_decoders(Slab &slab) {
         for (i64 k = 0; k < launch.argument_count; ++k) {
             const auto &rule = launch.arguments[k];
             values[k] = static_cast<u64>(rule.constant) + static_cast<u64>(rule.base) * slab.device +
-                        static_cast<u64>(rule.status) * at(plan.status);
+                        static_cast<u64>(rule.status) * status + static_cast<u64>(rule.stored * stored);
             arguments[k] = &values[k];
         }
         driver_.launch(launch.function, launch.grid_x, launch.grid_y, launch.block, launch.shared, slab.stream,
@@ -388,10 +483,13 @@ void Device::loop() {
         }
         end(*slab);
         lock.lock();
+        give_memory_back(*slab);
+        slab->plan = nullptr;
         --busy_;
         free_.push_back(slab);
         freed_.notify_all();
         lock.unlock();
+        start_sealed();
         reader_.note_progress();
         lock.lock();
     }
@@ -431,7 +529,14 @@ void Device::end(Slab &slab) {
         slab.error.copy(error.text, sizeof error.text - 1);
         for (const Row &row : slab.rows) row.job->fail(error);
     }
-    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + WORDS_NBYTES - 4 * MOST_CHUNKS);
+    if (slab.timed && slab.error.empty()) {
+        try {
+            add_times(slab);
+        } catch (const std::exception &) {  // times are not worth a job
+        }
+    }
+    ++slabs_done_;
+    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
@@ -462,7 +567,8 @@ void Device::end(Slab &slab) {
     slab.chunks.clear();
     slab.waves.clear();
     slab.error.clear();
-    slab.used = slab.reserved_rows = slab.reserved_chunks = 0;
+    slab.timed = false;
+    slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
 }  // namespace lc

@@ -37,10 +37,9 @@ Driver::Driver() {
     find(library, "cuEventDestroy_v2", event_destroy_);
     find(library, "cuEventRecord", event_record_);
     find(library, "cuEventSynchronize", event_synchronize_);
+    find(library, "cuEventElapsedTime", event_elapsed_);
     find(library, "cuMemHostAlloc", host_allocate_);
     find(library, "cuMemFreeHost", host_free_);
-    find(library, "cuMemAlloc_v2", allocate_);
-    find(library, "cuMemFree_v2", free_);
     find(library, "cuMemcpyHtoDAsync_v2", copy_up_);
     find(library, "cuMemcpyDtoHAsync_v2", copy_down_);
     find(library, "cuLaunchKernel", launch_);
@@ -64,9 +63,9 @@ Stream Driver::new_stream() const {
 
 void Driver::delete_stream(Stream stream) const { stream_destroy_(stream); }
 
-Event Driver::new_event() const {
+Event Driver::new_event(bool timed) const {
     Event event;
-    check(event_create_(&event, EVENT_BLOCKING | EVENT_WITHOUT_TIME), "cuEventCreate");
+    check(event_create_(&event, EVENT_BLOCKING | (timed ? 0 : EVENT_WITHOUT_TIME)), "cuEventCreate");
     return event;
 }
 
@@ -84,13 +83,11 @@ u8 *Driver::allocate_pinned(i64 nbytes) const {
 
 void Driver::free_pinned(void *memory) const { host_free_(memory); }
 
-DevicePointer Driver::allocate(i64 nbytes) const {
-    DevicePointer memory;
-    check(allocate_(&memory, static_cast<size_t>(nbytes)), "cuMemAlloc");
-    return memory;
+double Driver::seconds_between(Event begin, Event end) const {
+    float milliseconds;
+    check(event_elapsed_(&milliseconds, begin, end), "cuEventElapsedTime");
+    return 1e-3 * static_cast<double>(milliseconds);
 }
-
-void Driver::free(DevicePointer memory) const { free_(memory); }
 
 void Driver::copy_up(DevicePointer to, const void *from, i64 nbytes, Stream stream) const {
     if (nbytes) check(copy_up_(to, from, static_cast<size_t>(nbytes), stream), "cuMemcpyHtoDAsync");

@@ -22,16 +22,16 @@ public:
     void use_context(void *context) const;
     Stream new_stream() const;
     void delete_stream(Stream stream) const;
-    Event new_event() const;
+    Event new_event(bool timed = false) const;
     void delete_event(Event event) const;
     void record(Event event, Stream stream) const;
     void wait(Stream stream, Event event) const;
     void await(Event event) const;
     void await_stream(Stream stream) const;
+    // Seconds between two events that were made with times and are complete.
+    double seconds_between(Event begin, Event end) const;
     u8 *allocate_pinned(i64 nbytes) const;
     void free_pinned(void *memory) const;
-    DevicePointer allocate(i64 nbytes) const;
-    void free(DevicePointer memory) const;
     void copy_up(DevicePointer to, const void *from, i64 nbytes, Stream stream) const;
     void copy_down(void *to, DevicePointer from, i64 nbytes, Stream stream) const;
     void launch(i64 function, i64 grid_x, i64 grid_y, i64 block, i64 shared, Stream stream, void **arguments) const;
@@ -52,10 +52,9 @@ private:
     int (*event_destroy_)(Event);
     int (*event_record_)(Event, Stream);
     int (*event_synchronize_)(Event);
+    int (*event_elapsed_)(float *, Event, Event);
     int (*host_allocate_)(void **, size_t, unsigned);
     int (*host_free_)(void *);
-    int (*allocate_)(DevicePointer *, size_t);
-    int (*free_)(DevicePointer);
     int (*copy_up_)(DevicePointer, const void *, size_t, Stream);
     int (*copy_down_)(void *, DevicePointer, size_t, Stream);
     int (*launch_)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **,

@@ -1,125 +1,15 @@
 // What a task does: open, look, read, look; decode; copy.
 #include <algorithm>
 
-#include "device.hpp"
-#include "reader.hpp"
+#include "execution.hpp"
 
 namespace lc {
 namespace {
 
 // Bytes between two wanted ranges of a file that are read along with them.
 constexpr i64 GAP = 64 * 1024;
-// Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
-constexpr i64 KEPT_NBYTES = 16 << 20;
 
-struct Scratch {
-    Buffer stored, decoded;
-    DecodeScratch decode;
-    void trim() {
-        stored.trim(KEPT_NBYTES);
-        decoded.trim(KEPT_NBYTES);
-        decode.trim(KEPT_NBYTES);
-    }
-};
-
-class Gate {
-public:
-    explicit Gate(i64 nbytes) : nbytes_(nbytes > KEPT_NBYTES ? nbytes : 0) {
-        if (nbytes_) MemoryGate::shared().acquire(nbytes_);
-    }
-    ~Gate() {
-        if (nbytes_) MemoryGate::shared().release(nbytes_);
-    }
-    Gate(const Gate &) = delete;
-    Gate &operator=(const Gate &) = delete;
-
-private:
-    i64 nbytes_;
-};
-
-struct FailedRead { Failure failure; };
-
-[[noreturn]] void fail(i64 code, i64 number = 0, i64 a = 0, i64 b = 0) { throw FailedRead{{code, number, a, b, {}}}; }
-
-// Seconds since the last look at a clock.
-class Lap {
-public:
-    double take() {
-        const double then = last_;
-        last_ = now();
-        return last_ - then;
-    }
-
-private:
-    double last_ = now();
-};
-
-struct Seconds { double read = 0, decode = 0, copy = 0; };
-
-// Bytes of a file that are read for one chunk.
-struct Span {
-    u32 chunk;
-    i64 offset, nbytes;
-};
-
-// One task of a wave, on the thread that carries it out.
-class Execution {
-public:
-    Execution(Wave &wave, const Task &task, Reader &reader)
-        : wave_(wave), task_(task), object_(wave.objects[task.object]), geometry_(*object_.array->geometry),
-          reader_(reader), indexes_(reader.indexes), device_(reader.device()), state_(task.chunks, PENDING) {}
-
-    void run();
-    i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
-
-    i64 bytes_read = 0, files_opened = 0, decoded = 0;
-    Seconds seconds;
-
-private:
-    enum State : u8 { PENDING, SKIPPED, READ, FILLED, FAILED };
-
-    bool is_wanted(const WantedChunk &chunk) const;
-    void locate();
-    void open_object(const std::string &path);
-    std::shared_ptr<const ShardIndex> read_index(const std::string &path);
-    void check_unchanged() const;
-    void read_all();
-    void read_group(const Span *spans, size_t count);
-    void read_pieces(u32 chunk, i64 offset);
-    bool read_straight(const Span &span);
-    void place(u32 chunk, const u8 *decoded, i64 first_byte);
-    void fill(u32 chunk);
-    void note_decoded(u32 chunk);
-    void finish(u32 chunk, State state, i64 nbytes);
-    void fail_chunk(u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
-    void stage_group(const Span *spans, size_t count);
-    void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
-    void stage_decoded(const Span &span, const u8 *stored);
-    void stage_pieces(const WantedBox &box, i64 offset, i64 &total);
-    void stage_fill(u32 chunk);
-    bool decodes_on_device(const Span *spans, size_t count) const;
-    Row row_of(const WantedBox &box, i64 source) const;
-    void for_jobs_of_object(void (*each)(Job &, i64), i64 value);
-    const u8 *read_exactly(i64 nbytes, i64 offset);
-    Box layout_of(const WantedBox &box) const;
-    WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
-    State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
-
-    static Scratch &scratch() {
-        thread_local Scratch memory;
-        return memory;
-    }
-
-    Wave &wave_;
-    const Task &task_;
-    StoredObject &object_;
-    const Geometry &geometry_;
-    Reader &reader_;
-    IndexCache &indexes_;
-    Device *device_;
-    std::vector<State> state_;
-    Lap lap_;
-};
+}  // namespace
 
 bool Execution::is_wanted(const WantedChunk &chunk) const {
     const WantedBox *first = &wave_.boxes[chunk.first_box];
@@ -263,7 +153,7 @@ void Execution::read_all() {
         }
         // The gap between two neighbours along the slowest axis is less than its stride.
         const bool whole = geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
-        if (whole && end - begin <= MOST_READ) spans.push_back({chunk, range.offset + begin, end - begin});
+        if (whole && end - begin <= most_read_) spans.push_back({chunk, range.offset + begin, end - begin});
         else read_pieces(chunk, range.offset);
     }
     std::sort(spans.begin(), spans.end(), [](const Span &a, const Span &b) { return a.offset < b.offset; });
@@ -272,7 +162,7 @@ void Execution::read_all() {
         i64 end = spans[first].offset + spans[first].nbytes;
         for (; last < spans.size() && spans[last].offset - end <= GAP; ++last) {
             const i64 further = std::max(end, spans[last].offset + spans[last].nbytes);
-            if (further - spans[first].offset > MOST_READ) break;
+            if (further - spans[first].offset > most_read_) break;
             // Kernels read elements where they lie in the slab.
             const bool misplaced = (spans[last].offset - spans[first].offset) % geometry_.itemsize != 0;
             if (device_ && !geometry_.encoded() && misplaced) break;
@@ -351,11 +241,11 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
         if (box->job->given_up()) continue;
         if (device_) {
-            stage_pieces(*box, offset, total);
+            total += stage_raw_pieces(*box, offset);
             continue;
         }
         Box layout = layout_of(*box);
-        for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, MOST_READ)) {
+        for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, most_read_)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
             check_unchanged();
             seconds.read += lap_.take();
@@ -451,221 +341,6 @@ void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
     std::sort(jobs.begin(), jobs.end());
     jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
     for (Job *job : jobs) each(*job, value);
-}
-
-// On a device: ranges of slabs in place of scratch memory
-
-Row Execution::row_of(const WantedBox &box, i64 source) const {
-    Row row{box.batch, box.job, box.target, box.region, source, {}};
-    std::copy(box.extent, box.extent + LC_MAX_RANK, row.extent);
-    return row;
-}
-
-// Few chunks at a time the host decodes sooner than the device.
-bool Execution::decodes_on_device(const Span *spans, size_t count) const {
-    const lc_decode_plan *plan = wave_.boxes[wave_.chunks[spans->chunk].first_box].batch->decode;
-    if (!plan || static_cast<i64>(count) > plan->chunks) return false;
-    i64 end = 0;
-    for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
-    if (end - spans->offset + 64 > plan->stored_nbytes) return false;
-    for (size_t n = 0; n < count; ++n)
-        if (spans[n].nbytes <= plan->checksum_nbytes) return false;
-    return static_cast<i64>(wave_.chunks.size()) + device_->chunks_in_flight() >= plan->device_from;
-}
-
-void Execution::stage_group(const Span *spans, size_t count) {
-    i64 rows = 0;
-    for (size_t n = 0; n < count; ++n) rows += wave_.chunks[spans[n].chunk].boxes;
-    if (count > 1 && (rows > Device::MOST_ROWS || (geometry_.encoded() && !decodes_on_device(spans, count)))) {
-        for (size_t n = 0; n < count; ++n) stage_group(spans + n, 1);
-        return;
-    }
-    if (geometry_.encoded() && !decodes_on_device(spans, count)) {
-        const Gate gate(spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes));
-        const u8 *stored = read_exactly(spans->nbytes, spans->offset);
-        check_unchanged();
-        seconds.read += lap_.take();
-        stage_decoded(*spans, stored);
-        return;
-    }
-    const u32 most = static_cast<u32>(Device::MOST_ROWS);
-    for (u32 first = 0; first == 0 || (count == 1 && first < wave_.chunks[spans->chunk].boxes); first += most)
-        stage_boxes(spans, count, first, most);
-    for (size_t n = 0; n < count; ++n) finish(spans[n].chunk, READ, spans[n].nbytes);
-}
-
-// Read spans into a slab; of a single one the boxes from `first_box` on, `most` at most.
-void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most) {
-    i64 end = 0, row_count = 0;
-    for (size_t n = 0; n < count; ++n) {
-        end = std::max(end, spans[n].offset + spans[n].nbytes);
-        row_count += wave_.chunks[spans[n].chunk].boxes;
-    }
-    const lc_decode_plan *plan = geometry_.encoded() ? boxes(spans->chunk)->batch->decode : nullptr;
-    const i64 nbytes = end - spans->offset;
-    std::vector<Row> rows;
-    std::vector<StagedChunk> chunks;
-    rows.reserve(static_cast<size_t>(row_count));
-    chunks.reserve(count);
-    std::vector<WantedBox *> taken;
-    taken.reserve(static_cast<size_t>(row_count));
-    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-    const Range range =
-        device_->reserve(plan, nbytes, std::min<i64>(row_count, most), plan ? static_cast<i64>(count) : 0);
-    try {
-        const i64 got = object_.file.read(range.memory, nbytes, spans->offset);
-        if (got < 0) fail(LC_READ, -got);
-        check_unchanged();
-        if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
-    } catch (...) {
-        device_->give_up(range);
-        throw;
-    }
-    for (size_t n = 0; n < count; ++n) {
-        const Span &span = spans[n];
-        const WantedChunk &chunk = wave_.chunks[span.chunk];
-        const i64 at = span.offset - spans->offset;
-        const i64 base = object_.index ? (*object_.index)[static_cast<size_t>(chunk.inner)].offset : 0;
-        const u32 first_row = static_cast<u32>(rows.size());
-        for (u32 k = first_box; k < std::min(chunk.boxes, first_box + most); ++k) {
-            WantedBox &box = boxes(span.chunk)[k];
-            if (box.job->given_up()) continue;
-            rows.push_back(
-                row_of(box, plan ? box.source_offset : range.offset + at + box.source_offset - (span.offset - base)));
-            taken.push_back(&box);
-        }
-        if (plan)
-            chunks.push_back({wave, task_.object, span.chunk, span.offset, span.nbytes, range.offset + at, first_row,
-                              static_cast<u32>(rows.size()) - first_row});
-    }
-    for (WantedBox *box : taken) box->staged = true;
-    device_->commit(range, wave, rows, std::move(chunks));
-    seconds.read += lap_.take();
-}
-
-// Decode a chunk into a slab.
-void Execution::stage_decoded(const Span &span, const u8 *stored) {
-    const WantedChunk &chunk = wave_.chunks[span.chunk];
-    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-    const u32 most = static_cast<u32>(Device::MOST_ROWS);
-    for (u32 first = 0; first < chunk.boxes; first += most) {
-        std::vector<Row> rows;
-        std::vector<WantedBox *> taken;
-        for (u32 k = first; k < std::min(chunk.boxes, first + most); ++k)
-            if (WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up()) taken.push_back(&box);
-        rows.reserve(taken.size());
-        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()), 0);
-        try {
-            decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
-                         {range.memory, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
-        } catch (const DecodeError &error) {
-            device_->give_up(range);
-            fail_chunk(span.chunk, {LC_DECODE, 0, 0, 0, error.what()}, span.offset, span.nbytes);
-            return;
-        } catch (...) {
-            device_->give_up(range);
-            throw;
-        }
-        for (WantedBox *box : taken) {
-            rows.push_back(row_of(*box, range.offset + box->source_offset));
-            box->staged = true;
-        }
-        device_->commit(range, wave, rows);
-    }
-    note_decoded(span.chunk);
-    finish(span.chunk, READ, span.nbytes);
-}
-
-void Execution::stage_pieces(const WantedBox &box, i64 offset, i64 &total) {
-    const std::vector<Piece> pieces = cut_pieces(geometry_, box.extent, layout_of(box).target_strides, MOST_READ);
-    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-    box.job->expect(static_cast<i64>(pieces.size()));
-    size_t done = 0;
-    try {
-        for (const Piece &piece : pieces) {
-            const Range range = device_->reserve(nullptr, piece.nbytes, 1, 0);
-            try {
-                const i64 got =
-                    object_.file.read(range.memory, piece.nbytes, offset + box.source_offset + piece.source_offset);
-                if (got < 0) fail(LC_READ, -got);
-                check_unchanged();
-                if (got != piece.nbytes) fail(LC_SHORT, 0, got, piece.nbytes);
-                Row row = row_of(box, range.offset);
-                row.target += piece.target_offset;
-                std::copy(piece.extent, piece.extent + LC_MAX_RANK, row.extent);
-                device_->commit(range, wave, {row});
-            } catch (...) {
-                device_->give_up(range);
-                throw;
-            }
-            ++done;
-            total += piece.nbytes;
-        }
-    } catch (...) {
-        reader_.settle(*box.job, static_cast<i64>(pieces.size() - done));
-        throw;
-    }
-}
-
-void Execution::stage_fill(u32 chunk) {
-    const u32 count = wave_.chunks[chunk].boxes, most = static_cast<u32>(Device::MOST_ROWS);
-    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-    for (u32 first = 0; first < count; first += most) {
-        std::vector<Row> rows;
-        std::vector<WantedBox *> taken;
-        for (u32 k = first; k < std::min(count, first + most); ++k)
-            if (WantedBox &box = boxes(chunk)[k]; !box.job->given_up()) {
-                rows.push_back(row_of(box, -1));
-                taken.push_back(&box);
-            }
-        const Range range = device_->reserve(nullptr, 0, static_cast<i64>(rows.size()), 0);
-        for (WantedBox *box : taken) box->staged = true;
-        device_->commit(range, wave, rows);
-    }
-    finish(chunk, FILLED, 0);
-}
-
-}  // namespace
-
-// Decode on the host a chunk that the device gave up, and copy its boxes; or say why nobody can.
-void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
-    lc_error error{};
-    try {
-        const Geometry &geometry = *rows.front().batch->regions.geometry;
-        const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()), 0);
-        try {
-            DecodeScratch scratch;
-            decode_chunk(geometry.chain, stored, {range.memory, static_cast<size_t>(geometry.chunk_nbytes)}, scratch);
-        } catch (...) {
-            device_->give_up(range);
-            throw;
-        }
-        for (Row &row : rows) {
-            row.job->decoded.fetch_add(1, std::memory_order_relaxed);
-            row.source += range.offset;
-        }
-        device_->commit(range, chunk.wave, rows);
-        return;
-    } catch (const DecodeError &refused) {
-        error.code = LC_DECODE;
-        std::string(refused.what()).copy(error.text, sizeof error.text - 1);
-    } catch (const DriverError &failed) {
-        error.code = LC_DEVICE;
-        std::string(failed.what()).copy(error.text, sizeof error.text - 1);
-    } catch (const std::exception &) {
-        error.code = LC_MEMORY;
-    }
-    const StoredObject &object = chunk.wave->objects[chunk.object];
-    std::copy(object.coordinates, object.coordinates + LC_MAX_RANK, error.object);
-    const WantedChunk &wanted = chunk.wave->chunks[chunk.chunk];
-    std::copy(wanted.coordinates, wanted.coordinates + LC_MAX_RANK, error.chunk);
-    error.has_chunk = 1;
-    error.offset = chunk.offset;
-    error.nbytes = chunk.nbytes;
-    for (const Row &row : rows) {
-        row.job->fail(error);
-        settle(*row.job, 1);
-    }
 }
 
 void Reader::execute(Wave &wave, const Task &task) noexcept {

@@ -245,6 +245,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->scatter = record.on_device->scatter;
         batch->decode = record.on_device->decode;
         batch->ready = record.on_device->ready;
+        batch->timed = record.on_device->timed;
     }
     for (i64 n = 0; n < record.array_count; ++n) {
         const lc_array &array = record.arrays[n];

@@ -63,6 +63,7 @@ struct Batch {
     // Files of the metadata of each array, until they were looked at; then which arrays were written anew.
     std::vector<std::vector<Look>> looks;
     std::vector<bool> changed;
+    bool timed = false;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;

@@ -1,0 +1,131 @@
+// What a task does, on the thread that carries it out: execute.cpp into host memory, stage.cpp into slabs of a device.
+#pragma once
+
+#include <algorithm>
+
+#include "device.hpp"
+#include "reader.hpp"
+
+namespace lc {
+
+// Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
+constexpr i64 KEPT_NBYTES = 16 << 20;
+
+struct Scratch {
+    Buffer stored, decoded;
+    DecodeScratch decode;
+    void trim() {
+        stored.trim(KEPT_NBYTES);
+        decoded.trim(KEPT_NBYTES);
+        decode.trim(KEPT_NBYTES);
+    }
+};
+
+class Gate {
+public:
+    explicit Gate(i64 nbytes) : nbytes_(nbytes > KEPT_NBYTES ? nbytes : 0) {
+        if (nbytes_) MemoryGate::shared().acquire(nbytes_);
+    }
+    ~Gate() {
+        if (nbytes_) MemoryGate::shared().release(nbytes_);
+    }
+    Gate(const Gate &) = delete;
+    Gate &operator=(const Gate &) = delete;
+
+private:
+    i64 nbytes_;
+};
+
+struct FailedRead { Failure failure; };
+
+[[noreturn]] inline void fail(i64 code, i64 number = 0, i64 a = 0, i64 b = 0) {
+    throw FailedRead{{code, number, a, b, {}}};
+}
+
+// Seconds since the last look at a clock.
+class Lap {
+public:
+    double take() {
+        const double then = last_;
+        last_ = now();
+        return last_ - then;
+    }
+
+private:
+    double last_ = now();
+};
+
+struct Seconds { double read = 0, decode = 0, copy = 0; };
+
+// Bytes of a file that are read for one chunk.
+struct Span {
+    u32 chunk;
+    i64 offset, nbytes;
+};
+
+// One task of a wave, on the thread that carries it out.
+class Execution {
+public:
+    Execution(Wave &wave, const Task &task, Reader &reader)
+        : wave_(wave), task_(task), object_(wave.objects[task.object]), geometry_(*object_.array->geometry),
+          reader_(reader), indexes_(reader.indexes), device_(reader.device()),
+          most_read_(device_ ? std::min(MOST_READ, device_->capacity(nullptr)) : MOST_READ),
+          state_(task.chunks, PENDING) {}
+
+    void run();
+    i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
+
+    i64 bytes_read = 0, files_opened = 0, decoded = 0;
+    Seconds seconds;
+
+private:
+    enum State : u8 { PENDING, SKIPPED, READ, FILLED, FAILED };
+
+    bool is_wanted(const WantedChunk &chunk) const;
+    void locate();
+    void open_object(const std::string &path);
+    std::shared_ptr<const ShardIndex> read_index(const std::string &path);
+    void check_unchanged() const;
+    void read_all();
+    void read_group(const Span *spans, size_t count);
+    void read_pieces(u32 chunk, i64 offset);
+    bool read_straight(const Span &span);
+    void place(u32 chunk, const u8 *decoded, i64 first_byte);
+    void fill(u32 chunk);
+    void note_decoded(u32 chunk);
+    void finish(u32 chunk, State state, i64 nbytes);
+    void fail_chunk(u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
+    void stage_group(const Span *spans, size_t count);
+    void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
+    void stage_decoded(const Span &span, const u8 *stored);
+    template <class Bring> i64 stage_pieces(const WantedBox &box, const Bring &bring);
+    i64 stage_raw_pieces(const WantedBox &box, i64 offset);
+    bool decode_whole(const Span &span, const u8 *stored);
+    bool fits_slab(u32 chunk) const;
+    void stage_fill(u32 chunk);
+    bool decodes_on_device(const Span *spans, size_t count) const;
+    Row row_of(const WantedBox &box, i64 source) const;
+    void for_jobs_of_object(void (*each)(Job &, i64), i64 value);
+    const u8 *read_exactly(i64 nbytes, i64 offset);
+    Box layout_of(const WantedBox &box) const;
+    WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
+    State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
+
+    static Scratch &scratch() {
+        thread_local Scratch memory;
+        return memory;
+    }
+
+    Wave &wave_;
+    const Task &task_;
+    StoredObject &object_;
+    const Geometry &geometry_;
+    Reader &reader_;
+    IndexCache &indexes_;
+    Device *device_;
+    i64 most_read_;
+    std::vector<State> state_;
+    Lap lap_;
+};
+
+}  // namespace lc

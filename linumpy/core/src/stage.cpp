@@ -1,0 +1,257 @@
+// Tasks whose outputs lie on a device: ranges of slabs in place of scratch memory.
+#include <algorithm>
+
+#include "execution.hpp"
+
+namespace lc {
+
+Row Execution::row_of(const WantedBox &box, i64 source) const {
+    Row row{box.batch, box.job, box.target, box.region, source, {}};
+    std::copy(box.extent, box.extent + LC_MAX_RANK, row.extent);
+    return row;
+}
+
+// Few chunks at a time the host decodes sooner than the device.
+bool Execution::decodes_on_device(const Span *spans, size_t count) const {
+    const lc_decode_plan *plan = wave_.boxes[wave_.chunks[spans->chunk].first_box].batch->decode;
+    if (!plan || static_cast<i64>(count) > plan->chunks) return false;
+    i64 end = 0;
+    for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
+    const i64 nbytes = end - spans->offset + 64;
+    i64 weight = 0;
+    for (size_t n = 0; n < count; ++n) weight += weight_of(*plan, spans[n].nbytes);
+    if (nbytes > plan->stored_nbytes || nbytes + weight > plan->capacity) return false;
+    for (size_t n = 0; n < count; ++n)
+        if (spans[n].nbytes <= plan->checksum_nbytes) return false;
+    return static_cast<i64>(wave_.chunks.size()) + device_->chunks_in_flight() >= plan->device_from;
+}
+
+void Execution::stage_group(const Span *spans, size_t count) {
+    i64 rows = 0;
+    for (size_t n = 0; n < count; ++n) rows += wave_.chunks[spans[n].chunk].boxes;
+    if (count > 1 && (rows > device_->most_rows() || (geometry_.encoded() && !decodes_on_device(spans, count)))) {
+        for (size_t n = 0; n < count; ++n) stage_group(spans + n, 1);
+        return;
+    }
+    if (geometry_.encoded() && !decodes_on_device(spans, count)) {
+        const Gate gate(spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes) +
+                        (fits_slab(spans->chunk) ? 0 : geometry_.chunk_nbytes));
+        const u8 *stored = read_exactly(spans->nbytes, spans->offset);
+        check_unchanged();
+        seconds.read += lap_.take();
+        stage_decoded(*spans, stored);
+        return;
+    }
+    const u32 most = static_cast<u32>(device_->most_rows());
+    for (u32 first = 0; first == 0 || (count == 1 && first < wave_.chunks[spans->chunk].boxes); first += most)
+        stage_boxes(spans, count, first, most);
+    for (size_t n = 0; n < count; ++n) finish(spans[n].chunk, READ, spans[n].nbytes);
+}
+
+// Read spans into a slab; of a single one the boxes from `first_box` on, `most` at most.
+void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most) {
+    i64 end = 0, row_count = 0;
+    for (size_t n = 0; n < count; ++n) {
+        end = std::max(end, spans[n].offset + spans[n].nbytes);
+        row_count += wave_.chunks[spans[n].chunk].boxes;
+    }
+    const lc_decode_plan *plan = geometry_.encoded() ? boxes(spans->chunk)->batch->decode : nullptr;
+    const i64 nbytes = end - spans->offset;
+    i64 weight = 0;
+    for (size_t n = 0; plan && n < count; ++n) weight += weight_of(*plan, spans[n].nbytes);
+    std::vector<Row> rows;
+    std::vector<StagedChunk> chunks;
+    rows.reserve(static_cast<size_t>(row_count));
+    chunks.reserve(count);
+    std::vector<WantedBox *> taken;
+    taken.reserve(static_cast<size_t>(row_count));
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    const Range range =
+        device_->reserve(plan, nbytes, std::min<i64>(row_count, most), plan ? static_cast<i64>(count) : 0, weight);
+    try {
+        const i64 got = object_.file.read(range.memory, nbytes, spans->offset);
+        if (got < 0) fail(LC_READ, -got);
+        check_unchanged();
+        if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
+    } catch (...) {
+        device_->give_up(range);
+        throw;
+    }
+    for (size_t n = 0; n < count; ++n) {
+        const Span &span = spans[n];
+        const WantedChunk &chunk = wave_.chunks[span.chunk];
+        const i64 at = span.offset - spans->offset;
+        const i64 base = object_.index ? (*object_.index)[static_cast<size_t>(chunk.inner)].offset : 0;
+        const u32 first_row = static_cast<u32>(rows.size());
+        for (u32 k = first_box; k < std::min(chunk.boxes, first_box + most); ++k) {
+            WantedBox &box = boxes(span.chunk)[k];
+            if (box.job->given_up()) continue;
+            rows.push_back(
+                row_of(box, plan ? box.source_offset : range.offset + at + box.source_offset - (span.offset - base)));
+            taken.push_back(&box);
+        }
+        if (plan)
+            chunks.push_back({wave, task_.object, span.chunk, span.offset, span.nbytes, range.offset + at, first_row,
+                              static_cast<u32>(rows.size()) - first_row});
+    }
+    for (WantedBox *box : taken) box->staged = true;
+    device_->commit(range, wave, rows, std::move(chunks));
+    seconds.read += lap_.take();
+}
+
+// Whether a decoded chunk and the rows of its boxes fit one slab.
+bool Execution::fits_slab(u32 chunk) const {
+    return geometry_.chunk_nbytes <= device_->capacity(nullptr) && wave_.chunks[chunk].boxes <= device_->most_rows();
+}
+
+// Decode a chunk into a slab; one that does not fit there into memory of the thread, from which boxes are copied.
+void Execution::stage_decoded(const Span &span, const u8 *stored) {
+    if (!fits_slab(span.chunk)) {
+        if (!decode_whole(span, stored)) return;
+    } else {
+        std::vector<WantedBox *> taken;
+        std::vector<Row> rows;
+        for (u32 k = 0; k < wave_.chunks[span.chunk].boxes; ++k)
+            if (WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up()) taken.push_back(&box);
+        rows.reserve(taken.size());
+        const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()));
+        try {
+            decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
+                         {range.memory, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
+        } catch (const DecodeError &error) {
+            device_->give_up(range);
+            fail_chunk(span.chunk, {LC_DECODE, 0, 0, 0, error.what()}, span.offset, span.nbytes);
+            return;
+        } catch (...) {
+            device_->give_up(range);
+            throw;
+        }
+        for (WantedBox *box : taken) {
+            rows.push_back(row_of(*box, range.offset + box->source_offset));
+            box->staged = true;
+        }
+        device_->commit(range, wave, rows);
+    }
+    note_decoded(span.chunk);
+    finish(span.chunk, READ, span.nbytes);
+}
+
+// Decode a chunk into memory of the thread, and copy its boxes into slabs piece by piece; false where it is broken.
+bool Execution::decode_whole(const Span &span, const u8 *stored) {
+    u8 *const decoded = scratch().decoded.reserve(geometry_.chunk_nbytes);
+    try {
+        decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
+                     {decoded, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
+    } catch (const DecodeError &error) {
+        fail_chunk(span.chunk, {LC_DECODE, 0, 0, 0, error.what()}, span.offset, span.nbytes);
+        return false;
+    }
+    for (u32 k = 0; k < wave_.chunks[span.chunk].boxes; ++k)
+        if (const WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up())
+            stage_pieces(box, [&](u8 *to, const Piece &piece) {
+                std::memcpy(to, decoded + box.source_offset + piece.source_offset, static_cast<size_t>(piece.nbytes));
+            });
+    return true;
+}
+
+i64 Execution::stage_raw_pieces(const WantedBox &box, i64 offset) {
+    return stage_pieces(box, [&](u8 *to, const Piece &piece) {
+        const i64 got = object_.file.read(to, piece.nbytes, offset + box.source_offset + piece.source_offset);
+        if (got < 0) fail(LC_READ, -got);
+        check_unchanged();
+        if (got != piece.nbytes) fail(LC_SHORT, 0, got, piece.nbytes);
+    });
+}
+
+// Bring a box into slabs piece by piece; returns their bytes.
+template <class Bring> i64 Execution::stage_pieces(const WantedBox &box, const Bring &bring) {
+    const std::vector<Piece> pieces = cut_pieces(geometry_, box.extent, layout_of(box).target_strides, most_read_);
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    box.job->expect(static_cast<i64>(pieces.size()));
+    size_t done = 0;
+    i64 total = 0;
+    try {
+        for (const Piece &piece : pieces) {
+            Row row = row_of(box, 0);
+            row.target += piece.target_offset;
+            std::copy(piece.extent, piece.extent + LC_MAX_RANK, row.extent);
+            const Range range = device_->reserve(nullptr, piece.nbytes, 1);
+            try {
+                bring(range.memory, piece);
+                row.source = range.offset;
+                device_->commit(range, wave, {row});
+            } catch (...) {
+                device_->give_up(range);
+                throw;
+            }
+            ++done;
+            total += piece.nbytes;
+        }
+    } catch (...) {
+        reader_.settle(*box.job, static_cast<i64>(pieces.size() - done));
+        throw;
+    }
+    return total;
+}
+
+void Execution::stage_fill(u32 chunk) {
+    const u32 count = wave_.chunks[chunk].boxes, most = static_cast<u32>(device_->most_rows());
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    for (u32 first = 0; first < count; first += most) {
+        std::vector<Row> rows;
+        std::vector<WantedBox *> taken;
+        for (u32 k = first; k < std::min(count, first + most); ++k)
+            if (WantedBox &box = boxes(chunk)[k]; !box.job->given_up()) {
+                rows.push_back(row_of(box, -1));
+                taken.push_back(&box);
+            }
+        const Range range = device_->reserve(nullptr, 0, static_cast<i64>(rows.size()));
+        for (WantedBox *box : taken) box->staged = true;
+        device_->commit(range, wave, rows);
+    }
+    finish(chunk, FILLED, 0);
+}
+
+// Decode on the host a chunk that the device gave up, and copy its boxes; or say why nobody can.
+void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
+    lc_error error{};
+    try {
+        const Geometry &geometry = *rows.front().batch->regions.geometry;
+        const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()));
+        try {
+            DecodeScratch scratch;
+            decode_chunk(geometry.chain, stored, {range.memory, static_cast<size_t>(geometry.chunk_nbytes)}, scratch);
+        } catch (...) {
+            device_->give_up(range);
+            throw;
+        }
+        for (Row &row : rows) {
+            row.job->decoded.fetch_add(1, std::memory_order_relaxed);
+            row.source += range.offset;
+        }
+        device_->commit(range, chunk.wave, rows);
+        return;
+    } catch (const DecodeError &refused) {
+        error.code = LC_DECODE;
+        std::string(refused.what()).copy(error.text, sizeof error.text - 1);
+    } catch (const DriverError &failed) {
+        error.code = LC_DEVICE;
+        std::string(failed.what()).copy(error.text, sizeof error.text - 1);
+    } catch (const std::exception &) {
+        error.code = LC_MEMORY;
+    }
+    const StoredObject &object = chunk.wave->objects[chunk.object];
+    std::copy(object.coordinates, object.coordinates + LC_MAX_RANK, error.object);
+    const WantedChunk &wanted = chunk.wave->chunks[chunk.chunk];
+    std::copy(wanted.coordinates, wanted.coordinates + LC_MAX_RANK, error.chunk);
+    error.has_chunk = 1;
+    error.offset = chunk.offset;
+    error.nbytes = chunk.nbytes;
+    for (const Row &row : rows) {
+        row.job->fail(error);
+        settle(*row.job, 1);
+    }
+}
+
+}  // namespace lc
