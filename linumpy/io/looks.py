@@ -37,7 +37,7 @@ class MetadataLook:
 
     def holds(self) -> bool:
         """Return whether no file is another one since."""
-        return all(stamp(path) == stamp for path, stamp in zip(self.files, self.stamps, strict=True))
+        return all(stamp(path) == known for path, known in zip(self.files, self.stamps, strict=True))
 
 
 def metadata_files(folder: str) -> list[str]:

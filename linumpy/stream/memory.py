@@ -147,6 +147,11 @@ class Memory:
         """Bytes of the ring for staged crops."""
         return self.nbytes - self._stage_begin
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether a slot was given back."""
+        return not self.freed.empty()
+
     def take_slot(self, timeout: float | None) -> Lease | None:
         """Wait for a free slot; None after `timeout` seconds.
 
@@ -179,7 +184,7 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            else:
+            elif not getattr(event, "done", False):  # to wait gives the lock of the interpreter back
                 event.synchronize()
 
     def stop(self) -> None:
