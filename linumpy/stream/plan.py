@@ -233,11 +233,11 @@ def plan_whole(
     box, shape = sample.aabb, part.shape
     if sample.parts or len(parts) > 1 or config.augment is not None or not info.grid.is_finest:
         return None
-    if len(box) != len(shape) or sample.dropped != part.dropped or sample.name != part.name:
+    if not len(box) == len(shape) == len(info.shape) or sample.dropped != part.dropped or sample.name != part.name:
         return None
     if part.dtype is not config.dtype or info.dtype.kind == "c" or part.dtype.numpy(info.dtype) != part.element:
         return None
-    for (start, stop), size, n in zip(box, shape, info.shape, strict=False):
+    for (start, stop), size, n in zip(box, shape, info.shape, strict=True):
         if stop - start != size or start < 0 or stop > n:
             return None
     return CropRead(row, info, box, _whole(shape), None, is_whole=True)
