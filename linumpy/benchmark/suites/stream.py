@@ -262,8 +262,8 @@ def _busy_case(name: str, work: Work, caller: Caller) -> Case:
             ),
         ),
         description=(
-            f"{work.batches} batches of {work.load.batch} crops, to {work.request.dtype}; peers read {share:g} of them, "
-            "in the stored dtype. Times are those of a batch",
+            f"{work.batches} batches of {work.load.batch} crops, to {work.request.dtype}; peers read {share:g} of "
+            "them, in the stored dtype. Times are those of a batch",
         ),
         facts={"step_seconds": caller.step_seconds, "busy_threads": caller.threads},
         marks=marks,
