@@ -104,8 +104,9 @@ class DecodePlan(ctypes.Structure):
         *(
             (name, c_int64)
             for name in (
-                "chunks", "stored_nbytes", "stored", "slots", "capacity", "each", "has_pool", "reordered",
-                "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
+                "chunks", "stored_nbytes", "stored", "slots", "slab_nbytes", "capacity", "each", "has_pool",
+                "reordered", "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec",
+                "shuffle", "device_from",
                 "launch_count",
             )
         ),
@@ -123,7 +124,11 @@ class Scatter(ctypes.Structure):
 class OnDevice(ctypes.Structure):
     """What a batch needs where outputs are on a device: ``lc_on_device``."""
 
-    _fields_ = (("scatter", POINTER(Scatter)), ("decode", POINTER(DecodePlan)), ("ready", c_int64), ("timed", c_int64))
+    _fields_ = (
+        ("scatter", POINTER(Scatter)),
+        ("decode", POINTER(DecodePlan)),
+        *((name, c_int64) for name in ("ready", "timed", "memory")),
+    )
 
 
 class DirectRead(ctypes.Structure):

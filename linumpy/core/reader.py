@@ -99,7 +99,7 @@ class CoreReader:
         on_device : OnDevice, optional
             Kernels, and the event behind which outputs may be written, where those are on a device.
         ready : object
-            What holds that event.
+            What holds these until the jobs are over.
         """
         record, held = self._batch(layouts, regions, target, fill, None, on_device)
         record.one_job = one_job
@@ -273,13 +273,11 @@ class CoreJob:
 
     def wait(self) -> None:
         """Wait until the job is over; signals are handled meanwhile."""
-        if self.done():
-            return
         wait = self._reader._library.waiting.lc_wait_job
-        while not (state := wait(self._pointer, _SLICE)):
-            pass
-        if state < 0:
-            raise RuntimeError("the interpreter is ending, and the job was not finished")
+        while not self.done():
+            if wait(self._pointer, _SLICE) < 0:
+                raise RuntimeError("the interpreter is ending, and the job was not finished")
+        self._ready = None
 
     def cancel(self) -> bool:
         """Give the job up; False where it is over already."""

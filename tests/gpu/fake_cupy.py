@@ -17,9 +17,8 @@ import weakref
 from collections import deque
 
 import numpy as np
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 from numpy.lib.stride_tricks import as_strided
-
-from linumpy.gpu.staging.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
 _DTYPES = {name: np.dtype(key) for key, name in _CUDA_TYPES.items()}

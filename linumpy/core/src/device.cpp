@@ -13,6 +13,8 @@ constexpr i64 BLOCK = 256, PER_THREAD = 8;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
 // Free bytes behind stored ones: the decoders look at whole words.
 constexpr i64 MARGIN = 256, ALIGN = 64;
+// Seconds that a slab stays open while other jobs go on filling it.
+constexpr double OPEN_SECONDS = 2e-3;
 
 i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
 
@@ -77,6 +79,14 @@ void Device::give_memory(DevicePointer slots, DevicePointer, i64) {
 
 // Find device memory for a slab: a slot, or all of them. Called with the lock held.
 bool Device::take_memory(Slab &slab) {
+    if (!slots_of(slab)) {
+        if (slab.rows.empty()) return true;
+        Batch &batch = *slab.rows.front().batch;
+        if (batch.memory_is_used) return false;
+        batch.memory_is_used = true;
+        slab.device = static_cast<DevicePointer>(batch.memory);
+        return true;
+    }
     if (static_cast<i64>(free_memory_.size()) < slots_of(slab)) return false;
     if (slots_of(slab) > 1) std::sort(free_memory_.rbegin(), free_memory_.rend());
     slab.device = free_memory_.back();
@@ -87,16 +97,24 @@ bool Device::take_memory(Slab &slab) {
 void Device::give_memory_back(Slab &slab) {
     for (i64 n = slots_of(slab); n-- > 0;)
         free_memory_.push_back(slab.device + static_cast<DevicePointer>(n * record_.device_nbytes));
+    if (!slots_of(slab) && !slab.rows.empty()) slab.rows.front().batch->memory_is_used = false;
     slab.device = 0;
 }
 
-void Device::allocate(Slab &slab) {
+void Device::allocate(Slab &slab, i64 nbytes) {
     driver_.use_context(reinterpret_cast<void *>(record_.context));
     if (!slab.stream) slab.stream = driver_.new_stream();
     if (!slab.done) slab.done = driver_.new_event();
     if (!slab.words) slab.words = driver_.allocate_pinned(words_nbytes_);
     slab.rows.reserve(static_cast<size_t>(record_.rows));
-    if (!slab.pinned) slab.pinned = driver_.allocate_pinned(record_.pinned_nbytes + 2 * MARGIN);
+    if (slab.pinned && slab.pinned_nbytes < nbytes) {
+        driver_.free_pinned(slab.pinned);
+        slab.pinned = nullptr;
+        slab.pinned_nbytes = 0;
+    }
+    if (slab.pinned) return;
+    slab.pinned = driver_.allocate_pinned(nbytes + 2 * MARGIN);
+    slab.pinned_nbytes = nbytes;
 }
 
 // The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
@@ -148,9 +166,12 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             ++busy_;
             slab->plan = plan;
             slab->writers = 1;
+            slab->opened = now();
             open_[plan] = slab;
+            if (oldest_ == 0) oldest_ = slab->opened;
             try {
-                if (!slab->pinned) allocate(*slab);
+                const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
+                if (slab->pinned_nbytes < needed) allocate(*slab, needed);
             } catch (...) {
                 open_.erase(plan);
                 free_.push_back(slab);
@@ -191,13 +212,28 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
     if (last) start(&slab);
 }
 
-void Device::flush() {
+void Device::flush() { flush_before(now()); }
+
+void Device::flush_old() {
+    const double oldest = oldest_.load(std::memory_order_relaxed), limit = now() - OPEN_SECONDS;
+    if (oldest != 0 && oldest < limit) flush_before(limit);
+}
+
+void Device::flush_before(double limit) {
     std::vector<Slab *> sealed;
     {
         const std::lock_guard lock(mutex_);
-        for (auto &[kind, slab] : open_)
+        double oldest = 0;
+        std::erase_if(open_, [&](const auto &item) {
+            Slab *slab = item.second;
+            if (slab->opened > limit) {
+                oldest = oldest == 0 ? slab->opened : std::min(oldest, slab->opened);
+                return false;
+            }
             if (--slab->writers == 0) sealed.push_back(slab);
-        open_.clear();
+            return true;
+        });
+        oldest_ = oldest;
     }
     for (Slab *slab : sealed) start(slab);
 }
@@ -259,7 +295,8 @@ void Device::queue(Slab &slab) {
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
         for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
         const DevicePointer table =
-            slab.device + static_cast<DevicePointer>(slots_of(slab) * record_.device_nbytes - table_nbytes_);
+            slab.device +
+            static_cast<DevicePointer>((slab.plan ? slab.plan->slab_nbytes : record_.device_nbytes) - table_nbytes_);
         mark(slab, 0);
         if (slab.plan) {
             const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
@@ -365,7 +402,7 @@ void Device::launch_decoders(Slab &slab) {
     driver_.copy_up(status, zeros, 4 * count, slab.stream);
     slab.copied_nbytes = slab.used;
     mark(slab, 1);
-    for (i64 n = 0; n < plan.launch_count; ++n) {
+    for (i64 n = 0; n < layout.launches; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
         u64 values[LC_MAX_ARGUMENTS];
         void *arguments[LC_MAX_ARGUMENTS];
@@ -481,9 +518,11 @@ void Device::loop() {
                 finish_stream(*slab);
             }
         }
+        lock.lock();
+        give_memory_back(*slab);  // before jobs are over: some of it may belong to them
+        lock.unlock();
         end(*slab);
         lock.lock();
-        give_memory_back(*slab);
         slab->plan = nullptr;
         --busy_;
         free_.push_back(slab);

@@ -41,6 +41,7 @@ struct StagedChunk {
 struct Slab {
     const lc_decode_plan *plan = nullptr;  // null: raw
     u8 *pinned = nullptr, *words = nullptr;
+    i64 pinned_nbytes = 0;
     DevicePointer device = 0;  // while it is under way
     Stream stream = nullptr;
     Event done = nullptr;
@@ -49,6 +50,7 @@ struct Slab {
     Event marks[4] = {};
     bool timed = false;
     i64 copied_nbytes = 0;
+    double opened = 0;
     i64 used = 0, weight = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
@@ -88,8 +90,9 @@ public:
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
                 std::vector<StagedChunk> chunks = {});
     void give_up(Range range) { commit(range, nullptr, {}); }
-    // Start what is in open slabs.
+    // Start what is in open slabs, or in those that have been open for long: small jobs wait for no others to fill them.
     void flush();
+    void flush_old();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
     void add_to(lc_stats &stats) const;
@@ -100,8 +103,9 @@ public:
 private:
     Slab *free_slab();
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
-    void allocate(Slab &slab);
+    void allocate(Slab &slab, i64 nbytes);
     void release();
+    void flush_before(double limit);
     void start(Slab *slab);
     void start_sealed();
     bool take_memory(Slab &slab);
@@ -128,6 +132,7 @@ private:
     std::unordered_map<const lc_decode_plan *, Slab *> open_;
     std::deque<Slab *> sealed_, under_way_;
     std::vector<DevicePointer> free_memory_;
+    std::atomic<double> oldest_{0};  // when the oldest open slab was opened; 0 for none
     std::atomic<i64> decoding_{0}, retries_{0}, slabs_done_{0};
     // Of slabs that were timed.
     std::atomic<i64> copies_{0}, copied_nbytes_{0}, slabs_decoded_{0}, decoded_nbytes_{0};

@@ -75,7 +75,7 @@ class CoreEngine:
         on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
         columns, target, fill = _described(layouts[0], conversion, regions)
         return self._core.submit(
-            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=ready
+            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=(ready, on_device)
         )
 
     def submit_together(

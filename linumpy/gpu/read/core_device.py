@@ -10,18 +10,21 @@ import logging
 import threading
 from typing import Any
 
+import numpy as np
+
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.device import install_line, kvikio_mode
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
-from linumpy.gpu.read.limits import SLABS, Limits, way_of
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.staging import longest_stored
-from linumpy.plan.decode.workspace import CODES, Workspace, decoded_room, plan_workspace, words_room
+from linumpy.plan.decode.placement import choose_way, may_be_grouped
+from linumpy.plan.decode.staging import Slot, longest_stored
+from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
 
 _log = logging.getLogger(__name__)
@@ -31,9 +34,7 @@ _LEAST_KEPT = 2**20
 #: Chunks of a read at most, as far as the choice of the way of decoding goes.
 _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
-_MOST_CHUNKS = 512
-#: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
-_POOL = 1.5
+_MOST_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
 #: Addresses by which those of slab and status are found among the arguments of a launch.
 _BASE, _STATUS = 2**40, 2**50
@@ -87,6 +88,7 @@ class CoreDevice:
             self._cupy.cuda.driver.ctxGetCurrent(),
             SLABS,
             self.limits.pinned_nbytes,
+            SLOTS,
             self.limits.device_nbytes,
             self.limits.rows,
             self._timed,
@@ -94,25 +96,25 @@ class CoreDevice:
         )
 
     def give_memory(self, reader: CoreReader) -> None:
-        """Allocate the memory of slabs and of kept chunks for the first job of a reader.
+        """Allocate the slots and of kept chunks for the first job of a reader.
 
         Raises
         ------
         MemoryError
-            There is not that much for slabs.
+            There is not that much for slots.
         """
         if self._is_given:
             return
         with self._lock:
             if self._is_given or reader.is_closing:
                 return
-            slabs = self._allocate(self.limits.held_nbytes)
+            slots = self._allocate(self.limits.held_nbytes)
             kept, kept_nbytes = self._allocate_kept()
-            self._held = [slabs, kept]
+            self._held = [slots, kept]
             self.held_nbytes = self.limits.held_nbytes + kept_nbytes
             # The core's streams do not wait for what the memory was used for before.
             self._cupy.cuda.get_current_stream().synchronize()
-            reader.give_memory(int(slabs.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
+            reader.give_memory(int(slots.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
             self._is_given = True
 
     def _allocate(self, nbytes: int) -> Any:
@@ -133,20 +135,29 @@ class CoreDevice:
     def free(self) -> None:
         """Give the memory back; nothing of the core is under way any more."""
         with self._lock:
-            self._is_given = True  # a job that is submitted later is refused
+            self._is_given = False
             self._held, self.held_nbytes = [], 0
 
     def on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
     ) -> native.OnDevice:
-        """Give what a batch needs; kernels that are new are compiled."""
+        """Give what a batch needs, which is to be held until its jobs are over; kernels that are new are compiled."""
         with self._lock:
             plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
             scatter = self._scatter_of(layout, conversion)
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
-        if plan is not None:
+        if plan is not None and (plan.slots or self._lend(record, plan.slab_nbytes)):
             record.decode = ctypes.pointer(plan)
         return record
+
+    def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
+        """Give a batch of long chunks memory of its own; False where there is not that much, and the host decodes."""
+        try:
+            record.held = self._allocate(nbytes)
+        except MemoryError:
+            return False
+        record.memory = int(record.held.ptr)
+        return True
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
         axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
@@ -176,25 +187,36 @@ class CoreDevice:
         return self._plans[key]
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
-        device_from = self._device_from(chain, chunk_nbytes)
-        space = _largest_space(chain, chunk_nbytes, self.limits)
-        if device_from is None or space is None:
+        slot, slots = self._slot_of(chain, chunk_nbytes)
+        device_from = self._device_from(chain, chunk_nbytes) if slots else 1
+        if device_from is None or slot is None:
             return None
-        count, status = space.chunks, space.words + words_room(space.chunks)
-        rows = [self._launches(chain, space, number, chunk_nbytes) for number in range(1, count + 1)]
-        launches = (native.Launch * ((count + 1) * len(rows[0])))()
+        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows)
+        layouts = np.zeros((count + 1, 4), np.int64)
+        rows = []
+        for number in range(1, count + 1):
+            space, longer = slot.lay_out(number, 0), slot.lay_out(number, ALIGN)
+            found = self._launches(chain, space, number, chunk_nbytes)
+            moved = map(_moved, found, self._launches(chain, longer, number, chunk_nbytes))
+            rows.append(list(zip(found, moved, strict=True)))
+            layouts[number] = space.words, space.words + words_room(number), space.decoded, len(found)
+        prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
+        most = max(map(len, rows))
+        launches = (native.Launch * ((count + 1) * most))()
         for number, row in enumerate(rows, 1):
-            for k, launch in enumerate(row):
-                launches[number * len(row) + k] = launch
-        self._alive.append(launches)
+            for k, (launch, steps) in enumerate(row):
+                launches[number * most + k] = self._launch_record(launch, steps)
+        self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
-            stored_nbytes=space.stored_nbytes,
-            stored=space.stored,
-            words=space.words,
-            status=status,
-            decoded=space.decoded,
-            slab_nbytes=space.nbytes,
+            stored_nbytes=min(slot.stored_nbytes, max(self.limits.pinned_nbytes, longest_stored(chunk_nbytes) + ALIGN)),
+            stored=MARGIN,
+            slots=slots,
+            slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.table_nbytes,
+            capacity=slot.capacity,
+            each=slot.weight_of_any,
+            has_pool=chain.streams_by == "zstd",
+            reordered=decoded_room(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
             chunk_room=decoded_room(chain, chunk_nbytes),
             target_nbytes=chunk_nbytes + chain.tail,
@@ -203,9 +225,33 @@ class CoreDevice:
             codec=CODES[chain.compressor],
             shuffle=chain.shuffle,
             device_from=device_from,
-            launch_count=len(rows[0]),
+            launch_count=most,
             launches=launches,
+            layouts=layouts.ctypes.data,
         )
+
+    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
+        """Fit a slab into a slot of device memory, or into all of them, or, long zstd, into memory of its own.
+
+        Returns
+        -------
+        Slot or None
+            None where not even one chunk fits.
+        int
+            Slots that it takes; 0 for memory of its own.
+        """
+        limits = self.limits
+        rooms = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
+        if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
+            rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
+        for most, count, slots in rooms:
+            way = choose_way(
+                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS if slots else 1, room=count * most,
+                cores=limits.threads, table_nbytes=8, margin=256, decode_on="device",
+            )  # fmt: skip
+            if way.slot is not None and way.slot.nbytes <= most:
+                return way.slot, slots
+        return None, 0
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
@@ -213,49 +259,24 @@ class CoreDevice:
         chosen = [count for count in counts if way_of(chain, chunk_nbytes, count, self.limits).slot is not None]
         return min(chosen) if chosen else None
 
-    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[native.Launch]:
-        limits = self._device_limits
-        found = plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, limits)
-        if count == space.chunks:
-            prepare([decode.kernel_spec(launch) for launch in found])
-        return [self._launch_record(launch) for launch in found]
+    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[Launch]:
+        return plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, self._device_limits)
 
-    def _launch_record(self, launch: Launch) -> native.Launch:
+    def _launch_record(self, launch: Launch, moved: list[int]) -> native.Launch:
         kernel = load(decode.kernel_spec(launch))
         decode.allow(kernel, launch.shared)
         record = native.Launch(
             self._function(kernel), launch.grid[0], (*launch.grid, 1)[1], launch.block, launch.shared, len(launch.args)
         )
-        for argument, value in zip(record.arguments, launch.args, strict=False):
-            if value >= _STATUS:
-                argument.constant, argument.status = value - _STATUS, 1
-            elif value >= _BASE:
-                argument.constant, argument.base = value - _BASE, 1
-            else:
-                argument.constant = value
+        for argument, value, stored in zip(record.arguments, launch.args, moved, strict=False):
+            argument.constant, argument.stored = value % _BASE, stored
+            argument.status, argument.base = value >= _STATUS, _BASE <= value < _STATUS
         return record
 
 
-def _largest_space(chain: DecodeChain, chunk_nbytes: int, limits: Limits) -> Workspace | None:
-    """Lay out a slab of as many chunks as fit; None where not even one does."""
-    longest = longest_stored(chunk_nbytes) + 256
-    pool = _POOL * chunk_nbytes + 256 if chain.streams_by == "zstd" else 0
-
-    def space(count: int) -> Workspace:
-        return plan_workspace(
-            chain,
-            chunks=count,
-            stored_nbytes=min(count * longest, limits.pinned_nbytes),
-            decoded_nbytes=count * decoded_room(chain, chunk_nbytes),
-            words_nbytes=4 * count + 256,
-            pool_nbytes=int(count * pool),
-        )
-
-    low, high = 0, min(_MOST_CHUNKS, limits.rows)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if space(middle).nbytes <= limits.data_nbytes else (low, middle - 1)
-    return space(low) if low and longest <= limits.pinned_nbytes else None
+def _moved(launch: Launch, longer: Launch) -> list[int]:
+    """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
+    return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]
 
 
 def require_direct() -> None:

@@ -110,7 +110,12 @@ class Reader:
         self._hits = self._misses = 0
         self._process = os.getpid()
         self._is_closed = False
-        limits = limits_for(scratch_bytes, decode_on=decode_on, slab_nbytes=slab_nbytes)
+        limits = limits_for(
+            scratch_bytes,
+            decode_on=decode_on,
+            slab_nbytes=slab_nbytes,
+            may_exceed=scratch_bytes == DEFAULT_SCRATCH_BYTES,
+        )
         #: Device memory that slabs take, from the first job on.
         self.scratch_nbytes = limits.held_nbytes if self.on_device else 0
         self._zarr = ZarrEngine(self._cupy, self.device)
