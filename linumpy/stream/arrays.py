@@ -55,7 +55,7 @@ def fixed(sample: Sample) -> Sample:
 
 
 class Known:
-    """Local arrays that were opened last, by all pipelines of the process; whoever plans by them looks at their files."""
+    """Local arrays that any pipeline has opened; whoever plans by them looks at their metadata files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

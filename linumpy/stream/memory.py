@@ -70,6 +70,12 @@ def _give_back(
     freed.put((slot, events))
 
 
+def _is_over(event: Any) -> bool:
+    """Whether an event of CuPy (``done``) or PyTorch (``query``) has happened; False where it does not tell."""
+    query = getattr(event, "query", None)
+    return bool(query() if query is not None else getattr(event, "done", False))
+
+
 def _device_memory(nbytes: int, device_id: int) -> Any:
     """Allocate outside of CuPy's pool: freeing waits for the device, whichever stream still reads a tensor."""
     import cupy
@@ -184,7 +190,7 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            elif not getattr(event, "done", False):  # to wait gives the lock of the interpreter back
+            elif not _is_over(event):  # to wait gives the lock of the interpreter back
                 event.synchronize()
 
     def stop(self) -> None:

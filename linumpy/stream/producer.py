@@ -90,10 +90,9 @@ class _Chosen:
 class Producer:
     """Fills :attr:`ready` with batches in flight, in order.
 
-    One thread pulls samples and lets their arrays be opened, plans and submits. What would make it wait, arrays that are
-    being opened or memory that is in use, it leaves to another thread, and pulls on. So arrays of the next batches are
-    opened while the metadata of this one is waited for, and without such a reason a batch takes one turn of one thread:
-    beside a busy thread of Python, each turn is waited for.
+    One thread pulls samples and lets their arrays be opened, plans and submits. A batch whose arrays are still being
+    opened, or whose memory is in use, it leaves to another thread, and pulls on: so arrays of the next batches are opened
+    meanwhile. Most batches take one turn of one thread, since beside a busy thread of Python each turn takes 5 ms.
 
     Parameters
     ----------
@@ -366,7 +365,7 @@ class Producer:
         item.faulty.append(as_stream_error(error))
 
     def _is_looked_at(self, info: ArrayInfo) -> bool:
-        """Whether the core looks at the metadata files of an array before it reads; the first batch is planned by them."""
+        """Whether the core looks at the metadata files of an array; before the first plan it is done here."""
         return self.parts is not None and info.unsupported is None and self._reader.reads_natively(info.source)
 
     def _submit(self, item: InFlight, is_looked_at: Callable[[ArrayInfo], bool] | None = None) -> None:

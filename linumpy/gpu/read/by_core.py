@@ -91,7 +91,7 @@ class CoreEngine:
         on_device = self._on_device(layouts[0], conversion, ready)
         columns, target, fill = _described(layouts[0], conversion, regions)
         return self._core.submit_together(
-            layouts, columns, output, target, fill, looks=looks, on_device=on_device, ready=ready
+            layouts, columns, output, target, fill, looks=looks, on_device=on_device, ready=(ready, on_device)
         )
 
     def _on_device(
