@@ -173,7 +173,7 @@ class CoreReader:
             len(regions[0]),
             *addresses,
             target,
-            (ctypes.c_uint8 * 16).from_buffer_copy(fill),
+            (ctypes.c_uint8 * 16).from_buffer_copy(fill.data),
         )
         if on_device is not None:
             batch.on_device = ctypes.pointer(on_device)

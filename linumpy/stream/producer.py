@@ -91,8 +91,8 @@ class Producer:
     """Fills :attr:`ready` with batches in flight, in order.
 
     One thread pulls samples and lets their arrays be opened, plans and submits. A batch whose arrays are still being
-    opened, or whose memory is in use, it leaves to another thread, and pulls on: so arrays of the next batches are opened
-    meanwhile. Most batches take one turn of one thread, since beside a busy thread of Python each turn takes 5 ms.
+    opened, or whose memory is in use, it leaves to another thread, and pulls on: so arrays of the next batches are
+    opened meanwhile. Most batches take one turn of one thread: beside a busy thread of Python each turn takes 5 ms.
 
     Parameters
     ----------
@@ -516,7 +516,8 @@ class Producer:
                 item.direct[part].append(read)
             if read.region is not None:
                 first, row_nbytes, strides = places[part]
-                address, index = first + read.row * row_nbytes, (read.row,)
+                address = first + read.row * row_nbytes
+                index: tuple[Any, ...] = (read.row,)
                 if not read.is_whole:
                     address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
                     index = (read.row, *(slice(a, b) for a, b in read.inside))

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +158,8 @@ class Sources:
         self._kept.clear()
 
 
-class ReadJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReadJob:
     """A region and where it goes.
 
     Attributes

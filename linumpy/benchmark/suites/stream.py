@@ -222,7 +222,7 @@ def _case(name: str, work: Work) -> Case:
         Entry("zarr", f"zarr, {_PEER_THREADS} threads", lambda: _zarr(work), share=_share(work), max_seconds=10),
     ]
     if name == "W2":
-        options = {"augment": augment, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}
+        options: dict[str, Any] = {"augment": augment, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}
         entries.insert(2, Entry("augmented", "linumpy.stream, augmented", lambda: _ours(work, **options), "ours"))
     return Case(
         f"{name}: {load.title}",
@@ -242,7 +242,7 @@ def _busy_case(name: str, work: Work, caller: Caller) -> Case:
     """Make the case of a caller whose Python is busy; it counts one batch, so that times are those of a batch."""
     share = max(2.0, round(work.batches * _share(work)))
     nbytes = work.nbytes // work.batches
-    marks = ()
+    marks: tuple[Mark, ...] = ()
     if name == "W1a":
         marks = (Mark(round(caller.least or nbytes / 2**30 / caller.batch_seconds, 2), label=caller.label),)
     judged = work.request.use_gpu and work.request.scale == 1

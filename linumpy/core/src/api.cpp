@@ -104,7 +104,9 @@ int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first) {
     return -1;
 }
 
-void lc_jobs_release(lc_job *const *jobs, int64_t count) { std::for_each(jobs, jobs + count, std::default_delete<lc_job>()); }
+void lc_jobs_release(lc_job *const *jobs, int64_t count) {
+    std::for_each(jobs, jobs + count, std::default_delete<lc_job>());
+}
 
 int64_t lc_job_cancel(lc_job *handle) { return handle->job->cancel(); }
 

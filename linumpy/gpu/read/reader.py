@@ -279,7 +279,8 @@ class Reader:
         with _context_of(self._cupy, self.device):
             ready = self._recorded(self._current_stream())
             for numbers in kinds.values():
-                mine, every, rows = layouts, regions, range(len(regions))
+                mine, every = layouts, regions
+                rows: Sequence[int] = range(len(regions))
                 if len(kinds) > 1:
                     chosen = np.flatnonzero(np.isin(regions.array, numbers))
                     mine, rows = [layouts[number] for number in numbers], chosen.tolist()
