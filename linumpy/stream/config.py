@@ -230,8 +230,8 @@ class Config:
         Threads that resample where there is no GPU; 0 for one per core.
     n_zarrs_meta_cache : int
         Arrays whose metadata is kept; of local ones while their metadata files are the same. Others are opened again,
-        which takes up to a millisecond of a core each; local arrays that the reader takes are known by their metadata
-        files, which takes 0.02.
+        which takes up to a millisecond of a core each, unless they are local and among the last 2048 that the reader
+        takes.
     n_shards_meta_cache : int
         Accepted for code that sets it; the reader limits the shard indexes that it keeps by their size.
     max_chunk_uncompressed_bytes : int
