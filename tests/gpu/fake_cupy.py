@@ -96,6 +96,11 @@ class Event:
         if self.mark is not None:
             self.mark.stream._device.complete(self.mark)
 
+    @property
+    def done(self):
+        """Whether it is reached; nothing goes on because of the look."""
+        return self.mark is None or self.mark.done
+
 
 class Block:
     """Device memory that goes back to its stream's pool when nothing in Python refers to it any more."""
