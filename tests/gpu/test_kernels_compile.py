@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from mutants import CHAINS
 from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 import linumpy
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import KERNELS, Launch
