@@ -157,6 +157,7 @@ class CoreReader:
 
     def stats(self) -> native.Stats:
         """Say what has been done so far."""
+        self._release_dropped()
         stats = native.Stats()
         self._library.quick.lc_reader_stats(self._pointer, stats)
         return stats
@@ -178,7 +179,7 @@ class CoreReader:
         if self._library.quick.lc_job_done(pointer):
             self._library.quick.lc_job_release(pointer)
         else:
-            self._dropped[pointer] = output
+            self._dropped[pointer] = output  # until a later call of this reader finds the job over
 
     def _release_dropped(self) -> None:
         if not self._releasing.acquire(blocking=False):
