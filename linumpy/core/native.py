@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import warnings
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
 from typing import Any
 
@@ -24,7 +25,10 @@ ABI = 2
 #: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
-HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+HOW_TO_BUILD = (
+    "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+    " (from an sdist with pip --no-cache-dir)"
+)
 
 #: Codes of dtypes, by kind and size as NumPy spells them; in the order of lc_dtype.
 DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
@@ -137,6 +141,7 @@ class Device(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
         ("direct", ReadDirect),
+        ("keep", POINTER(Scatter)),
     )
 
 
@@ -316,6 +321,8 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded = Library(found.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
+        # It was built, so its absence would go unnoticed: an old library beside new Python, or an older C library.
+        warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
     atexit.register(loaded.waiting.lc_shutdown)

@@ -179,4 +179,4 @@ def test_a_broken_source_is_noticed():
     from linumpy.gpu.kernels import KernelSpec
 
     with pytest.raises(AssertionError, match="RANK"):
-        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.staging.cuda"), "sm_90")
+        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.read.cuda"), "sm_90")

@@ -160,6 +160,7 @@ typedef struct {
     int64_t rows;  // boxes of a slab at most
     int64_t timed;  // whether the times of all kernels are wanted
     lc_read_direct direct;  // NULL: stored bytes pass through pinned memory
+    const lc_scatter *keep;  // copies bytes of one dimension; NULL where no chunks are kept
 } lc_device;
 
 // Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.

@@ -23,14 +23,15 @@ int File::open(const std::string &path) {
     return 0;
 }
 
+static Version version_of(const struct stat &found) {
+    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+}
+
 int File::look(Version &version, bool &is_regular) const {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
     struct stat found;
     if (::fstat(descriptor_, &found)) return errno;
-    version.inode = found.st_ino;
-    version.nbytes = found.st_size;
-    version.seconds = found.st_mtim.tv_sec;
-    version.nanoseconds = found.st_mtim.tv_nsec;
+    version = version_of(found);
     is_regular = S_ISREG(found.st_mode);
     return 0;
 }
@@ -60,6 +61,11 @@ void File::close() {
     faults::due(faults::CLOSE);  // Linux has closed the descriptor even where close reports an error
     ::close(descriptor_);
     descriptor_ = -1;
+}
+
+Version version_at(const std::string &path) {
+    struct stat found;
+    return faults::due(faults::FSTAT) || ::stat(path.c_str(), &found) ? Version{} : version_of(found);
 }
 
 bool is_missing(const std::string &path) {

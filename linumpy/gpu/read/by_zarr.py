@@ -199,7 +199,9 @@ class ZarrEngine:
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(
             job_report(layout.name, conversion.target_name, job.output),
-            engine=f"zarr-python into {into}: {why}",
+            backend="zarr-python",
+            engine=f"zarr-python into {into}",
+            fallback=why,
             read_seconds=job.end - job.begin,
             decoder="" if layout.chain is None else f"{layout.chain}, on the host",
         )
