@@ -8,7 +8,7 @@ import decode_by_numcodecs as by_numcodecs
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import chain_record
+from linumpy.core.records import chain_record
 from linumpy.plan.codecs import DecodeChain
 
 

@@ -22,7 +22,6 @@ from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
 from linumpy.plan.region import normalize_region
 
-
 #: Scratch of readers: of a few slabs, of small ones, and of one a chunk hardly fits.
 SCRATCHES = [
     one for one in (2**20, 2**22, 2**26, DEFAULT_SCRATCH_BYTES) if one >= getattr(core_device, "LEAST_SCRATCH_BYTES", 0)

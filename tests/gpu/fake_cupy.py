@@ -19,7 +19,6 @@ from collections import deque
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-
 from stand_in import driver
 
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion

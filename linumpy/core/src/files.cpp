@@ -78,4 +78,13 @@ bool exists(const std::string &path) {
     return ::stat(path.c_str(), &found) == 0;
 }
 
+// Copies may set the time of writing back, and keep inode and size: the time of the change tells them apart.
+bool Look::holds() const {
+    struct stat found{};
+    if (::stat(path.c_str(), &found)) return !inode && !nbytes && !changed;
+    const auto nanoseconds = [](const timespec &time) { return i64{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+    return static_cast<i64>(found.st_dev) == device && static_cast<i64>(found.st_ino) == inode &&
+           found.st_size == nbytes && nanoseconds(found.st_mtim) == written && nanoseconds(found.st_ctim) == changed;
+}
+
 }  // namespace lc

@@ -40,4 +40,11 @@ Version version_at(const std::string &path);
 bool is_missing(const std::string &path);
 bool exists(const std::string &path);
 
+// A file by its path, as it was when somebody looked at it.
+struct Look {
+    std::string path;
+    i64 device, inode, nbytes, written, changed;
+    bool holds() const;
+};
+
 }  // namespace lc

@@ -152,6 +152,13 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->headers.resize(count);
         batch->memory = record.on_device->memory;
     }
+    for (i64 n = 0; n < record.array_count; ++n) {
+        const lc_array &array = record.arrays[n];
+        if (array.look_count && batch->looks.empty()) batch->looks.resize(static_cast<size_t>(record.array_count));
+        for (const lc_look *one = array.looks; one != array.looks + array.look_count; ++one)
+            batch->looks[static_cast<size_t>(n)].push_back(
+                {one->path, one->device, one->inode, one->nbytes, one->written, one->changed});
+    }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
@@ -356,11 +363,28 @@ std::shared_ptr<Wave> Reader::next_wave() {
     }
 }
 
+// Look at the metadata of the arrays of a batch once: what is planned for a layout that no longer holds is not read.
+void Reader::look(Batch &batch) {
+    if (batch.looks.empty()) return;
+    const auto holds = [](const std::vector<Look> &looks) {
+        return std::all_of(looks.begin(), looks.end(), [](const Look &one) { return one.holds(); });
+    };
+    std::vector<bool> changed;
+    for (const std::vector<Look> &one : batch.looks) changed.push_back(!holds(one));
+    batch.changed.swap(changed);
+    batch.looks.clear();
+}
+
 void Reader::collect(Batch &batch) {
+    look(batch);
+    lc_error changed{};
+    changed.code = LC_CHANGED;
     Regions &regions = batch.regions;
     const auto room = [this] { return static_cast<i64>(found_.boxes.size()) < WAVE_BOXES; };
     while (batch.next_region < regions.count() && room()) {
         Job &job = batch.job_of(batch.next_region);
+        const size_t array = static_cast<size_t>(regions.array[static_cast<size_t>(batch.next_region)]);
+        if (!batch.changed.empty() && batch.changed[array]) job.fail(changed);
         if (!batch.walk) batch.walk = std::make_unique<ChunkWalk>(regions, batch.next_region);
         ChunkWalk &walk = *batch.walk;
         for (; !walk.at_end() && room(); walk.next()) {

@@ -67,6 +67,9 @@ struct Batch {
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
+    // Files of the metadata of each array, until they were looked at; then which arrays were written anew.
+    std::vector<std::vector<Look>> looks;
+    std::vector<bool> changed;
     bool timed = false;
     // Of the slab whose tables are being written; one at a time is.
     u64 slab = 0;
@@ -216,6 +219,7 @@ private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
     void collect(Batch &batch);
+    void look(Batch &batch);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
     void flush_if_idle();

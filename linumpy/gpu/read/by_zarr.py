@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import metadata_path, why_gone
+from linumpy.core.records import metadata_path, why_gone
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.report import ReadReport, job_report

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import zarr
 from emulator import COMPILER, Kernel, emulated, library
-from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from numcodecs import Delta
 
 from linumpy.gpu.kernels import CUDA_TYPES, _with_headers
 from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.gpu.rounding import cast_elements
 from linumpy.gpu.zarr_io import read_zarr
 

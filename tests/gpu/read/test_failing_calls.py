@@ -180,7 +180,9 @@ os._exit(0)
 
 
 def ended(code, *arguments):
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=200
+    )
     return done.stdout.strip(), (done.returncode, done.stderr[-2000:])
 
 
