@@ -302,13 +302,6 @@ int cuEventSynchronize(void *event) {
     changed.wait(held, [&] { return mark->reached >= mark->recorded; });
     return 0;
 }
-int cuEventQuery(void *event) {
-    if (int error = call()) return error;
-    const auto mark = mark_of(event);
-    if (!mark) return GONE;
-    const std::lock_guard held(lock);
-    return mark->reached >= mark->recorded ? 0 : NOT_READY;
-}
 int cuEventElapsedTime(float *milliseconds, void *first, void *last) {
     if (int error = call()) return error;
     const auto a = mark_of(first), b = mark_of(last);
