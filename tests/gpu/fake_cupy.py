@@ -98,7 +98,7 @@ class Event:
 
     @property
     def done(self):
-        """Whether it is reached; nothing goes on because of the look."""
+        """Whether what it was recorded behind has happened; nothing is carried out for the question."""
         return self.mark is None or self.mark.done
 
 
