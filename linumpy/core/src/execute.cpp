@@ -370,7 +370,10 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
             for (u32 k = 0; k < chunk.boxes; ++k) wave.boxes[chunk.first_box + k].job->fail(error);
         }
     }
-    if (StoredObject &object = wave.objects[task.object]; object.tasks_left.fetch_sub(1) == 1) object.file.close();
+    if (StoredObject &object = wave.objects[task.object]; object.tasks_left.fetch_sub(1) == 1) {
+        object.file.close();
+        object.index.reset();  // the cache bounds the memory of those that are kept
+    }
     if (device_) device_->flush_old();
     // Last: whoever waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {
