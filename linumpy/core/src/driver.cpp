@@ -11,6 +11,7 @@ namespace lc {
 namespace {
 
 // Values of cuda.h.
+constexpr int NOT_READY = 600;
 constexpr unsigned NON_BLOCKING = 1, EVENT_BLOCKING = 1, EVENT_WITHOUT_TIME = 2, PORTABLE = 1;
 
 }  // namespace
@@ -45,6 +46,7 @@ Driver::Driver(const char *name) {
     find(library, "cuEventCreate", event_create_);
     find(library, "cuEventDestroy_v2", event_destroy_);
     find(library, "cuEventRecord", event_record_);
+    find(library, "cuEventQuery", event_query_);
     find(library, "cuEventSynchronize", event_synchronize_);
     find(library, "cuEventElapsedTime", event_elapsed_);
     find(library, "cuMemHostAlloc", host_allocate_);
@@ -81,7 +83,11 @@ Event Driver::new_event(bool timed) const {
 void Driver::delete_event(Event event) const { event_destroy_(event); }
 void Driver::record(Event event, Stream stream) const { check(event_record_(event, stream), "cuEventRecord"); }
 void Driver::wait(Stream stream, Event event) const { check(stream_wait_(stream, event, 0), "cuStreamWaitEvent"); }
-void Driver::await(Event event) const { check(event_synchronize_(event), "cuEventSynchronize"); }
+void Driver::await(Event event) const {
+    int state = 0;
+    if (!spin([&] { return (state = event_query_(event)) != NOT_READY; })) state = event_synchronize_(event);
+    check(state, "cuEventSynchronize");
+}
 void Driver::await_stream(Stream stream) const { check(stream_synchronize_(stream), "cuStreamSynchronize"); }
 
 u8 *Driver::allocate_pinned(i64 nbytes) const {

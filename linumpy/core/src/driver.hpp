@@ -51,6 +51,7 @@ private:
     int (*event_create_)(Event *, unsigned);
     int (*event_destroy_)(Event);
     int (*event_record_)(Event, Stream);
+    int (*event_query_)(Event);
     int (*event_synchronize_)(Event);
     int (*event_elapsed_)(float *, Event, Event);
     int (*host_allocate_)(void **, size_t, unsigned);

@@ -23,14 +23,15 @@ int File::open(const std::string &path) {
     return 0;
 }
 
+static Version version_of(const struct stat &found) {
+    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+}
+
 int File::look(Version &version, bool &is_regular) const {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
     struct stat found;
     if (::fstat(descriptor_, &found)) return errno;
-    version.inode = found.st_ino;
-    version.nbytes = found.st_size;
-    version.seconds = found.st_mtim.tv_sec;
-    version.nanoseconds = found.st_mtim.tv_nsec;
+    version = version_of(found);
     is_regular = S_ISREG(found.st_mode);
     return 0;
 }
@@ -62,6 +63,11 @@ void File::close() {
     descriptor_ = -1;
 }
 
+Version version_at(const std::string &path) {
+    struct stat found;
+    return faults::due(faults::FSTAT) || ::stat(path.c_str(), &found) ? Version{} : version_of(found);
+}
+
 bool is_missing(const std::string &path) {
     struct stat found;
     return ::lstat(path.c_str(), &found) && (errno == ENOENT || errno == ENOTDIR);
@@ -70,6 +76,15 @@ bool is_missing(const std::string &path) {
 bool exists(const std::string &path) {
     struct stat found;
     return ::stat(path.c_str(), &found) == 0;
+}
+
+// Copies may set the time of writing back, and keep inode and size: the time of the change tells them apart.
+bool Look::holds() const {
+    struct stat found{};
+    if (::stat(path.c_str(), &found)) return !inode && !nbytes && !changed;
+    const auto nanoseconds = [](const timespec &time) { return i64{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+    return static_cast<i64>(found.st_dev) == device && static_cast<i64>(found.st_ino) == inode &&
+           found.st_size == nbytes && nanoseconds(found.st_mtim) == written && nanoseconds(found.st_ctim) == changed;
 }
 
 }  // namespace lc
