@@ -92,8 +92,10 @@ def fake_device(seed=0, opener=None):
         patch.setitem(sys.modules, "kvikio", None if opener is None else kvikio)
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
-        yield device
-        device.end()
+        try:
+            yield device
+        finally:
+            device.end()  # also after a failure: memory of the next test may lie where this one's was
 
 
 def leave_used_memory(device):

@@ -1,9 +1,11 @@
 // The reader as its callers see it: jobs over raw chunks and shards; each has the right voxels or an error, none hangs.
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <thread>
 
@@ -105,6 +107,7 @@ struct Jobs {
     std::vector<lc_job *> jobs;
     bool one_job;
 
+    Jobs(Jobs &&) = default;
     Jobs(Store &store, Random &random, int64_t count, bool one_job = false) : store(&store), one_job(one_job) {
         for (int64_t n = 0; n < count; ++n) {
             int64_t extent[RANK];
@@ -477,4 +480,97 @@ TEST(shutdown_with_jobs_in_flight) {
             CHECK(late.submit(reader) == 0);
             for (lc_job *job : late.jobs) CHECK(lc_wait_job(job, 0) != 0);
         }));
+}
+
+// A file changes at a moment that the test chooses: around a read, by the function that is called in place of libc's.
+namespace {
+std::function<void(int64_t)> on_read;
+std::atomic<int64_t> reads{0};
+}  // namespace
+
+extern "C" ssize_t pread(int descriptor, void *to, size_t nbytes, off_t offset) {
+    const bool counts = static_cast<bool>(on_read);
+    const int64_t number = counts ? reads.fetch_add(2) : 0;
+    if (counts) on_read(number);
+    const ssize_t got = syscall(SYS_pread64, descriptor, to, nbytes, offset);
+    if (counts) on_read(number + 1);
+    return got;
+}
+
+// All of a store, by one job.
+static Jobs whole(Store &store, Random &random) {
+    Jobs jobs(store, random, 1);
+    jobs.start.assign(RANK, 0);
+    jobs.stop.assign(store.shape, store.shape + RANK);
+    jobs.strides = {2 * store.shape[1] * store.shape[2], 2 * store.shape[2], 2};
+    jobs.outputs[0].assign(store.voxels.size(), UNTOUCHED * 0x0101);
+    jobs.address[0] = reinterpret_cast<int64_t>(jobs.outputs[0].data());
+    return jobs;
+}
+
+// Whether each chunk has the voxels that were written first, or is all ones.
+static bool chunks_are_of_one_version(Store &store, const std::vector<uint16_t> &output) {
+    std::map<std::vector<int64_t>, int> versions;
+    size_t k = 0;
+    for (int64_t z = 0; z < store.shape[0]; ++z)
+        for (int64_t y = 0; y < store.shape[1]; ++y)
+            for (int64_t x = 0; x < store.shape[2]; ++x, ++k) {
+                const int first = output[k] == store.at(z, y, x), ones = output[k] == 0xffff;
+                int &version =
+                    versions.try_emplace({z / store.chunk[0], y / store.chunk[1], x / store.chunk[2]}, 3).first->second;
+                version &= first | ones << 1;
+                if (!version) return false;
+            }
+    return true;
+}
+
+// At each read of each file, before and behind it, another one takes the file's name, or the file is written to: a
+// chunk has one version, or the job an error.
+static void file_changes_at_each_read(bool sharded, bool in_place) {
+    Random random(12);
+    Store store(random, sharded, 20);
+    std::vector<std::filesystem::path> paths;
+    for (const auto &entry : std::filesystem::directory_iterator(store.folder.path))
+        if (entry.path() != store.metadata) paths.push_back(entry.path());
+    const auto copy = store.folder.path / "copy", next = store.folder.path / "next";
+    int64_t errors = 0, good = 0;
+    for (size_t number = 0; number < paths.size(); number += 1 + paths.size() / 6) {
+        const auto &path = paths[number];
+        std::filesystem::copy_file(path, copy, std::filesystem::copy_options::overwrite_existing);
+        const std::string ones(std::filesystem::file_size(path), '\xff');
+        for (int64_t at = 0;; ++at) {
+            bool changed = false;
+            reads = 0;
+            on_read = [&](int64_t now) {
+                if (now != at) return;
+                changed = true;
+                if (in_place) {
+                    std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << ones;
+                    std::filesystem::last_write_time(
+                        path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+                } else {
+                    write_file(next, ones);
+                    std::filesystem::rename(next, path);
+                }
+            };
+            lc_reader *reader = new_reader(1);
+            Jobs jobs = whole(store, random);
+            CHECK(jobs.submit(reader) == 0);
+            CHECK(lc_wait_job(jobs.jobs[0], LONG) == 1);
+            close_reader(reader);
+            on_read = nullptr;
+            lc_error error;
+            lc_job_error(jobs.jobs[0], &error);
+            CHECK(!error.code || error.code == LC_REPLACED || (sharded && error.code == LC_INDEX));
+            if (!error.code) CHECK(chunks_are_of_one_version(store, jobs.outputs[0]));
+            ++(error.code ? errors : good);
+            std::filesystem::copy_file(copy, path, std::filesystem::copy_options::overwrite_existing);
+            if (!changed) break;
+        }
+    }
+    CHECK(good > 0 && (errors > 0 || !in_place));
+}
+TEST(files_change_at_each_read) {
+    for (int sharded = 0; sharded < 2; ++sharded)
+        for (int in_place = 0; in_place < 2; ++in_place) file_changes_at_each_read(sharded, in_place);
 }

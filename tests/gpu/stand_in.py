@@ -155,7 +155,10 @@ def installed(device):
         patch.setenv("LINUMPY_CUDA_DRIVER", fake.path)
         patch.setattr(core_device, "load", load)
         patch.setattr(core_device, "prepare", lambda specs: None)
-        yield fake
-    failure = fake.failure
-    fake.library.fake_forget_failure()
-    assert not failure, failure
+        try:
+            yield fake
+        finally:
+            failure = fake.failure
+            fake.library.fake_forget_failure()
+            fake.fail(0)
+        assert not failure, failure

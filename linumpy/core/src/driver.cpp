@@ -18,7 +18,8 @@ constexpr unsigned NON_BLOCKING = 1, EVENT_BLOCKING = 1, EVENT_WITHOUT_TIME = 2,
 
 const Driver &Driver::loaded() {
     static std::mutex mutex;
-    static auto &known = *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library, of which tests have more
+    static auto &known =
+        *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library, of which tests have more
     const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
     const std::string library = other ? other : "libcuda.so.1";
     const std::lock_guard lock(mutex);

@@ -116,7 +116,9 @@ struct StoredObject {
     std::shared_ptr<const ShardIndex> index;
     Failure failure;
     void end_task() {
-        if (tasks_left.fetch_sub(1) == 1) file.close();
+        if (tasks_left.fetch_sub(1) != 1) return;
+        file.close();
+        index.reset();  // the cache bounds the memory of those that are kept
     }
     // For chunks that are kept: the version that is there now.
     bool looked = false;

@@ -9,15 +9,13 @@ import pytest
 import reference
 import zarr
 from decoders import BIG, Decoder, kernel, needs_compiler
-from linumpy.gpu.loop import limits
-from linumpy.gpu.loop.works import way_of
-from linumpy.gpu.staging import device
 from mutants import FRAMES, by_numcodecs, disagreements, frame
 from stores import plain_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import plan_zarr_read
 from linumpy.gpu.read import reader
+from linumpy.gpu.read.limits import limits_for, way_of
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
 
@@ -143,22 +141,15 @@ def test_blocks_of_any_length():
     assert [got if code == 0 else None for got, code in zip(decoded, status.tolist(), strict=True)] == expected
 
 
-@pytest.mark.parametrize("slab", [2**26, 2**20])
-def test_a_read_of_long_chunks(tmp_path, monkeypatch, slab):
-    """End to end, with default options: the device decodes a few long chunks, all their blocks side by side.
-
-    A chunk larger than a slab of raw ones is scattered in several boxes, and decoded once.
-    """
-    monkeypatch.setattr(limits, "STAGED_SLAB", slab)
+@pytest.mark.parametrize("region", [(), (slice(900, 1030), slice(5, None))], ids=["all", "part"])
+def test_a_read_of_long_chunks(tmp_path, region):
+    """End to end, with default options: the device decodes a few long chunks, all their blocks side by side."""
     values = plain_values("u2", (1500, 1050), 4)
     array = zarr.create_array(tmp_path / "a", shape=values.shape, chunks=(1000, 1050), dtype="u2", fill_value=9)
     array[...] = values
-    region = () if slab < 2**26 else (slice(900, 1030), slice(5, None))
     job = reference.make_job(array, region)
     assert same(reference.execute(job), array[region])
-    layout = job.plan.layout
-    way = way_of((layout.chain, layout.chunk_nbytes), job.plan.chunk_count, job.limits)
-    assert way.slot.group_nbytes
+    way = way_of(job.layout.chain, job.layout.chunk_nbytes, 2, limits_for(job.scratch_bytes))
     assert "all blocks side by side" in str(way)
     assert job.report.chunks_decoded_by_host == 0
     assert job.report.chunks_read == job.stats.chunks == 2
@@ -178,38 +169,23 @@ def test_a_chunk_that_does_not_fit_the_scratch(tmp_path, monkeypatch, free, fail
     array[...] = plain_values("u2", array.shape, 2)
     monkeypatch.setattr(reader, "DEFAULT_SCRATCH_BYTES", 2**22)
     monkeypatch.setattr(fake_cupy.Device, "FREE_NBYTES", free)
-    real, held = device.DeviceStaging.hold, []
+    with reference.fake_device() as device:
+        real, held = device.cupy.cuda.alloc, []
 
-    def hold(self, nbytes):
-        held.append(nbytes)
-        if fails and nbytes > self.scratch_bytes:
-            raise MemoryError
-        real(self, nbytes)
+        def alloc(nbytes):
+            held.append(nbytes)
+            if fails and nbytes > 2**22:
+                raise MemoryError
+            return real(nbytes)
 
-    monkeypatch.setattr(device.DeviceStaging, "hold", hold)
-    job = reference.make_job(array, scratch_bytes=2**22)
-    assert same(reference.execute(job), array[...])
+        device.cupy.cuda.alloc = alloc
+        job = reference.make_job(array, scratch_bytes=2**22)
+        assert same(job.run_on(device), array[...])
+        assert device.given_out() < 2**22
     on_device = free == 2**27
     assert job.report.chunks_decoded_by_host == (fails or not on_device)
     assert (max(held) > 2**22) == on_device
     assert max(held) < 2**26
-
-
-def test_memory_beyond_the_scratch_is_given_back():
-    with reference.fake_device():
-        staging = device.DeviceStaging(2**20, 2**20)
-        staging.hold(2**19)
-        staging.rest()
-        assert 2**19 <= staging.arena_nbytes <= 2**20
-        staging.hold(2**24)
-        assert staging.take_host(2**22) is not None
-        staging.rest()
-        assert staging.arena_nbytes == 0
-        assert staging.oldest_host() is not None  # in use
-        staging.await_copied(staging.oldest_host())
-        staging.rest()
-        assert staging.take_host(2**18) is not None
-        staging.close()
 
 
 def test_a_plan_says_how_much_memory_a_long_chunk_needs(tmp_path):

@@ -301,21 +301,17 @@ def test_files_that_are_replaced_under_way(tmp_path, kind, on_host):
     arrays = [make(tmp_path / name, kind, seed) for seed, name in enumerate("ab")]
     versions = [array[...] for array in arrays]
     files = sorted(one for one in (tmp_path / "a/c").rglob("*") if one.is_file())
-    held = {
-        file: [(tmp_path / name / file.relative_to(tmp_path / "a")).read_bytes() for name in "ab"] for file in files
-    }
+    names = [file.relative_to(tmp_path / "a") for file in files]
+    held = [[(tmp_path / folder / name).read_bytes() for folder in "ab"] for name in names]
     rng, over_now, limit = random.Random(len(kind)), threading.Event(), time.monotonic() + (30 if budget.SLOW else 1)
 
     def replace():
         while not over_now.is_set():
-            file = rng.choice(files)
-            new = tmp_path / "new"
-            new.write_bytes(rng.choice(held[file]))
-            if rng.random() < 0.7:
-                os.replace(new, file)
-            else:
-                with open(file, "r+b") as opened:
-                    opened.write(new.read_bytes())
+            number = rng.randrange(len(files))
+            if rng.random() < 0.2:
+                os.truncate(files[number], rng.randrange(len(held[number][0])))
+            (tmp_path / "new").write_bytes(rng.choice(held[number]))
+            os.replace(tmp_path / "new", files[number])
 
     changing = threading.Thread(target=replace)
     changing.start()
@@ -335,8 +331,8 @@ def test_files_that_are_replaced_under_way(tmp_path, kind, on_host):
                             assert "/a/c/" in str(error)
                 over_now.set()
                 changing.join()
-                for file in files:
-                    file.write_bytes(held[file][1])
+                for file, (_, last) in zip(files, held, strict=True):
+                    file.write_bytes(last)
                     os.utime(file, ns=(0, 10**18))
                 assert np.array_equal(place.get(over(one.submit(arrays[0])).result()), versions[1])
     finally:
