@@ -12,7 +12,7 @@ constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
 constexpr i64 BLOCK = 256, PER_THREAD = 8;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
 // Free bytes behind stored ones: the decoders look at whole words.
-constexpr i64 MARGIN = 256, ALIGN = 64;
+constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
 
 i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
 
@@ -92,8 +92,17 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     return nullptr;
 }
 
-Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
-    nbytes = aligned(nbytes);
+// Whether a range differs from its place in the file by whole pages: what does not passes through memory of cuFile's. For
+// long reads alone, since it takes up to a page of the slab.
+bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 offset) const {
+    const bool may_lie_there = plan || offset % 16 == 0;  // kernels read raw elements where they lie
+    return reads_directly() && may_lie_there && nbytes >= 16 * PAGE && nbytes + 2 * PAGE <= capacity(plan);
+}
+
+Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 offset) {
+    const i64 wanted = nbytes;
+    const bool pages = keeps_pages(plan, nbytes, offset);
+    nbytes = aligned(nbytes + (pages ? PAGE : 0));
     if (nbytes > capacity(plan))
         throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
@@ -141,7 +150,9 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
         }
         ++slab->writers;
         const i64 base = plan ? plan->stored : 0;
-        const Range range{slab, slab->pinned + base + slab->used, slab->used, slab->reserved_chunks};
+        const i64 ahead = offset - static_cast<i64>(slab->device) - base - slab->used;
+        const i64 begin = slab->used + (pages ? (ahead % PAGE + PAGE) % PAGE : 0);
+        const Range range{slab, slab->pinned + base + begin, begin, wanted, slab->reserved_chunks};
         slab->used += nbytes;
         slab->reserved_rows += rows;
         slab->reserved_chunks += chunks;
@@ -163,6 +174,13 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
             const i64 place = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_room;
             for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += place;
             slab.chunks.push_back(std::move(chunk));
+        }
+        if (range.read && !rows.empty()) {
+            range.read->first_row = first;
+            range.read->rows = static_cast<u32>(rows.size());
+            slab.reads.push_back(std::move(*range.read));
+        } else if (reads_directly() && range.nbytes && !rows.empty()) {
+            slab.copies.push_back({range.offset, range.nbytes});
         }
         if (wave && (slab.waves.empty() || slab.waves.back() != wave)) slab.waves.push_back(std::move(wave));
         last = --slab.writers == 0;
@@ -190,9 +208,11 @@ bool Device::idle() {
 void Device::start(Slab *slab) {
     decoding_ += static_cast<i64>(slab->chunks.size());
     {
-        const std::lock_guard lock(starting_);
+        std::unique_lock lock(starting_, std::defer_lock);
         try {
             driver_.use_context(reinterpret_cast<void *>(record_.context));
+            read_direct(*slab);
+            lock.lock();
             queue(*slab);
         } catch (const std::exception &error) {
             slab->error = error.what();
@@ -230,8 +250,7 @@ void Device::queue(Slab &slab) {
                               slab.device + static_cast<DevicePointer>(slab.plan->status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
-            slab.copied_nbytes = slab.used;
-            driver_.copy_up(slab.device, slab.pinned, slab.used, slab.stream);
+            copy_stored(slab, slab.used);
             mark(slab, 1);
             mark(slab, 2);
             write_scatter(slab, slab.device, table);
@@ -315,10 +334,9 @@ void Device::launch_decoders(Slab &slab) {
     u8 *zeros = memory + records_nbytes_;
     std::memset(zeros, 0, static_cast<size_t>(4 * count));
     const auto at = [&](i64 offset) { return slab.device + static_cast<DevicePointer>(offset); };
-    driver_.copy_up(slab.device, slab.pinned, plan.stored + slab.used + MARGIN, slab.stream);
+    copy_stored(slab, plan.stored + slab.used + MARGIN);
     driver_.copy_up(at(plan.words), memory, records_nbytes, slab.stream);
     driver_.copy_up(at(plan.status), zeros, 4 * count, slab.stream);
-    slab.copied_nbytes = slab.used;
     mark(slab, 1);
     for (i64 n = 0; n < plan.launch_count; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
@@ -474,6 +492,11 @@ private:
     std::atomic<bool> claimed_{false};
 };
 
+// Whether a job is left that wants any of these rows.
+bool is_wanted(std::span<const Row> rows) {
+    return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
+}
+
 void Device::end(Slab &slab) {
     if (!slab.error.empty()) {
         lc_error error{};
@@ -492,9 +515,14 @@ void Device::end(Slab &slab) {
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
-        if (!status[n] || !chunk.rows) continue;  // of a chunk that nobody wants any more no rows were committed
+        if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
         try {
-            const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
+            u8 *from = slab.pinned + slab.plan->stored + chunk.source;
+            if (reads_directly()) {
+                const i64 place = slab.plan->stored + chunk.source;
+                driver_.copy_down(from, slab.device + static_cast<DevicePointer>(place), chunk.nbytes, slab.stream);
+                driver_.await_stream(slab.stream);
+            }
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
                                   slab.rows.begin() + chunk.first_row + chunk.rows);
             for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
@@ -506,9 +534,11 @@ void Device::end(Slab &slab) {
                 throw std::bad_alloc();
             }
             std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
-        } catch (const std::exception &) {
+        } catch (const std::exception &failed) {
             lc_error error{};
-            error.code = LC_MEMORY;
+            const bool is_driver = dynamic_cast<const DriverError *>(&failed);
+            error.code = is_driver ? LC_DEVICE : LC_MEMORY;
+            if (is_driver) std::string(failed.what()).copy(error.text, sizeof error.text - 1);
             for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
         }
     }
@@ -517,6 +547,8 @@ void Device::end(Slab &slab) {
         if (!again[n]) reader_.settle(*slab.rows[n].job, 1);
     slab.rows.clear();
     slab.chunks.clear();
+    slab.reads.clear();
+    slab.copies.clear();
     slab.waves.clear();
     slab.error.clear();
     slab.timed = false;

@@ -9,6 +9,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -27,6 +29,8 @@ struct Row {
     i64 extent[LC_MAX_RANK];
 };
 
+bool is_wanted(std::span<const Row> rows);
+
 // A stored chunk that the device decodes, with what the host needs to decode it in the device's place.
 struct StagedChunk {
     std::shared_ptr<Wave> wave;
@@ -34,6 +38,15 @@ struct StagedChunk {
     i64 offset, nbytes;  // in the stored object
     i64 source;  // first byte in the slab's stored bytes
     u32 first_row, rows;
+};
+
+// Stored bytes that are read into a slab by GPUDirect Storage when it is started, and the rows that need them.
+struct DirectRead {
+    std::shared_ptr<Wave> wave;
+    u32 object, chunk;           // the first one of its chunks
+    i64 offset, nbytes;          // in the stored object
+    i64 place = 0;               // in the slab's stored bytes
+    u32 first_row = 0, rows = 0;
 };
 
 struct Slab {
@@ -50,15 +63,19 @@ struct Slab {
     i64 used = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
+    std::vector<DirectRead> reads;
+    std::vector<std::pair<i64, i64>> copies;  // stored bytes that are copied up where others are read directly
     std::vector<std::shared_ptr<Wave>> waves;
     std::string error;
 };
 
-// A range of a slab that one thread fills. `chunk` is the number of the first chunk that it may commit.
+// A range of a slab that one thread fills, or has read directly. `chunk` is the number of the first chunk that it may
+// commit.
 struct Range {
     Slab *slab = nullptr;
     u8 *memory = nullptr;
-    i64 offset = 0, chunk = 0;
+    i64 offset = 0, nbytes = 0, chunk = 0;
+    std::optional<DirectRead> read = {};
 };
 
 class Device {
@@ -73,8 +90,11 @@ public:
     // Bytes that one range may have; rows of a slab.
     i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
     i64 most_rows() const { return record_.rows; }
-    // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile.
-    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
+    // Whether stored bytes are read by GPUDirect Storage.
+    bool reads_directly() const { return record_.direct != nullptr; }
+    // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile. `offset` is that of
+    // the bytes in their file.
+    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 offset = 0);
     // Hand over what a range holds, with the wave that its rows refer to; or give it up.
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
                 std::vector<StagedChunk> chunks = {});
@@ -94,6 +114,9 @@ private:
     void allocate(Slab &slab);
     void release();
     void start(Slab *slab);
+    bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 offset) const;
+    void read_direct(Slab &slab);
+    void copy_stored(Slab &slab, i64 nbytes);
     void queue(Slab &slab);
     void finish_stream(Slab &slab) noexcept;
     void mark(Slab &slab, int number);

@@ -12,6 +12,14 @@ namespace faults {
 Fault armed[KINDS];
 }
 
+namespace {
+
+Version version_of(const struct stat &found) {
+    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+}
+
+}  // namespace
+
 int File::open(const std::string &path) {
     close();
     if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
@@ -27,10 +35,7 @@ int File::look(Version &version, bool &is_regular) const {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
     struct stat found;
     if (::fstat(descriptor_, &found)) return errno;
-    version.inode = found.st_ino;
-    version.nbytes = found.st_size;
-    version.seconds = found.st_mtim.tv_sec;
-    version.nanoseconds = found.st_mtim.tv_nsec;
+    version = version_of(found);
     is_regular = S_ISREG(found.st_mode);
     return 0;
 }
@@ -70,6 +75,14 @@ bool is_missing(const std::string &path) {
 bool exists(const std::string &path) {
     struct stat found;
     return ::stat(path.c_str(), &found) == 0;
+}
+
+int look(const std::string &path, Version &version) {
+    if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
+    struct stat found;
+    if (::stat(path.c_str(), &found)) return errno;
+    version = version_of(found);
+    return 0;
 }
 
 }  // namespace lc

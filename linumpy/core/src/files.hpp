@@ -37,5 +37,7 @@ private:
 // Whether nothing at all is stored at a path: a link to a missing file is something.
 bool is_missing(const std::string &path);
 bool exists(const std::string &path);
+// Look at the file at a path. Returns 0 or an errno.
+int look(const std::string &path, Version &version);
 
 }  // namespace lc

@@ -1,0 +1,110 @@
+// Reads of a slab by GPUDirect Storage: the caller's function carries them out, plain system calls those that it fails.
+//
+// Files are opened by their paths once more, there and here. So versions are compared by path behind the reads, not by
+// the descriptor of the stored object, which need not be that of the file that was read, and is closed meanwhile: a slab
+// may have more files than a process may have open.
+#include <algorithm>
+#include <unordered_set>
+
+#include "execution.hpp"
+
+namespace lc {
+namespace {
+
+StoredObject &object_of(const DirectRead &read) { return read.wave->objects[read.object]; }
+
+void check_version(const StoredObject &object, const Version &found) {
+    if (!(found == object.version)) fail(LC_REPLACED, 0, object.version.nbytes, found.nbytes);
+}
+
+// Compare the file at a path with the version that was located.
+void check_path(const StoredObject &object, const std::string &path) {
+    Version found;
+    if (const int number = look(path, found)) fail(LC_OPEN, number);
+    check_version(object, found);
+}
+
+// Read by plain system calls.
+void read_plainly(const DirectRead &read, const std::string &path, u8 *to) {
+    const StoredObject &object = object_of(read);
+    File file;
+    Version found;
+    bool is_regular = false;
+    if (const int number = file.open(path)) fail(LC_OPEN, number);
+    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
+    check_version(object, found);
+    const i64 got = file.read(to, read.nbytes, read.offset);
+    if (got < 0) fail(LC_READ, -got);
+    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
+    check_version(object, found);
+    if (got != read.nbytes) fail(LC_SHORT, 0, got, read.nbytes);
+}
+
+lc_error error_of(const DirectRead &read, const Failure &failure) {
+    lc_error error{};
+    error.code = failure.code;
+    error.number = failure.number;
+    error.a = failure.a;
+    error.b = failure.b;
+    std::copy_n(object_of(read).coordinates, LC_MAX_RANK, error.object);
+    std::copy_n(read.wave->chunks[read.chunk].coordinates, LC_MAX_RANK, error.chunk);
+    return error;
+}
+
+}  // namespace
+
+void Device::read_direct(Slab &slab) {
+    const auto rows_of = [&](const DirectRead &read) {
+        return std::span<Row>(slab.rows).subspan(read.first_row, read.rows);
+    };
+    std::erase_if(slab.reads, [&](const DirectRead &read) { return !is_wanted(rows_of(read)); });
+    if (slab.reads.empty()) return;
+    const double begin = now();
+    const i64 stored = slab.plan ? slab.plan->stored : 0;
+    std::vector<std::string> paths;
+    std::vector<lc_direct_read> records;
+    paths.reserve(slab.reads.size());
+    records.reserve(slab.reads.size());
+    for (const DirectRead &read : slab.reads) {
+        const StoredObject &object = object_of(read);
+        paths.push_back(object.array->path(object.coordinates));
+        const i64 address = static_cast<i64>(slab.device) + stored + read.place;
+        records.push_back({paths.back().c_str(), read.offset, read.nbytes, address, -EIO});
+    }
+    record_.direct(records.data(), static_cast<i64>(records.size()));
+    const StoredObject *unchanged = nullptr;
+    for (size_t n = 0; n < records.size(); ++n) {
+        const DirectRead &read = slab.reads[n];
+        try {
+            if (records[n].result != read.nbytes) {
+                read_plainly(read, paths[n], slab.pinned + stored + read.place);
+                slab.copies.push_back({read.place, read.nbytes});
+                std::unordered_set<Job *> jobs;
+                for (const Row &row : rows_of(read))
+                    if (jobs.insert(row.job).second) ++row.job->reads_repeated;
+            } else if (unchanged != &object_of(read)) {
+                check_path(object_of(read), paths[n]);
+                unchanged = &object_of(read);
+            }
+        } catch (const FailedRead &error) {
+            for (const Row &row : rows_of(read)) row.job->fail(error_of(read, error.failure));
+        }
+    }
+    reader_.stats.read_seconds.fetch_add(now() - begin);
+}
+
+// Copy stored bytes up: all, or what passed through pinned memory where the others were read into the slab.
+void Device::copy_stored(Slab &slab, i64 nbytes) {
+    if (!reads_directly()) {
+        slab.copied_nbytes = slab.used;
+        return driver_.copy_up(slab.device, slab.pinned, nbytes, slab.stream);
+    }
+    const i64 stored = slab.plan ? slab.plan->stored : 0;
+    for (const auto &[place, count] : slab.copies) {
+        driver_.copy_up(slab.device + static_cast<DevicePointer>(stored + place), slab.pinned + stored + place, count,
+                        slab.stream);
+        slab.copied_nbytes += count;
+    }
+}
+
+}  // namespace lc
