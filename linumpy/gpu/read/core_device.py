@@ -63,11 +63,11 @@ class CoreDevice:
         self._kept: list[Any] = []
         self._lock = threading.Lock()  # the core holds pointers to records: none may be made twice, and replaced
 
-    def record(self) -> native.Device:
-        """Describe the memory of slabs; the current context is that of the device."""
+    def record(self, direct: Any = None) -> native.Device:
+        """Describe the memory of slabs, and what reads into it; the current context is that of the device."""
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
         context = self._cupy.cuda.driver.ctxGetCurrent()
-        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows)
+        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows, 0, direct or native.ReadDirect())
 
     def takes(self, layout: ArrayLayout) -> bool:
         """Say whether the core reads arrays of this layout to the device."""

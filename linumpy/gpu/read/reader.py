@@ -29,6 +29,7 @@ from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.core_device import LEAST_SCRATCH_BYTES, SLABS, CoreDevice
+from linumpy.gpu.read.direct import require_direct
 from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.outputs import alike, bounds_of, check_output, rows_of, shapes_of, strides_of, targets_of
@@ -36,7 +37,6 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_sc
 from linumpy.gpu.read.stats import ReaderStats, with_core, with_loop
 from linumpy.gpu.staging.device import DeviceStaging
 from linumpy.gpu.staging.direct import DirectStaging
-from linumpy.gpu.staging.engines import require_direct
 from linumpy.gpu.staging.host import HostStaging
 from linumpy.gpu.staging.scatter import Conversion
 from linumpy.io.source import Source
