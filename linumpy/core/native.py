@@ -73,9 +73,9 @@ class Array(ctypes.Structure):
 
 
 class Argument(ctypes.Structure):
-    """An argument of a kernel: a number, and how often the addresses of slab and status are added."""
+    """An argument of a kernel: a number, and how often addresses and the length of stored bytes are added."""
 
-    _fields_ = (("constant", c_int64), ("base", c_int64), ("status", c_int64))
+    _fields_ = tuple((name, c_int64) for name in ("constant", "base", "status", "stored"))
 
 
 class Launch(ctypes.Structure):
@@ -94,12 +94,13 @@ class DecodePlan(ctypes.Structure):
         *(
             (name, c_int64)
             for name in (
-                "chunks", "stored_nbytes", "stored", "words", "status", "decoded", "slab_nbytes", "chunk_nbytes",
-                "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
+                "chunks", "stored_nbytes", "stored", "slots", "capacity", "each", "has_pool", "reordered",
+                "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
                 "launch_count",
             )
         ),
         ("launches", POINTER(Launch)),
+        ("layouts", c_void_p),
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ class Device(ctypes.Structure):
     """Memory of a device for slabs: ``lc_device``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "device_nbytes", "rows", "timed")),
+        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
         ("direct", ReadDirect),
     )
 

@@ -32,8 +32,8 @@ lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device 
     }
 }
 
-void lc_reader_memory(lc_reader *handle, int64_t slabs, int64_t kept, int64_t kept_nbytes) {
-    handle->reader->device()->give_memory(static_cast<lc::DevicePointer>(slabs), static_cast<lc::DevicePointer>(kept),
+void lc_reader_memory(lc_reader *handle, int64_t slots, int64_t kept, int64_t kept_nbytes) {
+    handle->reader->device()->give_memory(static_cast<lc::DevicePointer>(slots), static_cast<lc::DevicePointer>(kept),
                                           kept_nbytes);
 }
 

@@ -93,25 +93,32 @@ typedef struct {
 } lc_array;
 
 // A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
-// (address of the status words)`.
+// (address of the status words) + stored · (stored bytes of the slab, rounded up to 256)`.
 #define LC_MAX_ARGUMENTS 12
 typedef struct {
     int64_t function;  // CUfunction
     int64_t grid_x, grid_y, block, shared, argument_count;
-    struct { int64_t constant, base, status; } arguments[LC_MAX_ARGUMENTS];
+    struct { int64_t constant, base, status, stored; } arguments[LC_MAX_ARGUMENTS];
 } lc_launch;
+
+// Where a slab of so many chunks has its parts: behind the stored bytes, from the slab's address on.
+typedef struct { int64_t words, status, decoded; } lc_decode_layout;
 
 // How chunks of one kind are decoded on a device, a slab at a time; offsets are from the slab's address.
 typedef struct {
     int64_t chunks, stored_nbytes;  // of a slab, at most
-    int64_t stored, words, status, decoded;
-    int64_t slab_nbytes;
+    int64_t stored;                 // where stored bytes begin
+    int64_t slots;                  // of device memory that a slab takes: 1, or all
+    // Bytes that the stored bytes and the weights of a slab may take. The weight of a chunk is `each`, and for zstd what
+    // lies between its two steps: see linumpy.plan.decode.staging.
+    int64_t capacity, each, has_pool, reordered;
     int64_t chunk_nbytes, chunk_room, target_nbytes;  // decoded; between chunks; decoded with what follows it
-    int64_t checksum_nbytes;                          // behind the stored bytes
-    int64_t counter, codec, shuffle;                  // see linumpy.plan.decode.workspace.decode_words
+    int64_t checksum_nbytes;  // behind the stored bytes
+    int64_t counter, codec, shuffle;  // see linumpy.plan.decode.workspace.decode_words
     int64_t device_from;  // chunks at a time from which the device is faster than the host
     int64_t launch_count;
     const lc_launch *launches;  // (chunks + 1, launch_count): for each number of chunks
+    const lc_decode_layout *layouts;  // (chunks + 1,)
 } lc_decode_plan;
 
 // Scatter kernels of one conversion and rank: CUfunctions by the bytes of their unit, 1, 2, 4, 8 and 16; 0 for none.
@@ -143,10 +150,10 @@ typedef void (*lc_read_direct)(lc_direct_read *reads, int64_t count);
 
 typedef struct {
     int64_t context;  // CUcontext
-    int64_t slabs, pinned_nbytes;
-    int64_t device_nbytes;  // of a slab, its tables counted in
-    int64_t rows;           // boxes of a slab at most
-    int64_t timed;          // whether the times of all kernels are wanted
+    int64_t slabs, pinned_nbytes;  // slabs that are filled, or under way
+    int64_t slots, device_nbytes;  // of device memory for those that are under way; bytes of one, tables counted in
+    int64_t rows;  // boxes of a slab at most
+    int64_t timed;  // whether the times of all kernels are wanted
     lc_read_direct direct;  // NULL: stored bytes pass through pinned memory
 } lc_device;
 
@@ -188,8 +195,8 @@ typedef struct {
     int64_t files_opened;
     int64_t reads_repeated;  // that failed by GPUDirect Storage
     double seconds;
-    double decode_seconds;          // of the host's threads, chunks that several jobs want counted for each
-    double device_decode_seconds;   // of the slabs that hold its chunks; 0 where they were not timed
+    double decode_seconds;  // of the host's threads, chunks that several jobs want counted for each
+    double device_decode_seconds;  // of the slabs that hold its chunks; 0 where they were not timed
     double device_scatter_seconds;  // likewise
 } lc_report;
 
@@ -204,7 +211,7 @@ typedef struct {
     int64_t files_opened;
     int64_t decoded;  // chunks that the host decoded
     int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that are kept on the device
-    int64_t slabs;                                // that were carried out on the device
+    int64_t slabs;  // that were carried out on the device
     // Of slabs that were timed: how many were copied up, and how many the device decoded, with their bytes.
     int64_t copies, copied_nbytes, slabs_decoded, decoded_nbytes;
     double plan_seconds;
@@ -224,9 +231,9 @@ LC_API void lc_record_sizes(int64_t sizes[13]);
 
 // `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
-// Give a reader its device memory, before the first batch: `slabs` slabs, one behind the other, and memory for chunks that
-// are kept (0 without). It belongs to the caller, until the reader is closed and nothing is under way.
-LC_API void lc_reader_memory(lc_reader *, int64_t slabs, int64_t kept, int64_t kept_nbytes);
+// Give a reader its device memory, before the first batch: its slots, one behind the other, and memory for chunks that are
+// kept (0 without). It belongs to the caller, until the reader is closed and nothing is under way.
+LC_API void lc_reader_memory(lc_reader *, int64_t slots, int64_t kept, int64_t kept_nbytes);
 // Take no further batch, and give up what no thread has begun.
 LC_API void lc_reader_close(lc_reader *);
 // Whether nothing is under way any more; waits for it so many seconds.

@@ -16,6 +16,9 @@ constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
 
 i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
 
+// Bytes by which what lies behind the stored ones of a slab is moved back.
+i64 stored_room(const Slab &slab) { return aligned(slab.used, 256); }
+
 struct Record {  // `Stream` of decode.cuh
     i64 source, source_nbytes, target, target_nbytes;
     int32_t chunk, codec;
@@ -66,9 +69,26 @@ void Device::release() {
     }
 }
 
-void Device::give_memory(DevicePointer slabs, DevicePointer, i64) {
-    for (size_t n = 0; n < slabs_.size(); ++n)
-        slabs_[n]->device = slabs + static_cast<DevicePointer>(n) * static_cast<DevicePointer>(record_.device_nbytes);
+void Device::give_memory(DevicePointer slots, DevicePointer, i64) {
+    const std::lock_guard lock(mutex_);
+    first_byte_ = static_cast<i64>(slots % PAGE);
+    for (i64 n = record_.slots; n-- > 0;)
+        free_memory_.push_back(slots + static_cast<DevicePointer>(n * record_.device_nbytes));
+}
+
+// Find device memory for a slab: a slot, or all of them. Called with the lock held.
+bool Device::take_memory(Slab &slab) {
+    if (static_cast<i64>(free_memory_.size()) < slots_of(slab)) return false;
+    if (slots_of(slab) > 1) std::sort(free_memory_.rbegin(), free_memory_.rend());
+    slab.device = free_memory_.back();
+    free_memory_.resize(free_memory_.size() - static_cast<size_t>(slots_of(slab)));
+    return true;
+}
+
+void Device::give_memory_back(Slab &slab) {
+    for (i64 n = slots_of(slab); n-- > 0;)
+        free_memory_.push_back(slab.device + static_cast<DevicePointer>(n * record_.device_nbytes));
+    slab.device = 0;
 }
 
 void Device::allocate(Slab &slab) {
@@ -81,11 +101,12 @@ void Device::allocate(Slab &slab) {
 }
 
 // The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
-Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks) {
+Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
     Slab *slab = open->second;
     const i64 most = plan ? std::min(plan->chunks, record_.rows) : record_.rows;
+    if (plan && slab->used + nbytes + slab->weight + weight > plan->capacity) return nullptr;
     if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= record_.rows &&
         slab->reserved_chunks + chunks <= most)
         return slab;
@@ -94,20 +115,21 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
 
 // Whether a range differs from its place in the file by whole pages: what does not passes through memory of cuFile's. For
 // long reads alone, since it takes up to a page of the slab.
-bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 offset) const {
-    const bool may_lie_there = plan || offset % 16 == 0;  // kernels read raw elements where they lie
-    return reads_directly() && may_lie_there && nbytes >= 16 * PAGE && nbytes + 2 * PAGE <= capacity(plan);
+bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
+    if (!reads_directly() || nbytes < 16 * PAGE || nbytes + 2 * PAGE > capacity(plan)) return false;
+    if (plan) return nbytes + 2 * PAGE + weight <= plan->capacity;
+    return offset % 16 == 0;  // kernels read raw elements where they lie
 }
 
-Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 offset) {
+Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight, i64 offset) {
     const i64 wanted = nbytes;
-    const bool pages = keeps_pages(plan, nbytes, offset);
+    const bool pages = keeps_pages(plan, nbytes, weight, offset);
     nbytes = aligned(nbytes + (pages ? PAGE : 0));
     if (nbytes > capacity(plan))
         throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
     for (;;) {
-        Slab *slab = take_open(plan, nbytes, rows, chunks);
+        Slab *slab = take_open(plan, nbytes, rows, chunks, weight);
         if (!slab) {
             // One slab at a time: the full one of this kind, or, where none is free, those of other kinds.
             std::vector<Slab *> sealed;
@@ -150,10 +172,11 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
         }
         ++slab->writers;
         const i64 base = plan ? plan->stored : 0;
-        const i64 ahead = offset - static_cast<i64>(slab->device) - base - slab->used;
+        const i64 ahead = offset - first_byte_ - base - slab->used;
         const i64 begin = slab->used + (pages ? (ahead % PAGE + PAGE) % PAGE : 0);
         const Range range{slab, slab->pinned + base + begin, begin, wanted, slab->reserved_chunks};
         slab->used += nbytes;
+        slab->weight += weight;
         slab->reserved_rows += rows;
         slab->reserved_chunks += chunks;
         return range;
@@ -204,10 +227,26 @@ bool Device::idle() {
     return !busy_ && !retries_;
 }
 
-// Queue a slab's copies and kernels; by one thread at a time, so that slabs end about in the order of the queue.
 void Device::start(Slab *slab) {
     decoding_ += static_cast<i64>(slab->chunks.size());
     {
+        const std::lock_guard lock(mutex_);
+        sealed_.push_back(slab);
+    }
+    start_sealed();
+}
+
+// Start sealed slabs while there is device memory for them. Several threads may read their slabs at the same time; copies
+// and kernels are queued by one at a time, so that slabs end about in the order of the queue.
+void Device::start_sealed() {
+    for (;;) {
+        Slab *slab;
+        {
+            const std::lock_guard lock(mutex_);
+            if (sealed_.empty() || !take_memory(*sealed_.front())) return;
+            slab = sealed_.front();
+            sealed_.pop_front();
+        }
         std::unique_lock lock(starting_, std::defer_lock);
         try {
             driver_.use_context(reinterpret_cast<void *>(record_.context));
@@ -218,10 +257,12 @@ void Device::start(Slab *slab) {
             slab->error = error.what();
             finish_stream(*slab);
         }
-        const std::lock_guard also(mutex_);
-        under_way_.push_back(slab);
+        {
+            const std::lock_guard also(mutex_);
+            under_way_.push_back(slab);
+        }
+        started_.notify_one();
     }
-    started_.notify_one();
 }
 
 // After an error: what was queued may still write to outputs, and read the slab.
@@ -239,15 +280,18 @@ void Device::queue(Slab &slab) {
             if (row.batch->ready && ready.insert(row.batch->ready).second)
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
         for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
-        const DevicePointer table = slab.device + static_cast<DevicePointer>(record_.device_nbytes - table_nbytes_);
+        const DevicePointer table =
+            slab.device + static_cast<DevicePointer>(slots_of(slab) * record_.device_nbytes - table_nbytes_);
         mark(slab, 0);
         if (slab.plan) {
+            const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
+            const DevicePointer behind = slab.device + static_cast<DevicePointer>(stored_room(slab));
             launch_decoders(slab);
             mark(slab, 2);
-            write_scatter(slab, slab.device + static_cast<DevicePointer>(slab.plan->decoded), table);
+            write_scatter(slab, behind + static_cast<DevicePointer>(layout.decoded), table);
             mark(slab, 3);
             driver_.copy_down(slab.words + words_nbytes_ - 4 * record_.rows,
-                              slab.device + static_cast<DevicePointer>(slab.plan->status),
+                              behind + static_cast<DevicePointer>(layout.status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
             copy_stored(slab, slab.used);
@@ -333,10 +377,13 @@ void Device::launch_decoders(Slab &slab) {
     const i64 records_nbytes = 8 * COUNTERS + count * (2 * RECORD_NBYTES + 8);
     u8 *zeros = memory + records_nbytes_;
     std::memset(zeros, 0, static_cast<size_t>(4 * count));
-    const auto at = [&](i64 offset) { return slab.device + static_cast<DevicePointer>(offset); };
+    const lc_decode_layout &layout = plan.layouts[count];
+    const i64 stored = stored_room(slab);
+    const DevicePointer words = slab.device + static_cast<DevicePointer>(stored + layout.words);
+    const DevicePointer status = slab.device + static_cast<DevicePointer>(stored + layout.status);
     copy_stored(slab, plan.stored + slab.used + MARGIN);
-    driver_.copy_up(at(plan.words), memory, records_nbytes, slab.stream);
-    driver_.copy_up(at(plan.status), zeros, 4 * count, slab.stream);
+    driver_.copy_up(words, memory, records_nbytes, slab.stream);
+    driver_.copy_up(status, zeros, 4 * count, slab.stream);
     mark(slab, 1);
     for (i64 n = 0; n < plan.launch_count; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
@@ -345,7 +392,7 @@ void Device::launch_decoders(Slab &slab) {
         for (i64 k = 0; k < launch.argument_count; ++k) {
             const auto &rule = launch.arguments[k];
             values[k] = static_cast<u64>(rule.constant) + static_cast<u64>(rule.base) * slab.device +
-                        static_cast<u64>(rule.status) * at(plan.status);
+                        static_cast<u64>(rule.status) * status + static_cast<u64>(rule.stored * stored);
             arguments[k] = &values[k];
         }
         driver_.launch(launch.function, launch.grid_x, launch.grid_y, launch.block, launch.shared, slab.stream,
@@ -456,10 +503,14 @@ void Device::loop() {
         }
         end(*slab);
         lock.lock();
+        give_memory_back(*slab);
+        slab->plan = nullptr;
         --busy_;
         free_.push_back(slab);
         freed_.notify_all();
         lock.unlock();
+        if (reads_directly()) start_in_pool();
+        else start_sealed();
         reader_.note_progress();
         lock.lock();
     }
@@ -552,7 +603,7 @@ void Device::end(Slab &slab) {
     slab.waves.clear();
     slab.error.clear();
     slab.timed = false;
-    slab.used = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
+    slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
 }  // namespace lc

@@ -1,10 +1,12 @@
 // Slabs on their way to a device: filled by the pool's threads, copied, decoded and scattered on a stream of their own.
 //
-// A slab is pinned host memory, device memory, and a stream. Threads reserve a range of the open slab of a kind (raw, or
-// one decode plan), fill it, and commit the rows that it serves. A full slab is sealed; the last thread that fills it
-// queues its copies and kernels. One thread waits for the ends of slabs, in order, and settles their jobs.
+// A slab is pinned host memory and a stream. Threads reserve a range of the open slab of a kind (raw, or one decode
+// plan), fill it, and commit the rows that it serves. A full slab is sealed; where there is a slot of device memory for
+// it, its copies and kernels are queued, else when another slab ends. One thread waits for the ends of slabs, in order,
+// and settles their jobs.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -52,7 +54,7 @@ struct DirectRead {
 struct Slab {
     const lc_decode_plan *plan = nullptr;  // null: raw
     u8 *pinned = nullptr, *words = nullptr;
-    DevicePointer device = 0;
+    DevicePointer device = 0;  // while it is under way
     Stream stream = nullptr;
     Event done = nullptr;
     // Before the copy up, behind it, behind the decoders and behind the scatter kernels; made for the first slab that is
@@ -60,7 +62,7 @@ struct Slab {
     Event marks[4] = {};
     bool timed = false;
     i64 copied_nbytes = 0;
-    i64 used = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
+    i64 used = 0, weight = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
     std::vector<DirectRead> reads;
@@ -78,6 +80,13 @@ struct Range {
     std::optional<DirectRead> read = {};
 };
 
+// Estimate the bytes that a chunk of a slab takes beyond its stored ones.
+inline i64 weight_of(const lc_decode_plan &plan, i64 stored) {
+    const double bytes = static_cast<double>(stored), whole = static_cast<double>(plan.chunk_nbytes);
+    const double pool = std::min({4.0 * bytes, 2.75 * bytes + 0.22 * whole, 1.5 * whole});
+    return plan.each + (plan.has_pool ? std::max<i64>(0, static_cast<i64>(pool) + 256 - plan.reordered) : 0);
+}
+
 class Device {
 public:
     Device(const lc_device &record, Reader &reader);
@@ -85,8 +94,8 @@ public:
     Device(const Device &) = delete;
     Device &operator=(const Device &) = delete;
 
-    // Its memory: `slabs` slabs, one behind the other.
-    void give_memory(DevicePointer slabs, DevicePointer kept, i64 kept_nbytes);
+    // Its memory: slots for slabs, one behind the other.
+    void give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes);
     // Bytes that one range may have; rows of a slab.
     i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
     i64 most_rows() const { return record_.rows; }
@@ -94,13 +103,14 @@ public:
     bool reads_directly() const { return record_.direct != nullptr; }
     // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile. `offset` is that of
     // the bytes in their file.
-    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 offset = 0);
+    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks = 0, i64 weight = 0, i64 offset = 0);
     // Hand over what a range holds, with the wave that its rows refer to; or give it up.
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
                 std::vector<StagedChunk> chunks = {});
     void give_up(Range range) { commit(range, nullptr, {}); }
     // Start what is in open slabs.
     void flush();
+    void start_sealed();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
     void add_to(lc_stats &stats) const;
@@ -110,11 +120,15 @@ public:
 
 private:
     Slab *free_slab();
-    Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks);
+    Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
     void allocate(Slab &slab);
     void release();
     void start(Slab *slab);
-    bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 offset) const;
+    void start_in_pool();
+    bool take_memory(Slab &slab);
+    void give_memory_back(Slab &slab);
+    i64 slots_of(const Slab &slab) const { return slab.plan ? slab.plan->slots : 1; }
+    bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const;
     void read_direct(Slab &slab);
     void copy_stored(Slab &slab, i64 nbytes);
     void queue(Slab &slab);
@@ -136,7 +150,9 @@ private:
     std::vector<std::unique_ptr<Slab>> slabs_;
     std::vector<Slab *> free_;
     std::unordered_map<const lc_decode_plan *, Slab *> open_;
-    std::deque<Slab *> under_way_;
+    std::deque<Slab *> sealed_, under_way_;
+    std::vector<DevicePointer> free_memory_;
+    i64 first_byte_ = 0;  // of a slot in its page: slots are whole pages apart
     std::atomic<i64> decoding_{0}, retries_{0}, slabs_done_{0};
     // Of slabs that were timed.
     std::atomic<i64> copies_{0}, copied_nbytes_{0}, slabs_decoded_{0}, decoded_nbytes_{0};

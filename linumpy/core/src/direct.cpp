@@ -40,6 +40,27 @@ void read_plainly(const DirectRead &read, const std::string &path, u8 *to) {
     if (got != read.nbytes) fail(LC_SHORT, 0, got, read.nbytes);
 }
 
+// Starts sealed slabs in a thread of the pool.
+class StartWork : public Work {
+public:
+    explicit StartWork(Reader &reader) : reader_(reader) {}
+    bool claim(i64 &step) override {
+        step = 0;
+        return !claimed_.exchange(true);
+    }
+    bool has_more() const override { return !claimed_.load(); }
+    void run(i64) noexcept override {
+        const std::shared_ptr<Reader> held = reader_.shared_from_this();
+        reader_.device()->start_sealed();
+        reader_.device()->end_retry();
+        reader_.note_progress();
+    }
+
+private:
+    Reader &reader_;
+    std::atomic<bool> claimed_{false};
+};
+
 lc_error error_of(const DirectRead &read, const Failure &failure) {
     lc_error error{};
     error.code = failure.code;
@@ -91,6 +112,21 @@ void Device::read_direct(Slab &slab) {
         }
     }
     reader_.stats.read_seconds.fetch_add(now() - begin);
+}
+
+// Start sealed slabs without waiting for their reads, as the thread that waits for slabs must.
+void Device::start_in_pool() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (sealed_.empty()) return;
+    }
+    begin_retry();
+    try {
+        if (!Pool::shared().add(std::make_shared<StartWork>(reader_), true)) return;
+    } catch (const std::exception &) {  // no memory
+    }
+    end_retry();
+    start_sealed();
 }
 
 // Copy stored bytes up: all, or what passed through pinned memory where the others were read into the slab.

@@ -17,7 +17,10 @@ bool Execution::decodes_on_device(const Span *spans, size_t count) const {
     if (!plan || static_cast<i64>(count) > plan->chunks) return false;
     i64 end = 0;
     for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
-    if (end - spans->offset + 64 > plan->stored_nbytes) return false;
+    const i64 nbytes = end - spans->offset + 64;
+    i64 weight = 0;
+    for (size_t n = 0; n < count; ++n) weight += weight_of(*plan, spans[n].nbytes);
+    if (nbytes > plan->stored_nbytes || nbytes + weight > plan->capacity) return false;
     for (size_t n = 0; n < count; ++n)
         if (spans[n].nbytes <= plan->checksum_nbytes) return false;
     return static_cast<i64>(wave_.chunks.size()) + device_->chunks_in_flight() >= plan->device_from;
@@ -54,6 +57,8 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     }
     const lc_decode_plan *plan = geometry_.encoded() ? boxes(spans->chunk)->batch->decode : nullptr;
     const i64 nbytes = end - spans->offset;
+    i64 weight = 0;
+    for (size_t n = 0; plan && n < count; ++n) weight += weight_of(*plan, spans[n].nbytes);
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
     rows.reserve(static_cast<size_t>(row_count));
@@ -62,7 +67,7 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     taken.reserve(static_cast<size_t>(row_count));
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
     Range range = device_->reserve(plan, nbytes, std::min<i64>(row_count, most), plan ? static_cast<i64>(count) : 0,
-                                   spans->offset);
+                                   weight, spans->offset);
     try {
         read_into(range, wave, spans->chunk, spans->offset);
     } catch (...) {
@@ -119,7 +124,7 @@ void Execution::stage_decoded(const Span &span, const u8 *stored) {
             if (WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up()) taken.push_back(&box);
         rows.reserve(taken.size());
         const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()), 0);
+        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()));
         try {
             decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
                          {range.memory, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
@@ -179,7 +184,7 @@ template <class Bring> i64 Execution::stage_pieces(const WantedBox &box, i64 off
             Row row = row_of(box, 0);
             row.target += piece.target_offset;
             std::copy(piece.extent, piece.extent + LC_MAX_RANK, row.extent);
-            Range range = device_->reserve(nullptr, piece.nbytes, 1, 0, offset + piece.source_offset);
+            Range range = device_->reserve(nullptr, piece.nbytes, 1, 0, 0, offset + piece.source_offset);
             try {
                 bring(range, piece);
                 row.source = range.offset;
@@ -209,7 +214,7 @@ void Execution::stage_fill(u32 chunk) {
                 rows.push_back(row_of(box, -1));
                 taken.push_back(&box);
             }
-        const Range range = device_->reserve(nullptr, 0, static_cast<i64>(rows.size()), 0);
+        const Range range = device_->reserve(nullptr, 0, static_cast<i64>(rows.size()));
         for (WantedBox *box : taken) box->staged = true;
         device_->commit(range, wave, rows);
     }
@@ -221,7 +226,7 @@ void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &store
     lc_error error{};
     try {
         const Geometry &geometry = *rows.front().batch->regions.geometry;
-        const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()), 0);
+        const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()));
         try {
             DecodeScratch scratch;
             decode_chunk(geometry.chain, stored, {range.memory, static_cast<size_t>(geometry.chunk_nbytes)}, scratch);

@@ -9,6 +9,8 @@ import ctypes
 import threading
 from typing import Any
 
+import numpy as np
+
 from linumpy.core import native
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
@@ -17,20 +19,21 @@ from linumpy.gpu.loop.works import way_of
 from linumpy.gpu.staging.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.staging import longest_stored
-from linumpy.plan.decode.workspace import CODES, Workspace, decoded_room, plan_workspace, words_room
+from linumpy.plan.decode.placement import choose_way
+from linumpy.plan.decode.staging import Slot, longest_stored
+from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
 
-#: Slabs: one is read, one copied, the others decoded and scattered.
-SLABS = 4
-#: Pinned memory of a slab, and the longest chunk that the core takes.
-PINNED_NBYTES = 48 * 2**20
+#: Slabs: two are filled while the others are under way.
+SLABS = 5
+#: Slots of device memory for those that are copied, decoded and scattered.
+SLOTS = 3
+#: Pinned memory of a slab: all of them stay in the processor's cache, or nearly.
+PINNED_NBYTES = 40 * 2**20
 #: Least scratch: the longest read of the core fits a slab.
 LEAST_SCRATCH_BYTES = 2**20
 #: Chunks of a slab; more gain nothing.
-_MOST_CHUNKS = 512
-#: What zstd keeps between its two steps, as a part of the decoded bytes: its upper bound.
-_POOL = 1.5
+_MOST_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
 #: Words of the scatter tables for each row of a slab, as in device.cpp.
 _ROW_WORDS = 14 + 9
@@ -53,7 +56,7 @@ class CoreDevice:
 
     def __init__(self, cupy: Any, device: int, limits: Limits) -> None:
         self._cupy, self._limits = cupy, limits
-        self.slab_nbytes = limits.scratch_bytes // SLABS // 4096 * 4096
+        self.slab_nbytes = limits.scratch_bytes // SLOTS // 4096 * 4096
         self.rows = min(max(self.slab_nbytes // 1024, 64), 4096)
         self.data_nbytes = self.slab_nbytes - (8 * self.rows * _ROW_WORDS + 4096)
         self.pinned_nbytes = min(PINNED_NBYTES, self.data_nbytes // 2 // 4096 * 4096)
@@ -67,7 +70,9 @@ class CoreDevice:
         """Describe the memory of slabs, and what reads into it; the current context is that of the device."""
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
         context = self._cupy.cuda.driver.ctxGetCurrent()
-        return native.Device(context, SLABS, self.pinned_nbytes, self.slab_nbytes, self.rows, 0, direct or native.ReadDirect())
+        return native.Device(
+            context, SLABS, self.pinned_nbytes, SLOTS, self.slab_nbytes, self.rows, 0, direct or native.ReadDirect()
+        )
 
     def takes(self, layout: ArrayLayout) -> bool:
         """Say whether the core reads arrays of this layout to the device."""
@@ -112,24 +117,33 @@ class CoreDevice:
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
         device_from = self._device_from((chain, chunk_nbytes))
-        space = _largest_space(chain, chunk_nbytes, self.data_nbytes, self.pinned_nbytes)
-        if device_from is None or space is None:
+        slot = self._slot_of(chain, chunk_nbytes)
+        if device_from is None or slot is None:
             return None
-        count, status = space.chunks, space.words + words_room(space.chunks)
-        rows = [self._launches(chain, space, number, chunk_nbytes) for number in range(1, count + 1)]
+        count = min(slot.chunks, _MOST_CHUNKS, self.rows)
+        layouts = np.zeros((count + 1, 3), np.int64)
+        rows = []
+        for number in range(1, count + 1):
+            space = slot.lay_out(number, 0)
+            layouts[number] = space.words, space.words + words_room(number), space.decoded
+            rows.append(self._launches(chain, space, number, chunk_nbytes))
+        longer = self._launches(chain, slot.lay_out(1, ALIGN), 1, chunk_nbytes)
+        moved = [_moved(one, other) for one, other in zip(rows[0], longer, strict=True)]
+        prepare([decode.kernel_spec(launch) for launch in rows[-1]])
         launches = (native.Launch * ((count + 1) * len(rows[0])))()
         for number, row in enumerate(rows, 1):
             for k, launch in enumerate(row):
-                launches[number * len(row) + k] = launch
-        self._kept.append(launches)
+                launches[number * len(row) + k] = self._launch_record(launch, moved[k])
+        self._kept += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
-            stored_nbytes=space.stored_nbytes,
-            stored=space.stored,
-            words=space.words,
-            status=status,
-            decoded=space.decoded,
-            slab_nbytes=space.nbytes,
+            stored_nbytes=min(slot.stored_nbytes, self.pinned_nbytes),
+            stored=MARGIN,
+            slots=1 if slot.nbytes <= self.data_nbytes else SLOTS,
+            capacity=slot.capacity,
+            each=slot.weight_of_any,
+            has_pool=chain.streams_by == "zstd",
+            reordered=decoded_room(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
             chunk_room=decoded_room(chain, chunk_nbytes),
             target_nbytes=chunk_nbytes + chain.tail,
@@ -140,7 +154,22 @@ class CoreDevice:
             device_from=device_from,
             launch_count=len(rows[0]),
             launches=launches,
+            layouts=layouts.ctypes.data,
         )
+
+    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> Slot | None:
+        """Fit a slab into a slot of device memory, or into all of them; None where a chunk does not fit there."""
+        if longest_stored(chunk_nbytes) + 256 > self.pinned_nbytes:
+            return None
+        tables = self.slab_nbytes - self.data_nbytes
+        for most, slots in ((self.data_nbytes, SLOTS), (SLOTS * self.slab_nbytes - tables, 1)):
+            way = choose_way(
+                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS, room=slots * most, cores=self._limits.threads,
+                table_nbytes=8, margin=256, decode_on="device",
+            )  # fmt: skip
+            if way.slot is not None and way.slot.nbytes <= most:
+                return way.slot
+        return None
 
     def _device_from(self, kind: tuple[DecodeChain, int]) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
@@ -149,46 +178,21 @@ class CoreDevice:
         ]
         return min(chosen) if chosen else None
 
-    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[native.Launch]:
-        limits = self._device_limits
-        found = plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, limits)
-        if count == space.chunks:
-            prepare([decode.kernel_spec(launch) for launch in found])
-        return [self._launch_record(launch) for launch in found]
+    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[Launch]:
+        return plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, self._device_limits)
 
-    def _launch_record(self, launch: Launch) -> native.Launch:
+    def _launch_record(self, launch: Launch, moved: list[int]) -> native.Launch:
         kernel = load(decode.kernel_spec(launch))
         decode.allow(kernel, launch.shared)
         record = native.Launch(
             self._function(kernel), launch.grid[0], (*launch.grid, 1)[1], launch.block, launch.shared, len(launch.args)
         )
-        for argument, value in zip(record.arguments, launch.args, strict=False):
-            if value >= _STATUS:
-                argument.constant, argument.status = value - _STATUS, 1
-            elif value >= _BASE:
-                argument.constant, argument.base = value - _BASE, 1
-            else:
-                argument.constant = value
+        for argument, value, stored in zip(record.arguments, launch.args, moved, strict=False):
+            argument.constant, argument.stored = value % _BASE, stored
+            argument.status, argument.base = value >= _STATUS, _BASE <= value < _STATUS
         return record
 
 
-def _largest_space(chain: DecodeChain, chunk_nbytes: int, slab_nbytes: int, pinned_nbytes: int) -> Workspace | None:
-    """Lay out a slab of as many chunks as fit; None where not even one does."""
-    longest = longest_stored(chunk_nbytes) + 256
-    pool = _POOL * chunk_nbytes + 256 if chain.streams_by == "zstd" else 0
-
-    def space(count: int) -> Workspace:
-        return plan_workspace(
-            chain,
-            chunks=count,
-            stored_nbytes=min(count * longest, pinned_nbytes),
-            decoded_nbytes=count * decoded_room(chain, chunk_nbytes),
-            words_nbytes=4 * count + 256,
-            pool_nbytes=int(count * pool),
-        )
-
-    low, high = 0, _MOST_CHUNKS
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if space(middle).nbytes <= slab_nbytes else (low, middle - 1)
-    return space(low) if low and longest <= pinned_nbytes else None
+def _moved(launch: Launch, longer: Launch) -> list[int]:
+    """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
+    return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]

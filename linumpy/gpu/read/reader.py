@@ -28,7 +28,7 @@ from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.report import LINUMPY, ReadReport
 from linumpy.gpu.loop.ticket import Ticket
-from linumpy.gpu.read.core_device import LEAST_SCRATCH_BYTES, SLABS, CoreDevice
+from linumpy.gpu.read.core_device import LEAST_SCRATCH_BYTES, SLOTS, CoreDevice
 from linumpy.gpu.read.direct import require_direct
 from linumpy.gpu.read.host import HostTicket, submit_to_core
 from linumpy.gpu.read.layouts import LAYOUTS
@@ -142,7 +142,7 @@ class Reader:
         with _context_of(self._cupy, self.device):
             self._core_device = CoreDevice(self._cupy, self.device, self.limits)
             core = CoreReader(self.limits.threads, self._core_device.record())
-            self._arena = self._cupy.cuda.alloc(SLABS * self._core_device.slab_nbytes)
+            self._arena = self._cupy.cuda.alloc(SLOTS * self._core_device.slab_nbytes)
             self._cupy.cuda.get_current_stream().synchronize()
             core.give_memory(self._arena.ptr)
             return core

@@ -68,14 +68,18 @@ class Slot:
 
     def weights(self, stored: np.ndarray) -> np.ndarray:
         """Estimate the bytes that chunks take beyond their stored ones, from the number of those."""
-        each = -(-(self._plain(64).nbytes - self._plain(0).nbytes) // 64) + 8
         pool = np.zeros(len(stored), np.int64)
         if self.chain.streams_by == "zstd":
             needs = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
             pool = np.minimum.reduce(needs).astype(np.int64) + ALIGN
         if self.chain.is_reordered:  # decoded chunks overwrite the pool
             pool = np.maximum(0, pool - decoded_room(self.chain, self.chunk_nbytes))
-        return each + pool
+        return self.weight_of_any + pool
+
+    @property
+    def weight_of_any(self) -> int:
+        """Bytes that each chunk takes beyond its stored ones and what is kept between the two steps of zstd."""
+        return -(-(self._plain(64).nbytes - self._plain(0).nbytes) // 64) + 8
 
     def lay_out(self, chunks: int, stored_nbytes: int) -> Workspace:
         """Lay out a slab; what is left over is for the data between the two steps of zstd."""
