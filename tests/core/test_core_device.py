@@ -51,7 +51,9 @@ def fake_driver(folder):
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    loaded, path = fake_driver(tmp_path_factory.mktemp("driver"))
+    folder = tmp_path_factory.getbasetemp() / "driver"  # one for all modules: the core loads its driver once
+    folder.mkdir(exist_ok=True)
+    loaded, path = fake_driver(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LINUMPY_CUDA_DRIVER", path)
         yield loaded
