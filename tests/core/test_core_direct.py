@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -133,6 +134,22 @@ def test_pieces_and_long_reads_lie_as_in_their_files(tmp_path, device):
     assert len(long) > 40
     assert {(address - offset) % 4096 for offset, address in long} == {0}
     assert len({offset % 4096 for offset, _ in long}) > 1
+
+
+def test_raw_elements_lie_where_kernels_can_read_them(tmp_path, device):
+    """Behind an index of 36 bytes no element of 8 lies in memory as in its file."""
+    codecs = zarr.codecs.ShardingCodec(
+        chunk_shape=(32, 512), codecs=[zarr.codecs.BytesCodec()], index_location="start"
+    )
+    array = zarr.create_array(
+        tmp_path / "a", shape=(64, 512), chunks=(64, 512), dtype="f8", serializer=codecs, compressors=None
+    )
+    array[...] = values = np.random.default_rng(0).random(array.shape)
+    made, storage = device(), Storage()
+    with direct_reader(made, storage.callback) as reader:
+        tickets, _ = submit(made, reader, array, [..., np.s_[3:50, 7:300]])
+        check(tickets, values, [..., np.s_[3:50, 7:300]])
+    assert {offset % 8 for _, offset, _, _ in storage.seen} == {4}
 
 
 def test_bytes_of_both_ways_share_a_slab(tmp_path, device):
@@ -314,6 +331,30 @@ def test_slabs_are_read_at_the_same_time(tmp_path, device):
         assert not waiting[0].done()
         gate.set()
         check(waiting, values, REGIONS)
+
+
+def test_slabs_that_wait_for_memory_are_not_read_by_the_thread_that_settles_jobs(tmp_path, device):
+    array = zarr.create_array(tmp_path / "a", shape=(64, 256, 256), chunks=(1, 256, 256), dtype="u1", compressors=None)
+    array[...] = values = np.random.default_rng(0).integers(0, 255, array.shape, np.uint8)
+    made, gate, calls = device(scratch=2**20), threading.Event(), []
+
+    def carry_out(records, count):
+        calls.append(count)
+        assert len(calls) <= core_device.SLOTS or gate.wait(30)
+        for record in records[:count]:
+            record.result = read_into_memory(record)
+
+    callback = native.ReadDirect(carry_out)
+    with direct_reader(made, callback) as reader:
+        tickets, _ = submit(made, reader, array, [np.s_[n : n + 1] for n in range(64)])
+        for _ in range(1000):
+            if len(calls) > core_device.SLOTS and sum(one.done() for one in tickets) == sum(calls[: core_device.SLOTS]):
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail(f"{sum(one.done() for one in tickets)} jobs are over, of slabs of {calls}")
+        gate.set()
+        check(tickets, values, [np.s_[n : n + 1] for n in range(64)])
 
 
 def test_jobs_are_cancelled_and_the_reader_closed_while_it_reads(tmp_path, device):

@@ -31,8 +31,6 @@ void read_plainly(const DirectRead &read, const std::string &path, u8 *to) {
     Version found;
     bool is_regular = false;
     if (const int number = file.open(path)) fail(LC_OPEN, number);
-    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
-    check_version(object, found);
     const i64 got = file.read(to, read.nbytes, read.offset);
     if (got < 0) fail(LC_READ, -got);
     if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
