@@ -26,7 +26,8 @@ def _tell(arguments: argparse.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
-    print(f"{'core':<12}{why_no_core() or 'native: reads into host memory do without Python'}")
+    why = why_no_core()
+    print(f"{'core':<12}{'native: reads do without Python' if why is None else f'none: {why}; zarr-python reads'}")
     if arguments.path is None:
         return
     from linumpy.gds import gds_verdict

@@ -4,7 +4,6 @@ import contextlib
 import os
 
 import numpy as np
-
 from linumpy.io.reads import file_reads
 from linumpy.io.reads.file_reads import FileReads
 

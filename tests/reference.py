@@ -11,17 +11,17 @@ import fake_cupy
 import numpy as np
 import pytest
 from decoders import start
+from linumpy.gpu.loop import loop
+from linumpy.gpu.staging import device as staging
+from linumpy.gpu.staging import engines, scatter
+from linumpy.io.reads.file_reads import ReadEngine
 
 from linumpy import device as devices
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.loop import loop
-from linumpy.gpu.read import direct, reader, request
+from linumpy.gpu.read import reader, request
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
-from linumpy.gpu.staging import device as staging
-from linumpy.gpu.staging import engines, scatter
 from linumpy.io.layout import read_layout
-from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.io.source import open_source
 from linumpy.plan.read import ring
 from linumpy.plan.read.plan import plan_read
@@ -68,8 +68,7 @@ def fake_device(seed=0, opener=None):
         if opener is not None:
             patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
         patch.setattr(engines, "transfer_settings", contextlib.nullcontext)
-        for module in (engines, direct):
-            patch.setattr(module, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
+        patch.setattr(engines, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
         patch.setattr(engines, "LONG_READ_NBYTES", device.random.choice([50, 2**21]))  # kvikio's reads or batches
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)

@@ -122,7 +122,7 @@ def kvikio_threads() -> int | None:
         defaults = importlib.import_module("kvikio.defaults")
     except ImportError:
         return None
-    from linumpy.gpu.staging.kvikio_settings import read_threads
+    from linumpy.gpu.kvikio_settings import read_threads
 
     return read_threads(defaults.get("num_threads"))
 

@@ -21,7 +21,7 @@ from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
 ABI = 2
-#: Set to "0" to do without the core, for comparison; to "device" to have it read to devices, too.
+#: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
 HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
@@ -94,8 +94,9 @@ class DecodePlan(ctypes.Structure):
         *(
             (name, c_int64)
             for name in (
-                "chunks", "stored_nbytes", "stored", "slots", "capacity", "each", "has_pool", "reordered",
-                "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle", "device_from",
+                "chunks", "stored_nbytes", "stored", "slots", "slab_nbytes", "capacity", "each", "has_pool",
+                "reordered", "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec",
+                "shuffle", "device_from",
                 "launch_count",
             )
         ),
@@ -113,7 +114,11 @@ class Scatter(ctypes.Structure):
 class OnDevice(ctypes.Structure):
     """What a batch needs where outputs are on a device: ``lc_on_device``."""
 
-    _fields_ = (("scatter", POINTER(Scatter)), ("decode", POINTER(DecodePlan)), ("ready", c_int64), ("timed", c_int64))
+    _fields_ = (
+        ("scatter", POINTER(Scatter)),
+        ("decode", POINTER(DecodePlan)),
+        *((name, c_int64) for name in ("ready", "timed", "memory")),
+    )
 
 
 class DirectRead(ctypes.Structure):
@@ -284,11 +289,6 @@ def why_no_core() -> str | None:
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
-
-
-def reads_to_devices() -> bool:
-    """Say whether the core is to read to devices, which is new and not the default."""
-    return os.environ.get(CORE_VARIABLE) == "device" and why_no_core() is None
 
 
 def library() -> Library:

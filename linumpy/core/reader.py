@@ -1,4 +1,4 @@
-"""Jobs of the native core: regions of arrays, read into host memory by the core's own threads.
+"""Jobs of the native core: regions of arrays, read into host memory or to a device by the core's own threads.
 
 In: layouts, and regions with their outputs as arrays of numbers. Out: :class:`CoreJob` records, which are waited for.
 No Python runs in the core's threads, and none of them needs Python's lock.
@@ -50,7 +50,7 @@ def chain_record(chain: DecodeChain | None) -> native.Chain:
 
 
 class CoreReader:
-    """Reads regions of Zarr arrays into host memory; for several threads.
+    """Reads regions of Zarr arrays; for several threads.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class CoreReader:
         on_device : OnDevice, optional
             Kernels, and the event behind which outputs may be written, where those are on a device.
         ready : object
-            What holds that event.
+            What holds these until the jobs are over.
         """
         columns = [np.ascontiguousarray(column, np.int64) for column in regions]
         count = len(columns[0])
@@ -224,13 +224,11 @@ class CoreJob:
 
     def wait(self) -> None:
         """Wait until the job is over; signals are handled meanwhile."""
-        if self.done():
-            return
         wait = self._reader._library.waiting.lc_wait_job
-        while not (state := wait(self._pointer, _SLICE)):
-            pass
-        if state < 0:
-            raise RuntimeError("the interpreter is ending, and the job was not finished")
+        while not self.done():
+            if wait(self._pointer, _SLICE) < 0:
+                raise RuntimeError("the interpreter is ending, and the job was not finished")
+        self._ready = None
 
     def cancel(self) -> bool:
         """Give the job up; False where it is over already."""
@@ -268,11 +266,17 @@ def _geometry_record(layout: ArrayLayout) -> native.Geometry:
 
 def _array_record(layout: ArrayLayout) -> native.Array:
     prefix, separator = layout.chunk_path
-    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(_metadata_path(layout)))
+    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
 
 
-def _metadata_path(layout: ArrayLayout) -> str:
+def metadata_path(layout: ArrayLayout) -> str:
+    """Name the file that is there as long as the array is."""
     return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+
+
+def why_gone(layout: ArrayLayout) -> str:
+    """Say that neither chunks nor metadata of an array are there."""
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the folder gone?"
 
 
 def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
@@ -311,7 +315,7 @@ def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
         native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
         native.INDEX: f"{name}: {text}",
-        native.GONE: (f"chunks of {layout.name} are missing, and so is {_metadata_path(layout)}: is the folder gone?"),
+        native.GONE: why_gone(layout),
     }
     if code in sentences:
         return ChunkError(sentences[code])

@@ -22,13 +22,13 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.gpu.loop.report import ReadReport
-from linumpy.gpu.loop.works import estimate_scratch
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.reader import AnyTicket, Reader
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.shared import shared_reader
+from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan, plan_read
@@ -117,8 +117,8 @@ def read_request(
             if own is None:
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
             reader = scope.enter_context(own.use(device.id, direct=direct))
-            if (more := estimate_scratch(plan, reader.limits) - reader.device_bytes) > 0:
-                output.check_memory(request, more)
+            if plan.chunk_count and not reader.device_bytes:
+                output.check_memory(request, reader.scratch_nbytes)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
             array, report = _wait_for(ticket)
@@ -147,7 +147,7 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
-def _wait_for(ticket: AnyTicket) -> tuple[Any, ReadReport]:
+def _wait_for(ticket: Ticket) -> tuple[Any, ReadReport]:
     try:
         return ticket.result(), ticket.report
     except BaseException:

@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
+from linumpy.core import native
 from linumpy.device import resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.kvikio_zarr import OwnReader, check_elements, read_zarr_via_kvikio
-from linumpy.gpu.loop.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.survey import with_survey
+from linumpy.gpu.read.limits import limits_for, way_of
+from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, open_source
@@ -52,7 +54,7 @@ _ALIASES = {"kvikio": LINUMPY}
 
 
 def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> ReadPlan:
-    """Plan a read without a GPU and without reading a chunk; sizes of files and indexes of shards are looked at.
+    """Plan a read without a GPU and without opening a chunk.
 
     Parameters
     ----------
@@ -62,9 +64,16 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     Returns
     -------
     ReadPlan
-        ``print(plan)`` explains it: chunks, codecs, compression ratio, reads, the way of decoding, device memory.
+        ``print(plan)`` explains it: chunks, codecs, the way of decoding, device memory.
     """
-    return with_survey(plan_read(read_layout(open_source(source, level)), region))
+    plan = plan_read(read_layout(open_source(source, level)), region)
+    layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES)
+    if layout.unsupported is not None or not plan.region.size:
+        return plan
+    decoding = "none: chunks are raw"
+    if layout.chain is not None:
+        decoding = str(way_of(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits))
+    return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 
 def read_zarr(
@@ -122,7 +131,7 @@ def read_zarr(
     plan = plan_read(LAYOUTS.get(source, level), region)
     check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
-    if plan.layout.unsupported is None:
+    if not why_not_linumpy(plan):
         result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
     else:
         result, report = _read_by_zarr(source, level, plan, target, where.reason, begin)
@@ -184,8 +193,7 @@ def read_zarr_to_gpu(
     strict : bool
         Whether to raise where ``"auto"`` would fall back.
     scratch_bytes : int, optional
-        Device memory that linumpy's reader may use beyond the result; by default 512 MiB, and more for a zstd chunk
-        that does not fit there (see :class:`~linumpy.gpu.Reader`).
+        Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
         Whether to return a report beside the array, which waits for the read to be complete.
 
@@ -270,7 +278,9 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
 
 
 def why_not_linumpy(plan: ReadPlan) -> str:
-    """Say why linumpy's reader cannot carry out a plan; empty if it can."""
+    """Say why linumpy's reader does not carry out a plan; empty if it does."""
+    if plan.layout.unsupported is None and (why := native.why_no_core()) is not None:
+        return f"no native core: {why}"
     return plan.layout.unsupported or ""
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import zarr
 
 from linumpy.device import kvikio_mode, require_cuda
+from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.source import Source, local_store, open_source
 from linumpy.io.volume import Volume, as_volume

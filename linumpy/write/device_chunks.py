@@ -21,7 +21,7 @@ import numpy as np
 import zarr
 
 from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
-from linumpy.gpu.staging.kvikio_settings import transfer_settings
+from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.budget import PROCESS, Share
 from linumpy.plan.pyramid import Box

@@ -225,7 +225,7 @@ def test_a_device_path_ends_on_the_device_with_the_right_voxels(tmp_path, name, 
 
 
 def test_the_flat_limit_has_the_readers_threads_for_as_long_as_it_is_timed(tmp_path, fake_gpu):
-    from linumpy.gpu.staging.kvikio_settings import read_threads
+    from linumpy.gpu.kvikio_settings import read_threads
 
     case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
     with path_of("flat", gpu=True).prepare(case):

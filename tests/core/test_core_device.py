@@ -18,14 +18,15 @@ import zarr
 from stores import random_values
 
 from linumpy.core import native
-from linumpy.core.reader import CoreReader
 from linumpy.errors import ChunkError
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.loop.jobs import Regions
-from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.read import core_device
-from linumpy.gpu.read.host import submit_to_core
-from linumpy.gpu.staging.scatter import Conversion
+from linumpy.gpu.read.by_core import CoreEngine
+from linumpy.gpu.read.limits import limits_for
+from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.stats import ReaderStats
+from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
 from linumpy.plan.region import normalize_region
@@ -124,24 +125,37 @@ def device(driver, monkeypatch):
         cuda=types.SimpleNamespace(
             Device=lambda number: None,
             driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
-            runtime=types.SimpleNamespace(free=lambda _: None),
+            runtime=types.SimpleNamespace(free=lambda _: None, memGetInfo=lambda: (2**28, 2**28)),
+            alloc=Memory,
+            get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: None),
         )
     )
 
-    def make(decode_on=None, scratch=2**26):
-        limits = limits_for(scratch, on_device=True, decode_on=decode_on, slab_nbytes=None)
+    def make(decode_on=None, scratch=2**26, may_exceed=False):
+        limits = limits_for(scratch, decode_on=decode_on, may_exceed=may_exceed)
         return core_device.CoreDevice(cupy, 0, limits)
 
     return make
 
 
+class Memory:
+    """Device memory, as ``cupy.cuda.alloc`` gives it."""
+
+    given_back = 0
+
+    def __init__(self, nbytes):
+        self._memory = np.empty(nbytes + 256, np.uint8)
+        self.ptr = self._memory.ctypes.data + -self._memory.ctypes.data % 256
+
+    def __del__(self):
+        Memory.given_back += 1
+
+
 @contextlib.contextmanager
 def core_reader(made):
-    reader = CoreReader(4, made.record())
-    memory = np.empty(core_device.SLOTS * made.slab_nbytes + 256, np.uint8)
-    reader.give_memory(memory.ctypes.data + -memory.ctypes.data % 256)
-    yield reader
-    reader.close()
+    engine = CoreEngine(4, made)
+    yield engine
+    engine.close()
 
 
 def submit(made, reader, array, regions, dtype=None, timed=False):
@@ -157,9 +171,9 @@ def submit(made, reader, array, regions, dtype=None, timed=False):
         np.array([out.ctypes.data for out in outs], np.int64),
     )
     conversion = Conversion(layout.dtype, target, layout.swapped)
-    on_device = made.on_device(layout, conversion, 0)
-    on_device.timed = timed
-    return submit_to_core(reader, None, [layout], conversion, columns, outs, on_device=on_device), boxes
+    event = types.SimpleNamespace(ptr=0)
+    jobs = reader.submit([layout], conversion, columns, outs, event, timed=timed)
+    return [Ticket(job, layout, conversion, reader, None) for job in jobs], boxes
 
 
 KINDS = {
@@ -191,7 +205,7 @@ def test_random_regions(tmp_path, device, kind, decode_on):
             for ticket, region in zip(tickets, regions, strict=True):
                 np.testing.assert_array_equal(ticket.result(), values[region])
         if kind != "raw" and "raw" not in kind:
-            assert (reader.stats().decode_seconds > 0) == (decode_on == "host")
+            assert (reader.stats(ReaderStats()).host_decode_seconds > 0) == (decode_on == "host")
 
 
 def test_what_the_device_gives_up_the_host_decodes_or_names(tmp_path, device):
@@ -275,12 +289,27 @@ def test_chunks_that_are_larger_than_a_slab(tmp_path, device, kind):
     array = zarr.create_array(tmp_path / "a", shape=(900, 600, 3), chunks=(512, 512, 3), dtype="u2", **options)
     array[...] = values = random_values("u2", array.shape, 1)
     made = device(scratch=2**20)
-    assert made.slab_nbytes < 512 * 512 * 3 * 2
+    assert made.limits.device_nbytes < 512 * 512 * 3 * 2
     regions = [..., np.s_[5:9], np.s_[:, 7:8], *[np.s_[n : n + 300, n : n + 200, n % 3] for n in range(400)]]
     with core_reader(made) as reader:
         tickets, _ = submit(made, reader, array, [normal(one) for one in regions])
         for ticket, region in zip(tickets, regions, strict=True):
             np.testing.assert_array_equal(ticket.result(), values[normal(region)])
+
+
+def test_long_zstd_chunks_get_memory_of_their_own(tmp_path, device):
+    side, before = 1030, Memory.given_back
+    array = zarr.create_array(
+        tmp_path / "a", shape=(side, side), chunks=(side, side), dtype="u2", compressors=zarr.codecs.ZstdCodec()
+    )
+    array[...] = values = random_values("u2", array.shape, 1) % 50
+    made = device(scratch=2**20, may_exceed=True)
+    with core_reader(made) as reader:
+        tickets, _ = submit(made, reader, array, [..., np.s_[7:9]])
+        for ticket, region in zip(tickets, [..., np.s_[7:9]], strict=True):
+            np.testing.assert_array_equal(ticket.result(), values[region])
+        assert tickets[0].report.chunks_decoded_by_host == 0
+        assert Memory.given_back == before + 1
 
 
 def normal(region):
@@ -297,12 +326,13 @@ def test_times_of_the_device(tmp_path, device):
     with core_reader(made) as reader:
         (ticket,), _ = submit(made, reader, array, [...])
         ticket.result()
-        assert reader.stats().copies == 0
+        assert reader.stats(ReaderStats()).times.copies == 0
         (ticket,), _ = submit(made, reader, array, [...], timed=True)
         ticket.result()
-        stats, report = reader.stats(), ticket._job.report()
-        assert stats.slabs_decoded == 1
-        assert stats.decoded_nbytes == 4 * 4 * 5 * 8 * 12 * 12 * 2
-        assert 0 < stats.copied_nbytes < stats.decoded_nbytes
-        assert 0 < report.device_decode_seconds == pytest.approx(stats.device_decode_seconds)
-        assert 0 < report.device_scatter_seconds == pytest.approx(stats.device_scatter_seconds)
+        times, report = reader.stats(ReaderStats()).times, ticket.report
+        assert times.decoded == 1
+        assert times.decoded_nbytes == 4 * 4 * 5 * 8 * 12 * 12 * 2
+        assert 0 < times.copied_nbytes < times.decoded_nbytes
+        assert 0 < report.decode_seconds == pytest.approx(times.decode_seconds)
+        assert 0 < report.scatter_seconds == pytest.approx(times.scatter_seconds)
+        assert report.scratch_bytes == made.limits.held_nbytes

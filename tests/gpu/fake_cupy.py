@@ -7,6 +7,7 @@ Memory that is given back is overwritten: pinned memory at once, device memory i
 allocated on, which is when CuPy's pool would give it to somebody else.
 """
 
+import contextlib
 import ctypes
 import importlib.machinery
 import math
@@ -18,10 +19,12 @@ from collections import deque
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from stand_in import driver
 
-from linumpy.gpu.staging.scatter import _CUDA_TYPES, Conversion
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
+_SPOILT = 2**22  # bytes that are overwritten: of slabs, which are larger, the first
 _DTYPES = {name: np.dtype(key) for key, name in _CUDA_TYPES.items()}
 
 
@@ -35,6 +38,7 @@ class Stream:
     def record(self, event=None):
         event = Event() if event is None else event
         event.mark = Mark(self)
+        event.tell_driver()
         self.add(event.mark)
         return event
 
@@ -61,6 +65,7 @@ class Mark:
 
     def __init__(self, stream):
         self.stream, self.done = stream, False
+        self.record = None  # how the stand-in driver knows it
 
 
 class Event:
@@ -68,22 +73,28 @@ class Event:
 
     def __init__(self, **options):
         self.mark = None
+        self._handle = None
 
-    ptr = property(lambda self: self)
+    @property
+    def ptr(self):
+        """The handle by which the stand-in driver knows the event."""
+        if self._handle is None:
+            self._handle = driver().library.fake_event()
+            weakref.finalize(self, driver().library.fake_event_free, self._handle)
+            self.tell_driver()
+        return self._handle
 
-    def record(self, stream):
-        stream.record(self)
+    def tell_driver(self):
+        """Let the driver know what was recorded."""
+        if self._handle is not None and self.mark is not None:
+            self.mark.stream._device.share(self.mark, self._handle)
+
+    def record(self, stream=None):
+        (stream or driver().device.stream).record(self)
 
     def synchronize(self):
         if self.mark is not None:
             self.mark.stream._device.complete(self.mark)
-
-    @property
-    def done(self):
-        """Whether it is reached; to look takes time, in which streams go on."""
-        if self.mark is not None and not self.mark.done:
-            self.mark.stream._device.glance()
-        return self.mark is None or self.mark.done
 
 
 class Block:
@@ -149,8 +160,9 @@ class Array:
     def fill(self, value):
         self[...] = value
 
-    def set(self, array):
-        self[...] = np.array(array)
+    def set(self, array, stream=None):
+        with stream or contextlib.nullcontext():
+            self[...] = np.array(array)
 
     def get(self, out=None, blocking=True):
         out = np.empty(self.shape, self.dtype) if out is None else out
@@ -182,6 +194,17 @@ def copy_boxes(at, source, headers, rows, rank, conversion, unit):
             box[...] = values if conversion.is_copy else conversion.cast(values)
 
 
+def conversion_of(spec):
+    """Read the rank of a scatter kernel, its conversion, and the unit that it copies, from its defines."""
+    defines = dict(spec.defines)
+    rank, unit = int(defines["RANK"]), int(defines.get("COPY_UNIT", 0))
+    if unit:
+        return rank, Conversion(np.dtype("u1"), np.dtype("u1"), False), unit
+    bfloat16 = defines["TARGET"] == "bfloat16_bits"
+    into = np.dtype("u2") if bfloat16 else _DTYPES[defines["TARGET"]]
+    return rank, Conversion(_DTYPES[defines["SOURCE"]], into, defines["SWAP"] == "true", bfloat16), 0
+
+
 class _Here(types.SimpleNamespace):
     """The only device: to be current is all it does."""
 
@@ -209,7 +232,7 @@ class Device:
         self._local = threading.local()
         self._streams = [Stream(self, 0)]
         self._memory, self._pool, self._pinned, self._pinned_pool = [], {}, [], {}
-        self.faults = []
+        self._shared = {}
         self.cupy, self.cupyx = self._modules()
 
     @property
@@ -237,13 +260,6 @@ class Device:
                 while one.queue and self.random.random() < one.pace and self._may_go_on(one):
                     self._step(one)
 
-    def glance(self):
-        """Let one stream that can go on do so, whatever its pace."""
-        with self._lock:
-            ready = [one for one in self._streams if one.queue and self._may_go_on(one)]
-            if ready:
-                self._step(self.random.choice(ready))
-
     def complete(self, mark):
         """Carry out what a mark needs, and nothing else."""
         with self._lock:
@@ -253,16 +269,34 @@ class Device:
                     stream = stream.queue[0][1].stream
                 self._step(stream)
 
+    def share(self, mark, handle):
+        """Let work of the stand-in driver wait for a mark."""
+        with self._lock:
+            number = driver().library.fake_event_recorded(handle)
+            mark.record = handle, number
+            if mark.done:
+                driver().library.fake_event_reached(handle, number)
+            else:
+                self._shared[mark.record] = mark
+
+    def complete_record(self, handle, number):
+        """Carry out what work of the stand-in driver waits for."""
+        with self._lock:
+            mark = self._shared.get((handle, number))
+            if mark is not None:
+                self.complete(mark)
+
     @staticmethod
     def _may_go_on(stream):
         head = stream.queue[0]
         return not (isinstance(head, tuple) and not head[1].done)
 
-    @staticmethod
-    def _step(stream):
+    def _step(self, stream):
         operation = stream.queue.popleft()
         if isinstance(operation, Mark):
             operation.done = True
+            if self._shared.pop(operation.record, None) is not None:
+                driver().library.fake_event_reached(*operation.record)
         elif not isinstance(operation, tuple):
             operation()
 
@@ -274,15 +308,29 @@ class Device:
                 if freed.size >= size:
                     self._pool[stream] = [one for one in self._pool[stream] if one is not freed]
                     return freed
-            room = np.full(size + _ALIGNED, _FRESH, np.uint8)
+            room = np.zeros(size + _ALIGNED, np.uint8)
+            room[:_SPOILT] = _FRESH
             memory = room[-room.ctypes.data % _ALIGNED :][:size]
             self._memory.append(memory)
+            driver().library.fake_memory(memory.ctypes.data, memory.size)
             return memory
+
+    def given_out(self):
+        """Bytes of device memory that somebody holds."""
+        with self._lock:
+            free = sum(one.size for some in self._pool.values() for one in some)
+            return sum(one.size for one in self._memory) - free
+
+    def end(self):
+        """Come to rest; the driver forgets this memory."""
+        self.rest()
+        for memory in self._memory:
+            driver().library.fake_memory(memory.ctypes.data, 0)
 
     def give_back(self, stream, memory):
         """Take memory back, and let somebody else write to it, in the order of the stream."""
         with self._lock:
-            stream.queue.append(lambda: memory.fill(_FREED))
+            stream.queue.append(lambda: memory[:_SPOILT].fill(_FREED))
             self._pool.setdefault(stream, []).append(memory)
 
     def at(self, address):
@@ -300,6 +348,11 @@ class Device:
         block = Block(self, self.stream, math.prod(shape) * dtype.itemsize)
         host = block.memory[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         return Array(self, host, block)
+
+    def alloc(self, nbytes):
+        """Give memory out as ``cupy.cuda.alloc`` does."""
+        block = Block(self, self.stream, nbytes)
+        return types.SimpleNamespace(ptr=block.memory.ctypes.data, mem=block)
 
     def full(self, shape, value, dtype):
         """Make an array of one value."""
@@ -339,44 +392,6 @@ class Device:
         for stream in self._streams:
             stream.synchronize()
 
-    def memcpy(self, target, source, nbytes, kind, stream):
-        """Queue a copy between addresses."""
-        on_device, host = (source, target) if kind == 2 else (target, source)
-        assert self.at(on_device).size >= nbytes, "a copy leaves its memory"
-        (stream,) = (one for one in self._streams if one.ptr == stream)
-        pinned = self.is_pinned(host)
-
-        def copy():
-            if pinned and not self.is_pinned(host):
-                self.faults.append("a copy from or to pinned memory that was given back")
-            ctypes.memmove(target, source, nbytes)
-
-        stream.add(copy)
-
-    def load(self, spec):
-        """Load the scatter kernel: NumPy's, with the table that lies in device memory when it runs."""
-        defines = dict(spec.defines)
-        conversion, unit = Conversion(np.dtype("u1"), np.dtype("u1"), False), 0
-        if "COPY_UNIT" in defines:
-            unit = int(defines["COPY_UNIT"])
-        else:
-            bfloat16 = defines["TARGET"] == "bfloat16_bits"
-            into = np.dtype("u2") if bfloat16 else _DTYPES[defines["TARGET"]]
-            conversion = Conversion(_DTYPES[defines["SOURCE"]], into, defines["SWAP"] == "true", bfloat16)
-        rank = int(defines["RANK"])
-
-        def scatter(source, headers, rows, count):
-            words = 2 * rank + 2
-            rows = self.at(rows)[: 8 * count * (3 + rank)].view(np.int64).reshape(count, 3 + rank)
-            headers = self.at(headers)[: 8 * words * (int(rows[:, 2].max()) + 1)].view(np.int64).reshape(-1, words)
-            copy_boxes(self.at, source, headers, rows, rank, conversion, unit)
-
-        def kernel(grid, block, args):
-            source, headers, rows, blocks_per_box = map(int, args)
-            self.stream.add(lambda: scatter(source, headers, rows, grid[0] // blocks_per_box))
-
-        return kernel
-
     def _new_stream(self, **options):
         with self._lock:
             self._streams.append(Stream(self, 16 * len(self._streams)))
@@ -402,14 +417,13 @@ class Device:
             get_current_stream=lambda: self.stream,
             get_elapsed_time=lambda first, last: 1.0,
             alloc_pinned_memory=lambda nbytes: self.empty_pinned((nbytes,)),
+            alloc=self.alloc,
+            driver=types.SimpleNamespace(ctxGetCurrent=lambda: 1),
             runtime=types.SimpleNamespace(
-                memcpyAsync=self.memcpy,
-                memcpyHostToDevice=1,
-                memcpyDeviceToHost=2,
                 getDevice=lambda: 0,
+                free=lambda address: None,
                 memGetInfo=lambda: (self.FREE_NBYTES, 2 * self.FREE_NBYTES),
                 getDeviceCount=lambda: 1,
-                eventQuery=lambda event: 0 if event.done else 600,
             ),
         )
         return cupy, cupyx

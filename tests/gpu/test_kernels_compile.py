@@ -16,7 +16,7 @@ from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_share
 import linumpy
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.staging.scatter import _CUDA_TYPES, Conversion, kernel_spec
+from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import KERNELS, Launch
@@ -179,4 +179,4 @@ def test_a_broken_source_is_noticed():
     from linumpy.gpu.kernels import KernelSpec
 
     with pytest.raises(AssertionError, match="RANK"):
-        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.staging.cuda"), "sm_90")
+        compile_kernel(KernelSpec("scatter", "scatter", (("COPY_UNIT", "4"),), "linumpy.gpu.read.cuda"), "sm_90")

@@ -16,11 +16,11 @@ from emulator import COMPILER, emulated
 from fake_cupy import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.staging import engines
 from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.device import Device
-from linumpy.gpu.staging import engines
 from linumpy.stream import pipeline as pipeline_module
 from linumpy.stream import resample as resample_module
 

@@ -24,8 +24,8 @@ from linumpy.benchmark.report import size
 from linumpy.benchmark.suites.scripts import not_judged
 from linumpy.benchmark.volumes import check_free, check_size, flush, write_tiles
 from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.gpu.staging.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host

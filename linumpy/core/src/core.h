@@ -102,13 +102,17 @@ typedef struct {
 } lc_launch;
 
 // Where a slab of so many chunks has its parts: behind the stored bytes, from the slab's address on.
-typedef struct { int64_t words, status, decoded; } lc_decode_layout;
+typedef struct {
+    int64_t words, status, decoded;
+    int64_t launches;  // kernels to launch
+} lc_decode_layout;
 
 // How chunks of one kind are decoded on a device, a slab at a time; offsets are from the slab's address.
 typedef struct {
     int64_t chunks, stored_nbytes;  // of a slab, at most
     int64_t stored;                 // where stored bytes begin
-    int64_t slots;                  // of device memory that a slab takes: 1, or all
+    int64_t slots;                  // of device memory that a slab takes: 1, all, or 0 for the batch's own memory
+    int64_t slab_nbytes;            // device memory, with its tables at the end
     // Bytes that the stored bytes and the weights of a slab may take. The weight of a chunk is `each`, and for zstd what
     // lies between its two steps: see linumpy.plan.decode.staging.
     int64_t capacity, each, has_pool, reordered;
@@ -117,7 +121,7 @@ typedef struct {
     int64_t counter, codec, shuffle;  // see linumpy.plan.decode.workspace.decode_words
     int64_t device_from;  // chunks at a time from which the device is faster than the host
     int64_t launch_count;
-    const lc_launch *launches;  // (chunks + 1, launch_count): for each number of chunks
+    const lc_launch *launches;  // (chunks + 1, launch_count): for each number of chunks, at most so many
     const lc_decode_layout *layouts;  // (chunks + 1,)
 } lc_decode_plan;
 
@@ -135,6 +139,7 @@ typedef struct {
     const lc_decode_plan *decode;  // NULL for raw chunks
     int64_t ready;  // CUevent behind which outputs may be written
     int64_t timed;  // whether the times of its kernels are wanted
+    int64_t memory;  // for one slab at a time, where its decode plan takes no slots
 } lc_on_device;
 
 // One read of stored bytes into device memory, by GPUDirect Storage.

@@ -13,6 +13,8 @@ constexpr i64 BLOCK = 256, PER_THREAD = 8;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
 // Free bytes behind stored ones: the decoders look at whole words.
 constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
+// Seconds that a slab stays open while other jobs go on filling it.
+constexpr double OPEN_SECONDS = 2e-3;
 
 i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
 
@@ -78,6 +80,14 @@ void Device::give_memory(DevicePointer slots, DevicePointer, i64) {
 
 // Find device memory for a slab: a slot, or all of them. Called with the lock held.
 bool Device::take_memory(Slab &slab) {
+    if (!slots_of(slab)) {
+        if (slab.rows.empty()) return true;
+        Batch &batch = *slab.rows.front().batch;
+        if (batch.memory_is_used) return false;
+        batch.memory_is_used = true;
+        slab.device = static_cast<DevicePointer>(batch.memory);
+        return true;
+    }
     if (static_cast<i64>(free_memory_.size()) < slots_of(slab)) return false;
     if (slots_of(slab) > 1) std::sort(free_memory_.rbegin(), free_memory_.rend());
     slab.device = free_memory_.back();
@@ -88,16 +98,24 @@ bool Device::take_memory(Slab &slab) {
 void Device::give_memory_back(Slab &slab) {
     for (i64 n = slots_of(slab); n-- > 0;)
         free_memory_.push_back(slab.device + static_cast<DevicePointer>(n * record_.device_nbytes));
+    if (!slots_of(slab) && !slab.rows.empty()) slab.rows.front().batch->memory_is_used = false;
     slab.device = 0;
 }
 
-void Device::allocate(Slab &slab) {
+void Device::allocate(Slab &slab, i64 nbytes) {
     driver_.use_context(reinterpret_cast<void *>(record_.context));
     if (!slab.stream) slab.stream = driver_.new_stream();
     if (!slab.done) slab.done = driver_.new_event();
     if (!slab.words) slab.words = driver_.allocate_pinned(words_nbytes_);
     slab.rows.reserve(static_cast<size_t>(record_.rows));
-    if (!slab.pinned) slab.pinned = driver_.allocate_pinned(record_.pinned_nbytes + 2 * MARGIN);
+    if (slab.pinned && slab.pinned_nbytes < nbytes) {
+        driver_.free_pinned(slab.pinned);
+        slab.pinned = nullptr;
+        slab.pinned_nbytes = 0;
+    }
+    if (slab.pinned) return;
+    slab.pinned = driver_.allocate_pinned(nbytes + 2 * MARGIN);
+    slab.pinned_nbytes = nbytes;
 }
 
 // The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
@@ -150,6 +168,13 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 lock.lock();
                 continue;
             }
+            if (free_.empty() && reads_directly()) {
+                // All threads of the pool may wait here: then nobody else starts what is sealed.
+                lock.unlock();
+                const bool any = start_sealed();
+                lock.lock();
+                if (any || !free_.empty()) continue;
+            }
             if (free_.empty()) {
                 freed_.wait(lock);
                 continue;
@@ -159,9 +184,12 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             ++busy_;
             slab->plan = plan;
             slab->writers = 1;
+            slab->opened = now();
             open_[plan] = slab;
+            if (oldest_ == 0) oldest_ = slab->opened;
             try {
-                if (!slab->pinned) allocate(*slab);
+                const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
+                if (slab->pinned_nbytes < needed) allocate(*slab, needed);
             } catch (...) {
                 open_.erase(plan);
                 free_.push_back(slab);
@@ -211,13 +239,28 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
     if (last) start(&slab);
 }
 
-void Device::flush() {
+void Device::flush() { flush_before(now()); }
+
+void Device::flush_old() {
+    const double oldest = oldest_.load(std::memory_order_relaxed), limit = now() - OPEN_SECONDS;
+    if (oldest != 0 && oldest < limit) flush_before(limit);
+}
+
+void Device::flush_before(double limit) {
     std::vector<Slab *> sealed;
     {
         const std::lock_guard lock(mutex_);
-        for (auto &[kind, slab] : open_)
+        double oldest = 0;
+        std::erase_if(open_, [&](const auto &item) {
+            Slab *slab = item.second;
+            if (slab->opened > limit) {
+                oldest = oldest == 0 ? slab->opened : std::min(oldest, slab->opened);
+                return false;
+            }
             if (--slab->writers == 0) sealed.push_back(slab);
-        open_.clear();
+            return true;
+        });
+        oldest_ = oldest;
     }
     for (Slab *slab : sealed) start(slab);
 }
@@ -233,17 +276,23 @@ void Device::start(Slab *slab) {
         const std::lock_guard lock(mutex_);
         sealed_.push_back(slab);
     }
-    start_sealed();
+    start_some();
 }
 
-// Start sealed slabs while there is device memory for them. Several threads may read their slabs at the same time; copies
+// Reads take long: a task that seals a slab goes on meanwhile, and so does the thread that waits for slabs.
+void Device::start_some() {
+    if (reads_directly()) start_in_pool();
+    else start_sealed();
+}
+
+// Start sealed slabs while there is device memory for them; returns whether there was one. Several threads may read their slabs at the same time; copies
 // and kernels are queued by one at a time, so that slabs end about in the order of the queue.
-void Device::start_sealed() {
-    for (;;) {
+bool Device::start_sealed() {
+    for (bool any = false;; any = true) {
         Slab *slab;
         {
             const std::lock_guard lock(mutex_);
-            if (sealed_.empty() || !take_memory(*sealed_.front())) return;
+            if (sealed_.empty() || !take_memory(*sealed_.front())) return any;
             slab = sealed_.front();
             sealed_.pop_front();
         }
@@ -281,7 +330,8 @@ void Device::queue(Slab &slab) {
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
         for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
         const DevicePointer table =
-            slab.device + static_cast<DevicePointer>(slots_of(slab) * record_.device_nbytes - table_nbytes_);
+            slab.device +
+            static_cast<DevicePointer>((slab.plan ? slab.plan->slab_nbytes : record_.device_nbytes) - table_nbytes_);
         mark(slab, 0);
         if (slab.plan) {
             const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
@@ -385,7 +435,7 @@ void Device::launch_decoders(Slab &slab) {
     driver_.copy_up(words, memory, records_nbytes, slab.stream);
     driver_.copy_up(status, zeros, 4 * count, slab.stream);
     mark(slab, 1);
-    for (i64 n = 0; n < plan.launch_count; ++n) {
+    for (i64 n = 0; n < layout.launches; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
         u64 values[LC_MAX_ARGUMENTS];
         void *arguments[LC_MAX_ARGUMENTS];
@@ -496,21 +546,23 @@ void Device::loop() {
             try {
                 driver_.use_context(reinterpret_cast<void *>(record_.context));
                 driver_.await(slab->done);
+                if (reads_directly()) copy_back(*slab);
             } catch (const std::exception &error) {
                 slab->error = error.what();
                 finish_stream(*slab);
             }
         }
+        lock.lock();
+        give_memory_back(*slab);  // before jobs are over: some of it may belong to them
+        lock.unlock();
         end(*slab);
         lock.lock();
-        give_memory_back(*slab);
         slab->plan = nullptr;
         --busy_;
         free_.push_back(slab);
         freed_.notify_all();
         lock.unlock();
-        if (reads_directly()) start_in_pool();
-        else start_sealed();
+        start_some();
         reader_.note_progress();
         lock.lock();
     }
@@ -562,18 +614,13 @@ void Device::end(Slab &slab) {
         }
     }
     ++slabs_done_;
-    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
+    const int32_t *status = status_of(slab);
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
         if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
         try {
-            u8 *from = slab.pinned + slab.plan->stored + chunk.source;
-            if (reads_directly()) {
-                const i64 place = slab.plan->stored + chunk.source;
-                driver_.copy_down(from, slab.device + static_cast<DevicePointer>(place), chunk.nbytes, slab.stream);
-                driver_.await_stream(slab.stream);
-            }
+            const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
                                   slab.rows.begin() + chunk.first_row + chunk.rows);
             for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
@@ -585,11 +632,9 @@ void Device::end(Slab &slab) {
                 throw std::bad_alloc();
             }
             std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
-        } catch (const std::exception &failed) {
+        } catch (const std::exception &) {
             lc_error error{};
-            const bool is_driver = dynamic_cast<const DriverError *>(&failed);
-            error.code = is_driver ? LC_DEVICE : LC_MEMORY;
-            if (is_driver) std::string(failed.what()).copy(error.text, sizeof error.text - 1);
+            error.code = LC_MEMORY;
             for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
         }
     }

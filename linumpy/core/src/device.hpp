@@ -45,15 +45,16 @@ struct StagedChunk {
 // Stored bytes that are read into a slab by GPUDirect Storage when it is started, and the rows that need them.
 struct DirectRead {
     std::shared_ptr<Wave> wave;
-    u32 object, chunk;           // the first one of its chunks
-    i64 offset, nbytes;          // in the stored object
-    i64 place = 0;               // in the slab's stored bytes
+    u32 object, chunk;  // the first one of its chunks
+    i64 offset, nbytes;  // in the stored object
+    i64 place = 0;  // in the slab's stored bytes
     u32 first_row = 0, rows = 0;
 };
 
 struct Slab {
     const lc_decode_plan *plan = nullptr;  // null: raw
     u8 *pinned = nullptr, *words = nullptr;
+    i64 pinned_nbytes = 0;
     DevicePointer device = 0;  // while it is under way
     Stream stream = nullptr;
     Event done = nullptr;
@@ -62,6 +63,7 @@ struct Slab {
     Event marks[4] = {};
     bool timed = false;
     i64 copied_nbytes = 0;
+    double opened = 0;
     i64 used = 0, weight = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
@@ -108,9 +110,10 @@ public:
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
                 std::vector<StagedChunk> chunks = {});
     void give_up(Range range) { commit(range, nullptr, {}); }
-    // Start what is in open slabs.
+    // Start what is in open slabs, or in those that have been open for long: small jobs wait for no others to fill them.
     void flush();
-    void start_sealed();
+    void flush_old();
+    bool start_sealed();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
     void add_to(lc_stats &stats) const;
@@ -121,9 +124,11 @@ public:
 private:
     Slab *free_slab();
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
-    void allocate(Slab &slab);
+    void allocate(Slab &slab, i64 nbytes);
     void release();
+    void flush_before(double limit);
     void start(Slab *slab);
+    void start_some();
     void start_in_pool();
     bool take_memory(Slab &slab);
     void give_memory_back(Slab &slab);
@@ -131,6 +136,10 @@ private:
     bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const;
     void read_direct(Slab &slab);
     void copy_stored(Slab &slab, i64 nbytes);
+    void copy_back(Slab &slab);
+    const int32_t *status_of(const Slab &slab) const {
+        return reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
+    }
     void queue(Slab &slab);
     void finish_stream(Slab &slab) noexcept;
     void mark(Slab &slab, int number);
@@ -153,6 +162,7 @@ private:
     std::deque<Slab *> sealed_, under_way_;
     std::vector<DevicePointer> free_memory_;
     i64 first_byte_ = 0;  // of a slot in its page: slots are whole pages apart
+    std::atomic<double> oldest_{0};  // when the oldest open slab was opened; 0 for none
     std::atomic<i64> decoding_{0}, retries_{0}, slabs_done_{0};
     // Of slabs that were timed.
     std::atomic<i64> copies_{0}, copied_nbytes_{0}, slabs_decoded_{0}, decoded_nbytes_{0};

@@ -112,7 +112,7 @@ void Device::read_direct(Slab &slab) {
     reader_.stats.read_seconds.fetch_add(now() - begin);
 }
 
-// Start sealed slabs without waiting for their reads, as the thread that waits for slabs must.
+// Start sealed slabs in another thread.
 void Device::start_in_pool() {
     {
         const std::lock_guard lock(mutex_);
@@ -139,6 +139,20 @@ void Device::copy_stored(Slab &slab, i64 nbytes) {
                         slab.stream);
         slab.copied_nbytes += count;
     }
+}
+
+// Copy down what the device gave up, for the host to decode.
+void Device::copy_back(Slab &slab) {
+    bool any = false;
+    for (size_t n = 0; n < slab.chunks.size(); ++n) {
+        const StagedChunk &chunk = slab.chunks[n];
+        if (!status_of(slab)[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
+        const i64 place = slab.plan->stored + chunk.source;
+        driver_.copy_down(slab.pinned + place, slab.device + static_cast<DevicePointer>(place), chunk.nbytes,
+                          slab.stream);
+        any = true;
+    }
+    if (any) driver_.await_stream(slab.stream);
 }
 
 }  // namespace lc

@@ -371,6 +371,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         }
     }
     if (StoredObject &object = wave.objects[task.object]; object.tasks_left.fetch_sub(1) == 1) object.file.close();
+    if (device_) device_->flush_old();
     // Last: whoever waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {
         const WantedChunk &chunk = wave.chunks[task.first_chunk + n];

@@ -246,6 +246,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->decode = record.on_device->decode;
         batch->ready = record.on_device->ready;
         batch->timed = record.on_device->timed;
+        batch->memory = record.on_device->memory;
     }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
@@ -353,13 +354,23 @@ void Reader::plan_ahead() {
 }
 
 void Reader::end_wave() {
-    if (device_) device_->flush();
     {
         const std::lock_guard lock(mutex_);
         --waves_;
         schedule_plan();
     }
+    flush_if_idle();
     changed_.notify_all();
+}
+
+// Start slabs that are not full, unless other waves go on filling them: fewer are carried out so.
+void Reader::flush_if_idle() {
+    if (!device_) return;
+    {
+        const std::lock_guard lock(mutex_);
+        if (waves_ || planning_) return;
+    }
+    device_->flush();
 }
 
 void Reader::plan() noexcept {
@@ -381,6 +392,7 @@ void Reader::plan() noexcept {
         }
         if (!wave || alone) schedule_plan();
     }
+    if (!wave) flush_if_idle();
     for (const auto &batch : left) abandon(*batch, LC_CANCELLED);
     changed_.notify_all();
     add(stats.plan_seconds, now() - begin);

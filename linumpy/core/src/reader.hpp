@@ -61,6 +61,9 @@ struct Batch {
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
     bool timed = false;
+    // Device memory of its own for long chunks, and whether a slab uses it; the device's lock guards it.
+    i64 memory = 0;
+    bool memory_is_used = false;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
@@ -167,6 +170,7 @@ private:
     void collect(Batch &batch, Wave &wave);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
+    void flush_if_idle();
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -159,7 +159,8 @@ bool Execution::decode_whole(const Span &span, const u8 *stored) {
     for (u32 k = 0; k < wave_.chunks[span.chunk].boxes; ++k)
         if (const WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up())
             stage_pieces(box, 0, [&](Range &range, const Piece &piece) {
-                std::memcpy(range.memory, decoded + box.source_offset + piece.source_offset, static_cast<size_t>(piece.nbytes));
+                std::memcpy(range.memory, decoded + box.source_offset + piece.source_offset,
+                            static_cast<size_t>(piece.nbytes));
             });
     return true;
 }

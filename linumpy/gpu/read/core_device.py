@@ -1,4 +1,4 @@
-"""What the native core needs to read to a device: kernels, and how slabs of each kind of chunks are decoded.
+"""What the native core needs to read to a device: memory, kernels, and how slabs of each kind of chunks are decoded.
 
 In: layouts and conversions. Out: the records of :mod:`linumpy.core.native`, kept for as long as their reader.
 """
@@ -6,43 +6,41 @@ In: layouts and conversions. Out: the records of :mod:`linumpy.core.native`, kep
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from typing import Any
 
 import numpy as np
 
 from linumpy.core import native
+from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
-from linumpy.gpu.loop.limits import Limits
-from linumpy.gpu.loop.works import way_of
-from linumpy.gpu.staging.scatter import Conversion, kernel_spec
+from linumpy.gpu.read.direct import DirectReads
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
+from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.placement import choose_way
+from linumpy.plan.decode.placement import choose_way, may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
 from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
 
-#: Slabs: two are filled while the others are under way.
-SLABS = 5
-#: Slots of device memory for those that are copied, decoded and scattered.
-SLOTS = 3
-#: Pinned memory of a slab: all of them stay in the processor's cache, or nearly.
-PINNED_NBYTES = 40 * 2**20
-#: Least scratch: the longest read of the core fits a slab.
-LEAST_SCRATCH_BYTES = 2**20
+_log = logging.getLogger(__name__)
+
+#: Less memory for kept chunks is of no use.
+_LEAST_KEPT = 2**20
+#: Chunks of a read at most, as far as the choice of the way of decoding goes.
+_MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
-#: Words of the scatter tables for each row of a slab, as in device.cpp.
-_ROW_WORDS = 14 + 9
 #: Addresses by which those of slab and status are found among the arguments of a launch.
 _BASE, _STATUS = 2**40, 2**50
 
 
 class CoreDevice:
-    """Kernels and plans for one device.
+    """Memory, kernels and plans for one device, which is current in all calls.
 
     Parameters
     ----------
@@ -51,42 +49,117 @@ class CoreDevice:
     device : int
         Number of the device.
     limits : Limits
-        Of the reader.
+        Of slabs.
+    cache_bytes : int
+        Memory for chunks that are kept.
+    direct : bool
+        Whether stored bytes go to the device by GPUDirect Storage.
+    timed : bool
+        Whether the times of all kernels are wanted.
     """
 
-    def __init__(self, cupy: Any, device: int, limits: Limits) -> None:
-        self._cupy, self._limits = cupy, limits
-        self.slab_nbytes = limits.scratch_bytes // SLOTS // 4096 * 4096
-        self.rows = min(max(self.slab_nbytes // 1024, 64), 4096)
-        self.data_nbytes = self.slab_nbytes - (8 * self.rows * _ROW_WORDS + 4096)
-        self.pinned_nbytes = min(PINNED_NBYTES, self.data_nbytes // 2 // 4096 * 4096)
+    def __init__(
+        self,
+        cupy: Any,
+        device: int,
+        limits: Limits,
+        *,
+        cache_bytes: int = 0,
+        direct: bool = False,
+        timed: bool = False,
+    ) -> None:
+        self._cupy, self.number, self.limits = cupy, device, limits
+        self._cache_bytes = cache_bytes
+        self.direct = DirectReads(cupy, device) if direct else None
+        self._timed = timed
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
-        self._kept: list[Any] = []
+        self._held: list[Any] = []
+        self.held_nbytes = 0
+        self._is_given = False
+        self._alive: list[Any] = []  # kernels and launches, which records point to
         self._lock = threading.Lock()  # the core holds pointers to records: none may be made twice, and replaced
 
-    def record(self, direct: Any = None) -> native.Device:
-        """Describe the memory of slabs, and what reads into it; the current context is that of the device."""
+    def record(self) -> native.Device:
+        """Describe the memory of slabs, and how stored bytes get there."""
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
-        context = self._cupy.cuda.driver.ctxGetCurrent()
         return native.Device(
-            context, SLABS, self.pinned_nbytes, SLOTS, self.slab_nbytes, self.rows, 0, direct or native.ReadDirect()
+            self._cupy.cuda.driver.ctxGetCurrent(),
+            SLABS,
+            self.limits.pinned_nbytes,
+            SLOTS,
+            self.limits.device_nbytes,
+            self.limits.rows,
+            self._timed,
+            native.ReadDirect() if self.direct is None else self.direct.callback,
         )
 
-    def takes(self, layout: ArrayLayout) -> bool:
-        """Say whether the core reads arrays of this layout to the device."""
-        return layout.chain is None or not layout.chain.host_filter
+    def give_memory(self, reader: CoreReader) -> None:
+        """Allocate the slots and of kept chunks for the first job of a reader.
 
-    def on_device(self, layout: ArrayLayout, conversion: Conversion, ready: int) -> native.OnDevice:
-        """Give what a batch needs; kernels that are new are compiled."""
+        Raises
+        ------
+        MemoryError
+            There is not that much for slots.
+        """
+        if self._is_given:
+            return
+        with self._lock:
+            if self._is_given or reader.is_closing:
+                return
+            slots = self._allocate(self.limits.held_nbytes)
+            kept, kept_nbytes = self._allocate_kept()
+            self._held = [slots, kept]
+            self.held_nbytes = self.limits.held_nbytes + kept_nbytes
+            # The core's streams do not wait for what the memory was used for before.
+            self._cupy.cuda.get_current_stream().synchronize()
+            reader.give_memory(int(slots.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
+            self._is_given = True
+
+    def _allocate(self, nbytes: int) -> Any:
+        return self._cupy.cuda.alloc(nbytes)
+
+    def _allocate_kept(self) -> tuple[Any, int]:
+        """Allocate as much as there is of the memory for kept chunks, which jobs do not need."""
+        nbytes = self._cache_bytes
+        while nbytes >= min(_LEAST_KEPT, self._cache_bytes) and nbytes > 0:
+            try:
+                return self._allocate(nbytes), nbytes
+            except MemoryError as error:
+                less = nbytes // 2
+                _log.warning("the chunk cache gets %d of %d bytes or less: %s", less, self._cache_bytes, error)
+                nbytes = less
+        return None, 0
+
+    def free(self) -> None:
+        """Give the memory back; nothing of the core is under way any more."""
+        with self._lock:
+            self._is_given = False
+            self._held, self.held_nbytes = [], 0
+        if self.direct is not None:
+            self.direct.close()
+
+    def on_device(
+        self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
+    ) -> native.OnDevice:
+        """Give what a batch needs, which is to be held until its jobs are over; kernels that are new are compiled."""
         with self._lock:
             plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
             scatter = self._scatter_of(layout, conversion)
-        record = native.OnDevice(ctypes.pointer(scatter), None, ready)
-        if plan is not None:
+        record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
+        if plan is not None and (plan.slots or self._lend(record, plan.slab_nbytes)):
             record.decode = ctypes.pointer(plan)
         return record
+
+    def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
+        """Give a batch of long chunks memory of its own; False where there is not that much, and the host decodes."""
+        try:
+            record.held = self._allocate(nbytes)
+        except MemoryError:
+            return False
+        record.memory = int(record.held.ptr)
+        return True
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
         axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
@@ -106,7 +179,7 @@ class CoreDevice:
         return known
 
     def _function(self, kernel: Any) -> int:
-        self._kept.append(kernel)
+        self._alive.append(kernel)
         return int(kernel.kernel.ptr)
 
     def _plan_of(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
@@ -116,30 +189,32 @@ class CoreDevice:
         return self._plans[key]
 
     def _make_plan(self, chain: DecodeChain, chunk_nbytes: int) -> native.DecodePlan | None:
-        device_from = self._device_from((chain, chunk_nbytes))
-        slot = self._slot_of(chain, chunk_nbytes)
+        slot, slots = self._slot_of(chain, chunk_nbytes)
+        device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             return None
-        count = min(slot.chunks, _MOST_CHUNKS, self.rows)
-        layouts = np.zeros((count + 1, 3), np.int64)
+        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows)
+        layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):
-            space = slot.lay_out(number, 0)
-            layouts[number] = space.words, space.words + words_room(number), space.decoded
-            rows.append(self._launches(chain, space, number, chunk_nbytes))
-        longer = self._launches(chain, slot.lay_out(1, ALIGN), 1, chunk_nbytes)
-        moved = [_moved(one, other) for one, other in zip(rows[0], longer, strict=True)]
-        prepare([decode.kernel_spec(launch) for launch in rows[-1]])
-        launches = (native.Launch * ((count + 1) * len(rows[0])))()
+            space, longer = slot.lay_out(number, 0), slot.lay_out(number, ALIGN)
+            found = self._launches(chain, space, number, chunk_nbytes)
+            moved = map(_moved, found, self._launches(chain, longer, number, chunk_nbytes))
+            rows.append(list(zip(found, moved, strict=True)))
+            layouts[number] = space.words, space.words + words_room(number), space.decoded, len(found)
+        prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
+        most = max(map(len, rows))
+        launches = (native.Launch * ((count + 1) * most))()
         for number, row in enumerate(rows, 1):
-            for k, launch in enumerate(row):
-                launches[number * len(row) + k] = self._launch_record(launch, moved[k])
-        self._kept += [launches, layouts]
+            for k, (launch, steps) in enumerate(row):
+                launches[number * most + k] = self._launch_record(launch, steps)
+        self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
-            stored_nbytes=min(slot.stored_nbytes, self.pinned_nbytes),
+            stored_nbytes=min(slot.stored_nbytes, max(self.limits.pinned_nbytes, longest_stored(chunk_nbytes) + ALIGN)),
             stored=MARGIN,
-            slots=1 if slot.nbytes <= self.data_nbytes else SLOTS,
+            slots=slots,
+            slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.table_nbytes,
             capacity=slot.capacity,
             each=slot.weight_of_any,
             has_pool=chain.streams_by == "zstd",
@@ -152,30 +227,38 @@ class CoreDevice:
             codec=CODES[chain.compressor],
             shuffle=chain.shuffle,
             device_from=device_from,
-            launch_count=len(rows[0]),
+            launch_count=most,
             launches=launches,
             layouts=layouts.ctypes.data,
         )
 
-    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> Slot | None:
-        """Fit a slab into a slot of device memory, or into all of them; None where a chunk does not fit there."""
-        if longest_stored(chunk_nbytes) + 256 > self.pinned_nbytes:
-            return None
-        tables = self.slab_nbytes - self.data_nbytes
-        for most, slots in ((self.data_nbytes, SLOTS), (SLOTS * self.slab_nbytes - tables, 1)):
+    def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
+        """Fit a slab into a slot of device memory, or into all of them, or, long zstd, into memory of its own.
+
+        Returns
+        -------
+        Slot or None
+            None where not even one chunk fits.
+        int
+            Slots that it takes; 0 for memory of its own.
+        """
+        limits = self.limits
+        rooms = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
+        if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
+            rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
+        for most, count, slots in rooms:
             way = choose_way(
-                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS, room=slots * most, cores=self._limits.threads,
-                table_nbytes=8, margin=256, decode_on="device",
+                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS if slots else 1, room=count * most,
+                cores=limits.threads, table_nbytes=8, margin=256, decode_on="device",
             )  # fmt: skip
             if way.slot is not None and way.slot.nbytes <= most:
-                return way.slot
-        return None
+                return way.slot, slots
+        return None, 0
 
-    def _device_from(self, kind: tuple[DecodeChain, int]) -> int | None:
+    def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
-        chosen = [
-            count for count in (1, *(2**k for k in range(1, 16))) if way_of(kind, count, self._limits).slot is not None
-        ]
+        counts = (2**k for k in range(_MANY_CHUNKS.bit_length()))
+        chosen = [count for count in counts if way_of(chain, chunk_nbytes, count, self.limits).slot is not None]
         return min(chosen) if chosen else None
 
     def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[Launch]:

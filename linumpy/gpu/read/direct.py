@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.core import native
 from linumpy.device import install_line, kvikio_mode
 from linumpy.errors import GpuUnavailableError
-from linumpy.gpu.staging.kvikio_settings import transfer_settings
+from linumpy.gpu.kvikio_settings import transfer_settings
 
 _log = logging.getLogger(__name__)
 

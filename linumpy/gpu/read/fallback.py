@@ -17,8 +17,8 @@ import numpy as np
 import zarr
 
 from linumpy.device import require_cuda
-from linumpy.gpu.loop.report import ReadReport
 from linumpy.gpu.read import request as output
+from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,38 @@ from linumpy.errors import RegionError
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.request import cast_dtype, check_out
 from linumpy.plan.layout import ArrayLayout
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Regions of arrays and their outputs; one row a region.
+
+    Attributes
+    ----------
+    array : numpy.ndarray of int64, (regions,)
+        Which array each is of.
+    start, stop : numpy.ndarray of int64, (regions, rank)
+        Bounds, ``0 <= start <= stop <= shape``.
+    strides : numpy.ndarray of int64, (regions, rank)
+        Bytes between neighbours in each output, along the axes of the array.
+    addresses : numpy.ndarray of int64, (regions,)
+        Where each output begins.
+    """
+
+    array: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    strides: np.ndarray
+    addresses: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def take(self, rows: np.ndarray | slice) -> Regions:
+        """Pick some of them."""
+        return Regions(
+            self.array[rows], self.start[rows], self.stop[rows], self.strides[rows], self.addresses[rows]
+        )  # fmt: skip
 
 
 def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,3 +150,10 @@ def strides_of(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int
     for row, array in enumerate(arrays):
         strides[row, kept[row]] = array.strides
     return strides
+
+
+def with_all_axes(output: Any, kept: np.ndarray | None, extent: np.ndarray) -> Any:
+    """View the first voxels of an output with all axes of the array, those that were dropped with one voxel."""
+    kept = np.ones(len(extent), bool) if kept is None else kept
+    index = [slice(0, count) if mine else None for count, mine in zip(extent.tolist(), kept.tolist(), strict=True)]
+    return output[(*index, ...)]

@@ -1,12 +1,31 @@
-"""What a reader has done so far: :class:`ReaderStats`, of the native core, of a loop, or of both."""
+"""What a reader has done so far: :class:`ReaderStats`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from linumpy.core import native
-from linumpy.gpu.loop.clock import Times
-from linumpy.gpu.loop.loop import Loop
+
+@dataclass(frozen=True)
+class Times:
+    """What a device took for slabs that were timed.
+
+    Attributes
+    ----------
+    copies, decoded : int
+        Slabs that were copied to the device, and that it decoded.
+    copy_seconds, decode_seconds, scatter_seconds : float
+        Of all of them; slabs that are decoded at the same time count each by itself.
+    copied_nbytes, decoded_nbytes : int
+        Bytes that were copied, and that were decoded to.
+    """
+
+    copies: int = 0
+    decoded: int = 0
+    copy_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    scatter_seconds: float = 0.0
+    copied_nbytes: int = 0
+    decoded_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -15,16 +34,18 @@ class ReaderStats:
 
     Attributes
     ----------
-    jobs, chunks, boxes, slabs : int
-        Jobs that are over; chunks read; boxes cut; slabs.
+    jobs, chunks, boxes : int
+        Jobs that are over; chunks read; boxes cut, without those of arrays that zarr-python reads.
+    slabs : int
+        Slabs that were carried out on the device; in host memory, tasks of the threads.
     bytes_read : int
-        Stored bytes of chunks, those that the host decodes counted in, shard indexes not.
+        Stored bytes of chunks; shard indexes, and what zarr-python reads, are not counted.
     layout_hits, layout_misses, index_hits, index_misses : int
         Of arrays that were opened before, and of shard indexes.
-    file_hits, file_misses : int
-        Of shards that were open when they were read.
+    files_opened : int
+        Files opened, one that was opened again counted again.
     plan_seconds, io_seconds, place_seconds : float
-        Of the reader's thread: planning; starting reads and waiting for them; queueing copies and kernels.
+        Of all threads together: planning; reading; copying chunks to outputs in host memory.
     cache_hits, cache_misses : int
         Of chunks that are kept on the device.
     device_bytes : int
@@ -46,8 +67,7 @@ class ReaderStats:
     layout_misses: int = 0
     index_hits: int = 0
     index_misses: int = 0
-    file_hits: int = 0
-    file_misses: int = 0
+    files_opened: int = 0
     plan_seconds: float = 0.0
     io_seconds: float = 0.0
     place_seconds: float = 0.0
@@ -57,52 +77,3 @@ class ReaderStats:
     times: Times = field(default_factory=Times)
     chunks_decoded_by_host: int = 0
     host_decode_seconds: float = 0.0
-
-
-def with_core(stats: ReaderStats, core: native.Stats) -> ReaderStats:
-    """Take in what the native core has done."""
-    return replace(
-        stats,
-        jobs=core.jobs,
-        chunks=core.chunks,
-        boxes=core.boxes,
-        slabs=core.tasks,
-        bytes_read=core.bytes_read,
-        index_hits=core.index_hits,
-        index_misses=core.index_misses,
-        file_misses=core.files_opened,
-        plan_seconds=core.plan_seconds,
-        io_seconds=core.read_seconds,
-        place_seconds=core.copy_seconds,
-        chunks_decoded_by_host=core.decoded,
-        host_decode_seconds=core.decode_seconds,
-    )
-
-
-def with_loop(stats: ReaderStats, loop: Loop) -> ReaderStats:
-    """Add what a loop has done."""
-    counts, indexes, carrier = loop.counts, loop.indexes, loop.carrier
-    cache = None if carrier is None else carrier.cache
-    file_hits, file_misses = (0, 0) if carrier is None else carrier.engines.open_file_counts
-    held = 0 if carrier is None else int(carrier.staging.arena_nbytes)
-    return replace(
-        stats,
-        jobs=stats.jobs + int(counts["jobs"]),
-        chunks=stats.chunks + int(counts["chunks"]),
-        boxes=stats.boxes + int(counts["boxes"]),
-        slabs=stats.slabs + int(counts["slabs"]),
-        bytes_read=stats.bytes_read + int(counts["bytes_read"]),
-        index_hits=stats.index_hits + indexes.hits,
-        index_misses=stats.index_misses + indexes.misses,
-        file_hits=file_hits,
-        file_misses=stats.file_misses + file_misses,
-        plan_seconds=stats.plan_seconds + counts["plan"],
-        io_seconds=stats.io_seconds + counts["io"],
-        place_seconds=stats.place_seconds + counts["place"],
-        cache_hits=0 if cache is None else cache.hits,
-        cache_misses=0 if cache is None else cache.misses,
-        device_bytes=held + (0 if cache is None else cache.held),
-        times=Times() if carrier is None or carrier.clock is None else carrier.clock.times(),
-        chunks_decoded_by_host=stats.chunks_decoded_by_host + int(counts["by_host"]),
-        host_decode_seconds=stats.host_decode_seconds + counts["host"],
-    )

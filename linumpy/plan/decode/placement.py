@@ -2,8 +2,7 @@
 
 A GPU decodes many streams at a time, each of them slowly; a processor core decodes one, several times as fast. So the
 number of streams decides. The blocks of long zstd frames are streams of their own, for some memory more (`group_nbytes`
-of a slot). Not both at once: threads that decode hold Python's lock so often that the reader's thread,
-which feeds the device, takes twice its time. In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
+of a slot). In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import numpy as np
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.staging import Slot, fit_slot
 from linumpy.plan.decode.workspace import MOST_NBYTES, decoded_room
-from linumpy.plan.read.slabs import MAX_PIECES
 
+#: Chunks of a slab at most.
+_MOST_CHUNKS = 4096
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
 #: Chunks that are one slab, where they fit: to part them gains less than the launches of three slabs take.
@@ -149,7 +149,7 @@ def _on_device(
     host: DecodeWay, chunk_nbytes: int, chunks: int, room: int, table_nbytes: int, margin: int, group_nbytes: int
 ) -> DecodeWay | None:
     """Fit slots into the memory, three where that leaves each a chunk; None where not even one chunk fits."""
-    wanted = max(1, min(chunks, MAX_PIECES))
+    wanted = max(1, min(chunks, _MOST_CHUNKS))
     few = wanted <= _ONE_SLAB and wanted * _most_nbytes(chunk_nbytes) <= room // _DEPTH
     for depth in range(1 if few else min(_DEPTH, wanted), 0, -1):
         slot = fit_slot(

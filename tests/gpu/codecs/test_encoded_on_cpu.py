@@ -13,6 +13,8 @@ import zarr
 from decoders import BIG, Decoder, kernel, needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.loop import loop
+from linumpy.gpu.loop.works import way_of
 from mutants import CHAINS, corpus, disagreements
 from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from stores import encoded_cases, plain_values, random_values, same, write
@@ -21,8 +23,6 @@ from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.kernels import source_text
-from linumpy.gpu.loop import loop
-from linumpy.gpu.loop.works import way_of
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes

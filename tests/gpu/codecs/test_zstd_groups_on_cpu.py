@@ -9,15 +9,15 @@ import pytest
 import reference
 import zarr
 from decoders import BIG, Decoder, kernel, needs_compiler
+from linumpy.gpu.loop import limits
+from linumpy.gpu.loop.works import way_of
+from linumpy.gpu.staging import device
 from mutants import FRAMES, by_numcodecs, disagreements, frame
 from stores import plain_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import plan_zarr_read
-from linumpy.gpu.loop import limits
-from linumpy.gpu.loop.works import way_of
 from linumpy.gpu.read import reader
-from linumpy.gpu.staging import device
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
 

@@ -14,13 +14,13 @@ from decoders import needs_compiler
 from file_batches import open_files
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.loop import alone
+from linumpy.io.reads.file_reads import NotCachedError
 from stores import cases, encoded_cases, random_values, same, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.loop import alone
 from linumpy.gpu.read import reader
 from linumpy.gpu.read.reader import Reader
-from linumpy.io.reads.file_reads import NotCachedError
 from linumpy.plan.region import normalize_region
 
 RAW, ZSTD = None, zarr.codecs.ZstdCodec()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import reference
 import zarr
+from linumpy.gpu.loop.clock import Clock, Times
+from linumpy.gpu.staging.tables import Placed
 from stores import random_values, same
 
 from linumpy.gpu import Reader
-from linumpy.gpu.loop.clock import Clock, Times
-from linumpy.gpu.staging.tables import Placed
 
 
 def event(time, done=True):

@@ -6,17 +6,17 @@ import threading
 import numpy as np
 import pytest
 import zarr
-from stores import plain_values, same
-
-from linumpy.errors import ChunkError
 from linumpy.gpu.loop import host_decode, limits
 from linumpy.gpu.loop.jobs import Regions, make_request
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.loop.wave import Part
 from linumpy.gpu.loop.works import Cutter
-from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging.scatter import Conversion
+from stores import plain_values, same
+
+from linumpy.errors import ChunkError
+from linumpy.gpu.read.reader import Reader
 from linumpy.io.layout import read_layout
 
 THREADS = 16

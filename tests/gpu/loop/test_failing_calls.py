@@ -14,18 +14,18 @@ import pytest
 import reference
 import zarr
 from fake_cupy import Event, Stream
-from stores import random_values, same
-
-import linumpy
-from linumpy.errors import ChunkError
 from linumpy.gpu.loop import host_decode, jobs
 from linumpy.gpu.loop.carrier import Carrier
 from linumpy.gpu.loop.loop import Loop
 from linumpy.gpu.loop.wave import Part
-from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines, scatter
 from linumpy.gpu.staging.direct import DirectStaging
 from linumpy.gpu.staging.host import HostStaging
+from stores import random_values, same
+
+import linumpy
+from linumpy.errors import ChunkError
+from linumpy.gpu.read.reader import Reader
 
 KINDS = {
     "raw": {"compressors": None},

@@ -14,23 +14,23 @@ import pytest
 import reference
 import zarr
 from decoders import needs_compiler
-from stores import plain_values, random_values, same
-
-from linumpy.errors import DeviceMemoryError
-from linumpy.gpu import kvikio_zarr, plan_zarr_read
 from linumpy.gpu.loop import jobs, loop
 from linumpy.gpu.loop.jobs import Regions, Request
 from linumpy.gpu.loop.locate import IndexCache, locate
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.loop.wave import Part
-from linumpy.gpu.read import request as output
-from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.survey import with_survey
 from linumpy.gpu.staging.scatter import Conversion
-from linumpy.gpu.zarr_io import read_zarr_via_kvikio
-from linumpy.io.layout import read_layout
 from linumpy.io.reads import posix_aio
 from linumpy.io.reads.file_reads import ReadEngine
+from stores import plain_values, random_values, same
+
+from linumpy.errors import DeviceMemoryError
+from linumpy.gpu import kvikio_zarr, plan_zarr_read
+from linumpy.gpu.read import request as output
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.zarr_io import read_zarr_via_kvikio
+from linumpy.io.layout import read_layout
 from linumpy.plan.read.plan import plan_read
 
 READ_IN_THREADS = """

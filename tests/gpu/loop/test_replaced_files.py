@@ -7,14 +7,14 @@ import time
 import pytest
 import reference
 import zarr
-from stores import random_values, same
-
-from linumpy.errors import ChunkError
 from linumpy.gpu.loop import carrier, host_decode, loop
-from linumpy.gpu.read.reader import Reader
 from linumpy.io.reads import posix_aio
 from linumpy.io.reads.file_reads import Pending
 from linumpy.io.reads.plain_reads import read_files
+from stores import random_values, same
+
+from linumpy.errors import ChunkError
+from linumpy.gpu.read.reader import Reader
 
 RAW, ZSTD = None, zarr.codecs.ZstdCodec()
 SHAPE = (64, 48)

@@ -19,15 +19,15 @@ import zarr
 from decoders import needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from linumpy.gpu.loop import cache, jobs
 from linumpy.gpu.loop.jobs import Regions, make_request
 from linumpy.gpu.loop.limits import limits_for
 from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.loop.wave import Part
-from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.staging import engines
 from linumpy.gpu.staging.scatter import Conversion
+
+from linumpy.gpu.read.reader import Reader
 from linumpy.io.layout import read_layout
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

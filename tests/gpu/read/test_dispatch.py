@@ -13,8 +13,8 @@ import linumpy
 from linumpy.device import DEVICE_VARIABLE, why_no_cuda
 from linumpy.errors import ChunkError, GpuUnavailableError, RegionError, SourceError
 from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu, release, zarr_to_dask
-from linumpy.gpu.loop.report import ReadReport
 from linumpy.gpu.read import request as output
+from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import result_dtype
 
 

@@ -25,16 +25,16 @@ from decoders import needs_compiler
 from file_batches import open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.loop import jobs, loop
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.staging import engines
 from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 from linumpy.core import native
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
-from linumpy.gpu.loop import jobs, loop
-from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read import reader
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.staging import engines
 from linumpy.plan.region import normalize_region
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -19,14 +19,14 @@ import zarr
 from decoders import needs_compiler
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.loop import carrier, jobs
+from linumpy.gpu.loop.ticket import Ticket
+from linumpy.gpu.staging import engines
+from linumpy.io.reads import plain_reads
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.loop import carrier, jobs
-from linumpy.gpu.loop.ticket import Ticket
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.staging import engines
-from linumpy.io.reads import plain_reads
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
 

@@ -10,6 +10,7 @@ import pytest
 import reference
 import zarr
 from decoders import needs_compiler
+from linumpy.gpu.staging import engines
 from stores import plain_values, random_values, same
 
 from linumpy.errors import ChunkError, GpuUnavailableError
@@ -17,7 +18,6 @@ from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.read import request
 from linumpy.gpu.read.reader import Reader
-from linumpy.gpu.staging import engines
 
 KINDS = {
     "raw": {"compressors": None},

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import zarr
 from emulator import COMPILER, Kernel, emulated, library
+from linumpy.gpu.staging.scatter import Conversion, kernel_spec
 from numcodecs import Delta
 
 from linumpy.gpu.kernels import CUDA_TYPES, _with_headers
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.rounding import cast_elements
-from linumpy.gpu.staging.scatter import Conversion, kernel_spec
 from linumpy.gpu.zarr_io import read_zarr
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with _Float16")

@@ -5,9 +5,9 @@ import threading
 import types
 
 import pytest
-
 from linumpy.gpu.staging import kvikio_settings
-from linumpy.gpu.staging.kvikio_settings import read_threads, transfer_settings
+
+from linumpy.gpu.kvikio_settings import read_threads, transfer_settings
 
 
 @pytest.fixture

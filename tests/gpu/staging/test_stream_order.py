@@ -22,13 +22,13 @@ import zarr
 from decoders import needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from linumpy.gpu.loop import carrier
 from reference import fake_device, use_own_readers
 from stores import cases, random_values, same, write
 
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
 from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
-from linumpy.gpu.loop import carrier
 from linumpy.gpu.oct import surface as interface
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter

@@ -2,7 +2,6 @@
 
 import pytest
 from file_batches import KINDS
-
 from linumpy.io.reads import posix_aio
 
 

@@ -28,7 +28,6 @@ from file_batches import (
     version,
     write,
 )
-
 from linumpy.io.reads import file_reads, posix_aio
 from linumpy.io.reads.file_reads import FileReads, Pending, ReadEngine
 from linumpy.io.reads.plain_reads import read_files

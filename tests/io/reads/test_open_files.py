@@ -10,10 +10,10 @@ import sys
 import numpy as np
 import pytest
 from file_batches import Interrupt, batch, check, fail, interrupt_at, nothing_at_once, open_files, version, write
-
-from linumpy.gpu import release
 from linumpy.io.reads.file_reads import ReadEngine
 from linumpy.io.reads.open_files import FilesOnce, KeptFiles, OpenFiles
+
+from linumpy.gpu import release
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,6 @@ import textwrap
 import numpy as np
 import pytest
 from file_batches import RefusesBatches
-
 from linumpy.io.reads import posix_aio
 
 

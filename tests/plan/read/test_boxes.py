@@ -9,16 +9,16 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from linumpy.plan.read.alone import first_object, plan_alone, within_object
+from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
+from linumpy.plan.read.scatter import FILL_WORDS, ROW_WORDS, ScatterTable, geometry, table_nbytes
+from linumpy.plan.read.wanted import merge
 
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.read import boxes as plan_boxes
 from linumpy.plan.read import pieces as plan_pieces
-from linumpy.plan.read.alone import first_object, plan_alone, within_object
-from linumpy.plan.read.boxes import cut_boxes, is_cut_whole
 from linumpy.plan.read.plan import ReadPlan
-from linumpy.plan.read.scatter import FILL_WORDS, ROW_WORDS, ScatterTable, geometry, table_nbytes
-from linumpy.plan.read.wanted import merge
 from linumpy.plan.region import Region
 
 

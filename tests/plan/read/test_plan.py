@@ -10,13 +10,13 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from linumpy.plan.read.pieces import axis_windows
+from linumpy.plan.read.slabs import SlabLimits, Spans, pack
 
 from linumpy.gpu import plan_zarr_read
 from linumpy.io.layout import read_layout
 from linumpy.plan.read import pieces as plan_pieces
-from linumpy.plan.read.pieces import axis_windows
 from linumpy.plan.read.plan import plan_read
-from linumpy.plan.read.slabs import SlabLimits, Spans, pack
 
 
 def make(shape=(100, 200, 300), chunks=(16, 16, 16), **options):

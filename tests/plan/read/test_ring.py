@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from linumpy.plan.read.ring import ALIGN, Ring, ring_nbytes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,8 @@ class ReadReport:
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory: of ``"linumpy"`` batches of system calls (POSIX AIO) or kvikio; for
-        ``"zarr-host"`` why not in zarr's GPU mode.
+        What read the bytes, and into which memory: of ``"linumpy"`` the native core's threads, by system calls or by
+        kvikio, or zarr-python for chunks that the core does not decode; for ``"zarr-host"`` why not in zarr's GPU mode.
     fallback : str
         Why ``backend="auto"`` did not take linumpy's reader, or a read went into host memory; empty if neither is so.
     shape : tuple of int
@@ -37,7 +38,7 @@ class ReadReport:
     dtype : str
         Of the result.
     bytes_read : int or None
-        Bytes read from files, shard indexes counted in; None where zarr read them.
+        Bytes read from files; None where zarr read them.
     bytes_decoded : int
         Bytes of the result.
     chunks_read, chunks_filled : int or None
@@ -49,18 +50,18 @@ class ReadReport:
     plan_seconds, read_seconds : float
         Time on the host for metadata and plan, and from the first to the last byte.
     scatter_seconds : float or None
-        Time of the scatter kernels on the device. They overlap the reading.
+        Time of the scatter kernels on the device, slab by slab; slabs that other jobs share count as a whole. They
+        overlap the reading.
     decoder : str
         How chunks were decoded; empty for raw ones, and where zarr decoded them.
     decode_seconds : float or None
-        Time of the decoding kernels on the device, slab by slab. They overlap the reading and each other.
+        Time of the decoding kernels on the device, likewise.
     chunks_decoded_by_host : int
         Chunks that the host decoded, because that is faster or because the device could not.
     host_decode_seconds : float
-        Time that this took, of all threads together; with that of regions that were read together with this one.
+        Time that this took, of all threads together.
     reads_repeated : int
-        Reads that kvikio failed to do, by GPUDirect Storage or into host memory, and that plain system calls did
-        instead; `engine` says why the first of them failed.
+        Reads that kvikio failed to do by GPUDirect Storage, and that plain system calls did instead.
     """
 
     source: str
@@ -144,6 +145,28 @@ class ReadReport:
             for label, text in self.rows()
         )
         return f"<table>{cells}</table>"
+
+
+def job_report(source: str, dtype: str, output: Any) -> ReadReport:
+    """Begin the report of a reader's job: what its output tells."""
+    return ReadReport(
+        source=source,
+        backend=LINUMPY,
+        gds="not used",
+        engine="",
+        fallback="",
+        shape=tuple(output.shape),
+        dtype=dtype,
+        bytes_read=None,
+        bytes_decoded=int(output.size) * int(output.dtype.itemsize),
+        chunks_read=None,
+        chunks_filled=None,
+        files_opened=None,
+        scratch_bytes=None,
+        plan_seconds=0.0,
+        read_seconds=0.0,
+        scatter_seconds=None,
+    )
 
 
 def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:

@@ -26,7 +26,7 @@ def transfer_settings() -> Iterator[None]:
 
     Those that run at the same time in several threads share one scope: the first sets, the last puts back. A number
     of threads that the caller set, by ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, stays. It counts for what goes
-    through kvikio, not for batches of short reads (:mod:`linumpy.io.reads.file_reads`), which have their own threads.
+    through kvikio, not for reads by the native core's threads.
     """
     global _users, _scope
     import kvikio.defaults

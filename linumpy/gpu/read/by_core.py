@@ -1,0 +1,155 @@
+"""Carry out the jobs of a reader by the native core.
+
+In: regions of arrays of one geometry, with their outputs as numbers. Out: :class:`~linumpy.core.reader.CoreJob`
+records, and what :class:`~linumpy.gpu.read.ticket.Ticket` tells of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from linumpy.core import native
+from linumpy.core.reader import CoreJob, CoreReader, takes
+from linumpy.gpu.read.core_device import CoreDevice
+from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.stats import ReaderStats, Times
+from linumpy.plan.layout import ArrayLayout
+
+
+class CoreEngine:
+    """The native core, for one device or for host memory.
+
+    Parameters
+    ----------
+    threads : int
+        Threads that work is cut for.
+    device : CoreDevice, optional
+        Where outputs lie; by default in host memory. It is current when this is called, and :meth:`submit`.
+    """
+
+    def __init__(self, threads: int, device: CoreDevice | None) -> None:
+        self._device = device
+        self._core = CoreReader(threads, None if device is None else device.record())
+
+    def takes(self, layout: ArrayLayout) -> bool:
+        """Say whether the core reads arrays of this layout."""
+        return takes(layout)
+
+    def submit(
+        self,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        outputs: Sequence[Any],
+        ready: Any = None,
+        *,
+        one_job: bool = False,
+        timed: bool = False,
+    ) -> list[CoreJob]:
+        """Submit regions; one job for each output.
+
+        Parameters
+        ----------
+        layouts : list of ArrayLayout
+            Arrays of one geometry.
+        conversion : Conversion
+            From their elements to those of the outputs.
+        regions : Regions
+            What is wanted of them.
+        outputs : sequence of arrays
+            What holds the memory of each job's output.
+        ready : cupy.cuda.Event, optional
+            Behind which outputs on a device may be written.
+        one_job : bool
+            Whether all regions are one job.
+        timed : bool
+            Whether the times of its kernels are wanted.
+        """
+        on_device = None
+        if self._device is not None:
+            self._device.give_memory(self._core)
+            on_device = self._device.on_device(layouts[0], conversion, int(ready.ptr), timed=timed)
+        target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
+        columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
+        fill = conversion.fill_bytes(layouts[0].fill_value)
+        return self._core.submit(
+            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=(ready, on_device)
+        )
+
+    def describe(self, job: CoreJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
+        """Make the report of a job that is over."""
+        done, stored_in = job.report(), "host memory"
+        stored = done.chunks - done.filled
+        if self._device is not None:
+            stored_in = f"pinned host memory, copied to device {self._device.number}"
+        engine = f"system calls by the native core's threads, into {stored_in}"
+        if self._device is not None and self._device.direct is not None:
+            engine = self._device.direct.engine(done.reads_repeated)
+        decoder = ""
+        if layout.chain is not None:
+            on_host = self._device is None or 0 < stored == done.decoded
+            decoder = f"{layout.chain}, on the {'host' if on_host else 'device'}"
+        report = job_report(layout.name, conversion.target_name, job.output)
+        return replace(
+            report,
+            engine=engine,
+            bytes_read=done.bytes_read,
+            chunks_read=stored,
+            chunks_filled=done.filled,
+            files_opened=done.files_opened,
+            scratch_bytes=self.device_bytes if done.chunks else 0,
+            read_seconds=done.seconds,
+            decoder=decoder,
+            chunks_decoded_by_host=done.decoded,
+            host_decode_seconds=done.decode_seconds,
+            reads_repeated=done.reads_repeated,
+            scatter_seconds=done.device_scatter_seconds or None,
+            decode_seconds=None if layout.chain is None else done.device_decode_seconds or None,
+        )
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is held."""
+        return 0 if self._device is None else self._device.held_nbytes
+
+    def stats(self, stats: ReaderStats) -> ReaderStats:
+        """Add what was done."""
+        core = self._core.stats()
+        return replace(
+            stats,
+            jobs=stats.jobs + core.jobs,
+            chunks=stats.chunks + core.chunks,
+            boxes=stats.boxes + core.boxes,
+            slabs=core.tasks if self._device is None else core.slabs,
+            bytes_read=core.bytes_read,
+            index_hits=core.index_hits,
+            index_misses=core.index_misses,
+            files_opened=core.files_opened,
+            plan_seconds=core.plan_seconds,
+            io_seconds=core.read_seconds,
+            place_seconds=core.copy_seconds,
+            cache_hits=core.kept_hits,
+            cache_misses=core.kept_misses,
+            device_bytes=self.device_bytes,
+            times=Times(
+                core.copies,
+                core.slabs_decoded,
+                core.device_copy_seconds,
+                core.device_decode_seconds,
+                core.device_scatter_seconds,
+                core.copied_nbytes,
+                core.decoded_nbytes,
+            ),
+            chunks_decoded_by_host=core.decoded,
+            host_decode_seconds=core.decode_seconds,
+        )
+
+    def close(self) -> None:
+        """Cancel what is queued, wait for what is under way, and free the device memory."""
+        self._core.close()
+        if self._device is not None:
+            self._device.free()

@@ -1,0 +1,115 @@
+"""What bounds the slabs in which a reader stages and decodes chunks on a device, and where chunks are decoded.
+
+In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.placement.DecodeWay` of chunks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.decode.placement import DecodeWay, choose_way
+
+#: Slabs: two are filled while the others are under way.
+SLABS = 5
+#: Slots of device memory for those that are copied, decoded and scattered.
+SLOTS = 3
+#: Pinned memory of a slab at most: all of them stay in the processor's cache, or nearly.
+_PINNED_NBYTES = 40 * 2**20
+#: Boxes of a slab, at least and at most, and bytes of a slab for each.
+_LEAST_ROWS, _MOST_ROWS, _ROW_NBYTES = 64, 4096, 1024
+#: Words of the scatter tables for each row of a slab, and bytes beside them, as in device.cpp.
+_ROW_WORDS, _TABLE_SPARE = 14 + 9, 4096
+#: The memory of a slot is a multiple of this.
+_PAGE = 4096
+#: More threads that decode gain nothing.
+_MOST_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the slabs of a reader.
+
+    Attributes
+    ----------
+    scratch_bytes : int
+        Device memory for all slots.
+    threads : int
+        Threads of the host that work is cut for.
+    decode_on : str or None
+        Where to decode, ``"device"`` or ``"host"``; None for where it takes less time.
+    slab_nbytes : int or None
+        Bytes of chunks of a slab at most; None for what fits.
+    may_exceed : bool
+        Whether long zstd chunks that do not fit the scratch get memory of their own, rather than the host.
+    """
+
+    scratch_bytes: int
+    threads: int
+    decode_on: str | None = None
+    slab_nbytes: int | None = None
+    may_exceed: bool = False
+
+    @property
+    def device_nbytes(self) -> int:
+        """Device memory of a slot, the tables of a slab counted in."""
+        nbytes = self.scratch_bytes // SLOTS // _PAGE * _PAGE
+        if self.slab_nbytes is None:
+            return nbytes
+        return min(nbytes, -(-(self.slab_nbytes + _table_nbytes(_rows(self.slab_nbytes))) // _PAGE) * _PAGE)
+
+    @property
+    def rows(self) -> int:
+        """Boxes of a slab at most."""
+        return _rows(self.device_nbytes)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Device memory of a slot for the tables of a slab."""
+        return _table_nbytes(self.rows)
+
+    @property
+    def data_nbytes(self) -> int:
+        """Device memory of a slot for stored and decoded chunks."""
+        return self.device_nbytes - self.table_nbytes
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Pinned memory of a slab."""
+        return min(_PINNED_NBYTES, max(1, self.data_nbytes // 2 // _PAGE) * _PAGE)
+
+    @property
+    def held_nbytes(self) -> int:
+        """Device memory of all slots."""
+        return SLOTS * self.device_nbytes
+
+
+def limits_for(
+    scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None, may_exceed: bool = False
+) -> Limits:
+    """Bound the slabs of a reader of this process."""
+    threads = max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
+
+
+def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodeWay:
+    """Choose where chunks are decoded, by how many of them there are."""
+    return choose_way(
+        chain,
+        chunk_nbytes,
+        chunks=chunks,
+        room=SLOTS * limits.data_nbytes,
+        cores=limits.threads,
+        table_nbytes=8,
+        margin=256,
+        decode_on=limits.decode_on,
+    )
+
+
+def _rows(nbytes: int) -> int:
+    return min(max(nbytes // _ROW_NBYTES, _LEAST_ROWS), _MOST_ROWS)
+
+
+def _table_nbytes(rows: int) -> int:
+    return 8 * rows * _ROW_WORDS + _TABLE_SPARE

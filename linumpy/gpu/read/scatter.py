@@ -1,0 +1,75 @@
+"""Scatter: decoded chunks of a slab → outputs, on the device, by kernels that the native core launches.
+
+In: types of elements. Out: :class:`Conversion`, and the kernel that carries it out. Edge crop, region crop, byte order,
+axis order, dtype cast and fill values all happen in one launch for all boxes of a slab whose elements have the same
+types, whatever outputs they go to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec
+from linumpy.gpu.rounding import bfloat16_bits, cast_elements
+from linumpy.plan.layout import MAX_RANK
+
+_CUDA_TYPES = CUDA_TYPES | {"b1": "bool_bits", "c8": "complex_of<float>", "c16": "complex_of<double>"}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What happens to an element between storage and output.
+
+    Attributes
+    ----------
+    source, target : numpy.dtype
+        Stored type and type of the output, both in this machine's byte order.
+    swapped : bool
+        Whether the stored bytes come in the other order.
+    bfloat16 : bool
+        Whether outputs are bfloat16, which NumPy does not have: `target` is uint16, and holds their bits.
+    """
+
+    source: np.dtype
+    target: np.dtype
+    swapped: bool
+    bfloat16: bool = False
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the bytes arrive as they are stored."""
+        return self.source == self.target and not self.swapped and not self.bfloat16
+
+    @property
+    def target_name(self) -> str:
+        """Name of the outputs' type."""
+        return "bfloat16" if self.bfloat16 else str(self.target)
+
+    def cast(self, values: np.ndarray) -> np.ndarray:
+        """Cast elements on the host, those in the stored byte order too."""
+        if self.bfloat16:
+            return bfloat16_bits(values)
+        return cast_elements(values, self.target)
+
+    def fill_bytes(self, fill: np.generic) -> np.ndarray:
+        """Repeat a fill value, as an element of an output, over the 16 bytes of the widest unit."""
+        value = self.cast(np.asarray(fill)).tobytes()
+        return np.frombuffer(value * (16 // len(value)), np.uint8)
+
+
+def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
+    """Choose the kernel for boxes of so many axes, moved in units of so many bytes."""
+    if not 1 <= rank <= MAX_RANK:
+        raise ValueError(f"a table of {rank} axes: 1 to {MAX_RANK} are scattered")
+    package = "linumpy.gpu.read.cuda"
+    if conversion.is_copy:
+        return KernelSpec("scatter", "scatter", (("RANK", str(rank)), ("COPY_UNIT", str(unit))), package)
+    defines = (
+        ("RANK", str(rank)),
+        ("SOURCE", _CUDA_TYPES[conversion.source.str[1:]]),
+        ("TARGET", "bfloat16_bits" if conversion.bfloat16 else _CUDA_TYPES[conversion.target.str[1:]]),
+        ("SWAP", "true" if conversion.swapped else "false"),
+    )
+    return KernelSpec("scatter", "scatter", defines, package)

@@ -1,1 +1,0 @@
-"""Memory that stored bytes pass through, engines that read them, and the scatter into outputs."""
