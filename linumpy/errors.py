@@ -16,6 +16,10 @@ class ChunkError(LinumpyError, OSError):
     """
 
 
+class StaleLayoutError(LinumpyError, RuntimeError):
+    """The metadata of an array were written anew after they had been read: read them again, then submit again."""
+
+
 class DeviceMemoryError(LinumpyError, MemoryError):
     """The request does not fit into the memory of the device; raised before the first byte is read."""
 

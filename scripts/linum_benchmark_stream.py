@@ -8,10 +8,13 @@ are made in a folder of its own below --folder and removed at the end.
 
 The first batch of each is compared with zarr-python's first; a wrong one is reported as WRONG and has no time. Rates
 count the bytes of crops in the stored dtype. The peers read a tenth of the batches, and their times are those for all.
+With --busy the caller's own Python is busy meanwhile, as in a training loop: 5 or 10 ms of plain Python between two
+batches, or one or two other threads that never sleep. Times are then those of a batch.
 --scale makes arrays smaller and fewer, --batches runs shorter; then the marks are not judged.
 
 For example:
   linum-benchmark-stream --folder /dev/shm
+  linum-benchmark-stream --busy --folder /dev/shm
   linum-benchmark-stream --only W2 --scale 0.5 --batches 50 --runs 3 --json stream.json
 """
 
@@ -35,6 +38,7 @@ def _build_arg_parser() -> cli.Parser:
     parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
     parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
+    parser.add_argument("--busy", action="store_true", help="Beside Python of the caller that is busy. [W1a]")
     command.add_folder_option(parser, "Where arrays go.")
     command.add_options(parser, "3")
     return parser
@@ -45,7 +49,7 @@ def _measure(args: argparse.Namespace, output: command.Output) -> Sequence[CaseR
     request = StreamRequest(
         tuple(args.only or ()), args.folder, args.scale, args.batches, args.dtype, args.buffers,
         args.lookahead,
-        resolve().is_cuda,
+        resolve().is_cuda, args.busy,
     )  # fmt: skip
     with stream_cases(request) as (folder, cases):
         return command.run(cases, settings, output, folder)

@@ -75,6 +75,10 @@ if [[ $part != base ]]; then
 fi
 list=$(IFS=,; echo "${extras[*]-}")
 echo "installing linumpy${list:+ with $list} into $venv …"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$here${list:+[$list]}"
+if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$here${list:+[$list]}"; then
+    [[ ${LINUMPY_NATIVE:-} != require ]] || command -v "${CXX:-c++}" >/dev/null ||
+        fail "LINUMPY_NATIVE=require: the native core needs a compiler: apt install g++ libzstd-dev liblz4-dev zlib1g-dev"
+    fail "linumpy was not installed: pip says why above."
+fi
 "$venv/bin/python" -c 'from linumpy.core import native; why = native.why_no_core(); why and print("note:", why)'
 touch "$venv/.has-$part"

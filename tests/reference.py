@@ -1,8 +1,8 @@
-"""The production reader on the CPU: :mod:`fake_cupy` in place of CuPy, the device's kernels under the emulator."""
+"""The production reader on the CPU: :mod:`fake_cupy` in place of CuPy, :mod:`stand_in` in place of the driver."""
 
 import contextlib
+import importlib.machinery
 import os
-import random
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +10,45 @@ from concurrent.futures import ThreadPoolExecutor
 import fake_cupy
 import numpy as np
 import pytest
-from decoders import start
-from linumpy.gpu.loop import loop
-from linumpy.gpu.staging import device as staging
-from linumpy.gpu.staging import engines, scatter
-from linumpy.io.reads.file_reads import ReadEngine
+import stand_in
 
 from linumpy import device as devices
+from linumpy.core import native
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.read import reader, request
+from linumpy.gpu.read import core_device
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.io.layout import read_layout
 from linumpy.io.source import open_source
-from linumpy.plan.read import ring
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.region import normalize_region
+
+#: Scratch of readers: of a few slabs, of small ones, and of one a chunk hardly fits.
+SCRATCHES = [
+    one for one in (2**20, 2**22, 2**26, DEFAULT_SCRATCH_BYTES) if one >= getattr(core_device, "LEAST_SCRATCH_BYTES", 0)
+]
+#: System calls of the native core that may fail, as ``lc_fail_next`` numbers them.
+CALLS = {name: number for number, name in enumerate(("open", "fstat", "pread", "close", "thread", "memory"))}
+
+
+@contextlib.contextmanager
+def failing_call(name, nth, number):
+    """Let the `nth` next call of a kind fail with an errno; a negative one makes a read so many bytes shorter."""
+    fail = native.library().quick.lc_fail_next
+    fail(CALLS[name], nth, number)
+    try:
+        yield
+    finally:
+        fail(CALLS[name], 0, 0)
+
+
+def open_files():
+    """Descriptors of files; not those of event loops, which the garbage of other tests may close at any time."""
+    found = []
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{one}").startswith("/"):
+                found.append(one)
+    return sorted(found)
 
 
 class PreadFile:
@@ -60,54 +84,20 @@ class PreadFile:
 def fake_device(seed=0, opener=None):
     """Put a device in CuPy's place, and what opens files for GPUDirect Storage in kvikio's."""
     device = fake_cupy.Device(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        # Small regions by themselves (tests/gpu/loop/test_alone.py) or as others are; those without a seed as others.
-        patch.setattr(reader, "FEW_CHUNKS", random.Random(seed).choice([0, reader.FEW_CHUNKS]) if seed else 0)
+    with pytest.MonkeyPatch.context() as patch, stand_in.installed(device) as device.driver:
         patch.setitem(sys.modules, "cupy", device.cupy)
         patch.setitem(sys.modules, "cupyx", device.cupyx)
-        if opener is not None:
-            patch.setitem(sys.modules, "kvikio", types.SimpleNamespace(CuFile=opener))
-        patch.setattr(engines, "transfer_settings", contextlib.nullcontext)
-        patch.setattr(engines, "kvikio_mode", lambda: ("none" if opener is None else "compat", "a stand-in"))
-        patch.setattr(engines, "LONG_READ_NBYTES", device.random.choice([50, 2**21]))  # kvikio's reads or batches
+        kvikio = types.ModuleType("kvikio")
+        kvikio.__spec__, kvikio.CuFile = importlib.machinery.ModuleSpec("kvikio", None), opener
+        patch.setitem(sys.modules, "kvikio", None if opener is None else kvikio)
         patch.setattr(PreadFile, "random", device.random)
         patch.setattr(devices, "_cuda_started", False)
-        patch.setattr(scatter, "load", device.load)
-        patch.setattr(staging, "prepare", lambda specs: None)
-        patch.setattr(staging.decode, "start", lambda launches: [queue(device, one) for one in launches])
         yield device
-        device.rest()
-        assert not device.faults
-
-
-def queue(device, one):
-    device.stream.add(lambda: start([one]))
-
-
-class SmallEngine(ReadEngine):
-    """An engine of few threads, since a test makes many."""
-
-    def __init__(self, **options):
-        super().__init__(2, **options)
-
-
-def together(reader):
-    """Hold the reader's thread back inside a ``with`` block, so that all that is submitted there is one wave."""
-    return reader._loop._changed
-
-
-SMALL_RING = 2**18
-
-
-def use_small_rings(patch):
-    """Let staging have so little memory that slabs of a small array take what earlier ones have used."""
-    patch.setattr(ring, "_SMALLEST", 2**14)
-    patch.setattr(loop, "_host_memory", lambda: SMALL_RING)
-    patch.setattr(request, "MIN_SCRATCH_BYTES", SMALL_RING)
+        device.end()
 
 
 def leave_used_memory(device):
-    """Give back memory of the stream that the reader's thread allocates on, which is written to some time later."""
+    """Give back memory of the stream that a reader allocates on, which is written to some time later."""
     with device.default_stream:
         held = [device.empty(2**18, np.uint8) for _ in range(2)]
         device.default_stream.pace = device.random.choice([0, 0.1, 0.3])
@@ -118,35 +108,27 @@ def leave_used_memory(device):
 class Job:
     """A region that is to be read, and in the end what was done for it."""
 
-    def __init__(self, source, region=None, *, dtype=None, scratch_bytes=None, seed=0, small_rings=False, **options):
-        self.source, self.region, self.dtype, self.seed = source, region, dtype, seed
-        self.small_rings = small_rings
-        self.scratch_bytes = scratch_bytes or (SMALL_RING if small_rings else DEFAULT_SCRATCH_BYTES)
-        self.options = options
-        self.plan = plan_read(read_layout(open_source(source)), region)
-        assert self.plan.layout.unsupported is None, self.plan.layout.unsupported
-        self.report = self.stats = self.limits = None
+    def __init__(self, source, region=None, *, dtype=None, scratch_bytes=DEFAULT_SCRATCH_BYTES, seed=0, **options):
+        self.region, self.dtype, self.seed = region, dtype, seed
+        self.scratch_bytes, self.options = scratch_bytes, options
+        self.layout = read_layout(open_source(source))
+        assert self.layout.unsupported is None, self.layout.unsupported
+        self.report = self.stats = None
 
     def reader(self):
         return Reader(0, self.scratch_bytes, **self.options)
 
     def run_on(self, device):
         """Read into memory that earlier work still uses, and use it as soon as the reader returns."""
-        layout = self.plan.layout
-        dtype = np.dtype(self.dtype or layout.dtype).newbyteorder("=")
-        with pytest.MonkeyPatch.context() as patch, device.cupy.cuda.Stream(non_blocking=True):
-            patch.setattr(engines, "ReadEngine", SmallEngine)
-            patch.setattr(ring, "_SMALLEST", 2**17)  # so that it is memory that was left
-            if self.small_rings:
-                use_small_rings(patch)
-            out = device.empty(self.plan.shape, dtype)
+        dtype = np.dtype(self.dtype or self.layout.dtype).newbyteorder("=")
+        with device.cupy.cuda.Stream(non_blocking=True):
+            out = device.empty(normalize_region(self.region, self.layout.shape).shape, dtype)
             out.fill(1)
             before = device.empty(out.shape, out.dtype)
             before[...] = out
             leave_used_memory(device)
             with self.reader() as reader:
-                self.limits = reader.limits
-                ticket = reader.submit_layout(layout, self.plan.region, out=out, dtype=dtype)
+                ticket = reader.submit_layout(self.layout, self.region, out=out, dtype=dtype)
                 try:
                     ticket.result()
                 finally:
@@ -159,7 +141,7 @@ class Job:
         return got
 
 
-def execute(job, opener=PreadFile):
+def execute(job, opener=None):
     """Carry a job out on a device of its own."""
     with fake_device(job.seed, opener) as device:
         return job.run_on(device)

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import warnings
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int64, c_uint8, c_void_p
 from typing import Any
 
@@ -20,11 +21,14 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 2
+ABI = 3
 #: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
-HOW_TO_BUILD = "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+HOW_TO_BUILD = (
+    "on Debian and Ubuntu: apt install g++ libzstd-dev liblz4-dev zlib1g-dev, then install linumpy again"
+    " (from an sdist with pip --no-cache-dir)"
+)
 
 #: Codes of dtypes, by kind and size as NumPy spells them; in the order of lc_dtype.
 DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
@@ -34,8 +38,8 @@ COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
-    DEVICE,
-) = range(16)  # fmt: skip
+    DEVICE, CHANGED,
+) = range(17)  # fmt: skip
 
 _Axes = c_int64 * MAX_RANK
 
@@ -66,10 +70,20 @@ class Geometry(ctypes.Structure):
     )
 
 
+class Look(ctypes.Structure):
+    """A file as it was: ``lc_look``."""
+
+    _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("device", "inode", "nbytes", "written", "changed")))
+
+
 class Array(ctypes.Structure):
     """One array: ``lc_array``."""
 
-    _fields_ = (("prefix", c_char_p), ("separator", c_char_p), ("metadata", c_char_p))
+    _fields_ = (
+        *((name, c_char_p) for name in ("prefix", "separator", "metadata")),
+        ("looks", POINTER(Look)),
+        ("look_count", c_int64),
+    )
 
 
 class Argument(ctypes.Structure):
@@ -137,6 +151,7 @@ class Device(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
         ("direct", ReadDirect),
+        ("keep", POINTER(Scatter)),
     )
 
 
@@ -225,6 +240,7 @@ _RECORDS = (
     OnDevice,
     Device,
     DirectRead,
+    Look,
 )
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
@@ -234,6 +250,9 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_stats": (None, [c_void_p, POINTER(Stats)]),
     "lc_submit": (c_int64, [c_void_p, POINTER(Batch), POINTER(c_void_p)]),
     "lc_job_done": (c_int64, [c_void_p]),
+    "lc_jobs_over": (c_int64, [c_void_p, c_int64]),
+    "lc_jobs_failed": (c_int64, [c_void_p, c_int64, c_int64]),
+    "lc_jobs_release": (None, [c_void_p, c_int64]),
     "lc_job_cancel": (c_int64, [c_void_p]),
     "lc_job_error": (None, [c_void_p, POINTER(Error)]),
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
@@ -244,6 +263,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
 _WAITING: dict[str, tuple[Any, list[Any]]] = {
     "lc_wait_closed": (c_int64, [c_void_p, c_double]),
     "lc_wait_capacity": (c_int64, [c_void_p, c_double]),
+    "lc_wait_jobs": (c_int64, [c_void_p, c_int64, c_double]),
     "lc_wait_job": (c_int64, [c_void_p, c_double]),
     "lc_decode": (c_int64, [POINTER(Chain), c_void_p, c_int64, c_void_p, c_int64, c_char_p]),
     "lc_shutdown": (None, []),
@@ -316,6 +336,8 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded = Library(found.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
+        # It was built, so its absence would go unnoticed: an old library beside new Python, or an older C library.
+        warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
     atexit.register(loaded.waiting.lc_shutdown)

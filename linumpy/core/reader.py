@@ -11,14 +11,14 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from linumpy.core import native
-from linumpy.errors import ChunkError
-from linumpy.plan.codecs import DecodeChain
+from linumpy.core.records import array_record, exception_of, geometry_record, look_records
+from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 #: Bytes of the shard indexes that a reader keeps.
@@ -32,21 +32,6 @@ _SLICE = 0.1
 def takes(layout: ArrayLayout) -> bool:
     """Say whether the core reads arrays of this layout; filters of numcodecs before a compressor it does not undo."""
     return layout.chain is None or not layout.chain.host_filter
-
-
-def chain_record(chain: DecodeChain | None) -> native.Chain:
-    """Describe how chunks were encoded, for the core."""
-    if chain is None:
-        return native.Chain()
-    inner = native.COMPRESSORS.index(chain.inner) if chain.inner else 0
-    return native.Chain(
-        1,
-        native.COMPRESSORS.index(chain.compressor),
-        inner,
-        chain.stored_checksum,
-        chain.decoded_checksum,
-        chain.shuffle,
-    )
 
 
 class CoreReader:
@@ -117,41 +102,98 @@ class CoreReader:
         ready : object
             What holds these until the jobs are over.
         """
-        columns = [np.ascontiguousarray(column, np.int64) for column in regions]
-        count = len(columns[0])
-        with self._lock:
-            records = [self._record(layout) for layout in layouts]
-        arrays = (native.Array * len(records))(*(record[2] for record in records))
-        batch = native.Batch(
-            ctypes.pointer(records[0][1]),
-            arrays,
-            len(records),
-            count,
-            *(column.ctypes.data for column in columns),
-            target,
-        )
-        ctypes.memmove(batch.fill, fill.ctypes.data, 16)
-        batch.one_job = one_job
-        if on_device is not None:
-            batch.on_device = ctypes.pointer(on_device)
-        pointers = (ctypes.c_void_p * (1 if one_job else count))()
+        record, held = self._batch(layouts, regions, target, fill, None, on_device)
+        record.one_job = one_job
+        pointers = (ctypes.c_void_p * (1 if one_job else record.region_count))()
         # Made before they are submitted: an interrupt behind the call must not free outputs that are written to.
         jobs = [
             CoreJob(self, pointers, n, output, ready) for n, output in zip(range(len(pointers)), outputs, strict=True)
         ]
+        self._queue(record, pointers)
+        del held
+        return jobs
+
+    def submit_together(
+        self,
+        layouts: Sequence[ArrayLayout],
+        regions: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        output: Any,
+        target: int,
+        fill: np.ndarray,
+        *,
+        looks: Sequence[MetadataLook | None] | None = None,
+        on_device: native.OnDevice | None = None,
+        ready: Any = None,
+    ) -> CoreJobs:
+        """Ask for regions that are waited for together, a job each; see :meth:`submit`.
+
+        Parameters
+        ----------
+        layouts, regions, target, fill, on_device, ready
+            As for :meth:`submit`.
+        output : object
+            What holds the memory of all outputs, until the jobs are over.
+        looks : sequence of MetadataLook or None, optional
+            Metadata files of each array. The core looks at them when it plans: jobs of an array one of whose files is
+            another by then fail by :class:`~linumpy.errors.StaleLayoutError`.
+        """
+        record, held = self._batch(layouts, regions, target, fill, looks, on_device)
+        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), output, ready)
+        self._queue(record, jobs.pointers)
+        del held
+        return jobs
+
+    def _batch(
+        self,
+        layouts: Sequence[ArrayLayout],
+        regions: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        target: int,
+        fill: np.ndarray,
+        looks: Sequence[MetadataLook | None] | None,
+        on_device: native.OnDevice | None,
+    ) -> tuple[native.Batch, Any]:
+        """Make the record of a call, and what holds the memory that it refers to."""
+        # One array of numbers behind each other: each address that NumPy is asked for takes a microsecond.
+        columns = np.concatenate([column.ravel() for column in regions], dtype=np.int64)
+        first: int = columns.ctypes.data
+        addresses = [first, *(first + 8 * n for n in accumulate(column.size for column in regions[:-1]))]
+        with self._lock:
+            records = [self._record(layout) for layout in layouts]
+        arrays = (native.Array * len(records))(*(record[2] for record in records))
+        held = [look_records(look) for look in looks or () if look is not None]
+        if held:
+            files = iter(held)
+            for array, look in zip(arrays, looks or (), strict=True):
+                if look is not None:
+                    array.looks = next(files)
+                    array.look_count = len(look.files)
+        batch = native.Batch(
+            ctypes.pointer(records[0][1]),
+            arrays,
+            len(records),
+            len(regions[0]),
+            *addresses,
+            target,
+            (ctypes.c_uint8 * 16).from_buffer_copy(fill.data),
+        )
+        if on_device is not None:
+            batch.on_device = ctypes.pointer(on_device)
+        return batch, (columns, held, records)
+
+    def _queue(self, batch: native.Batch, pointers: Any) -> None:
+        """Submit a batch; waits only where very much is queued."""
         quick, waiting = self._library.quick, self._library.waiting
         self._release_dropped()
         while state := quick.lc_submit(self._pointer, batch, pointers):
             if state != 1:
-                raise MemoryError(f"{count} regions could not be submitted: no memory")
+                raise MemoryError(f"{batch.region_count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
-        return jobs
 
     def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
         """Describe an array for the core; records of those that were read last are kept."""
         known = self._records.get(id(layout))
         if known is None:
-            known = self._records[id(layout)] = (layout, _geometry_record(layout), _array_record(layout))
+            known = self._records[id(layout)] = (layout, geometry_record(layout), array_record(layout))
             if len(self._records) > _LAYOUTS:
                 self._records.popitem(last=False)
         return known
@@ -180,6 +222,14 @@ class CoreReader:
             self._library.quick.lc_job_release(pointer)
         else:
             self._dropped[pointer] = output
+
+    def drop_all(self, pointers: Any, output: Any) -> None:
+        """Let go of jobs that were submitted together; see :meth:`drop`."""
+        if os.getpid() == self._process and self._library.quick.lc_jobs_over(pointers, len(pointers)):
+            self._library.quick.lc_jobs_release(pointers, len(pointers))
+            return
+        for pointer in pointers:
+            self.drop(pointer, output)
 
     def _release_dropped(self) -> None:
         if not self._releasing.acquire(blocking=False):
@@ -244,79 +294,62 @@ class CoreJob:
         """Return why the job failed, once it is over; None where it did not."""
         error = native.Error()
         self._reader._library.quick.lc_job_error(self._pointer, error)
-        return None if error.code == native.OK else _exception(error, layout)
+        return None if error.code == native.OK else exception_of(error, layout)
 
     def __del__(self) -> None:
         if (pointer := self._pointer) is not None:
             self._reader.drop(pointer, (self.output, self._ready))
 
 
-def _geometry_record(layout: ArrayLayout) -> native.Geometry:
-    record = native.Geometry(rank=layout.rank, dtype=native.DTYPE_CODES[layout.dtype.str[1:]], swapped=layout.swapped)
-    record.chunk_shape[: layout.rank] = layout.chunk_shape
-    record.stored_axes[: layout.rank] = layout.stored_axes
-    record.chain = chain_record(layout.chain)
-    if (shard := layout.shard) is not None:
-        record.chunks_per_shard[: layout.rank] = shard.chunks_per_shard
-        record.index_at_end = shard.index_at_end
-        record.index_big_endian = shard.index_big_endian
-        record.index_checksum = shard.index_checksum
-    return record
+class CoreJobs:
+    """Jobs of a reader that are waited for together, numbered as their regions.
 
+    Attributes
+    ----------
+    pointers : ctypes array
+        The core's handles; null until they are submitted.
+    output : object
+        What holds the memory of the outputs.
+    """
 
-def _array_record(layout: ArrayLayout) -> native.Array:
-    prefix, separator = layout.chunk_path
-    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
+    __slots__ = ("_reader", "_ready", "output", "pointers")
 
+    def __init__(self, reader: CoreReader, pointers: Any, output: Any, ready: Any) -> None:
+        self._reader, self.pointers, self.output, self._ready = reader, pointers, output, ready
 
-def metadata_path(layout: ArrayLayout) -> str:
-    """Name the file that is there as long as the array is."""
-    return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+    def done(self) -> bool:
+        """Say whether all are over; the lock of the interpreter is kept."""
+        return bool(self._reader._library.quick.lc_jobs_over(self.pointers, len(self.pointers)))
 
+    def wait(self) -> None:
+        """Wait until all are over; the lock of the interpreter is given back only where one is not."""
+        if self.done():
+            return
+        wait = self._reader._library.waiting.lc_wait_jobs
+        while not (state := wait(self.pointers, len(self.pointers), _SLICE)):
+            pass
+        if state < 0:
+            raise RuntimeError("the interpreter is ending, and the jobs were not finished")
 
-def why_gone(layout: ArrayLayout) -> str:
-    """Say that neither chunks nor metadata of an array are there."""
-    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the folder gone?"
+    def failed(self) -> list[int]:
+        """Number the jobs that have failed, once all are over."""
+        quick, found, first = self._reader._library.quick, [], 0
+        while (number := quick.lc_jobs_failed(self.pointers, len(self.pointers), first)) >= 0:
+            found.append(number)
+            first = number + 1
+        return found
 
+    def error(self, number: int, layout: ArrayLayout) -> BaseException | None:
+        """Return why a job failed, once it is over."""
+        error = native.Error()
+        self._reader._library.quick.lc_job_error(self.pointers[number], error)
+        return None if error.code == native.OK else exception_of(error, layout)
 
-def _exception(error: native.Error, layout: ArrayLayout) -> BaseException:
-    """Make the exception of a job, in words that name the chunk and its file."""
-    code, rank = error.code, layout.rank
-    stored, chunk = tuple(error.object[:rank]), tuple(error.chunk[:rank])
-    prefix, separator = layout.chunk_path
-    path = prefix + separator.join(map(str, stored))
-    name = f"{'chunk' if layout.shard is None else 'shard'} {stored} of {layout.name}: {path}"
-    text = error.text.decode(errors="replace")
-    if code == native.CANCELLED:
-        return CancelledError("the job was cancelled")
-    if code == native.CLOSED:
-        return RuntimeError("the reader is closed")
-    if code == native.DEVICE:
-        return RuntimeError(f"{layout.name}: the device failed: {text}")
-    if code == native.THREAD:
-        return RuntimeError(f"no thread could be started to read {layout.name}: {os.strerror(error.number)}")
-    if code == native.MEMORY:
-        return MemoryError(f"chunk {chunk} of {layout.name}: no memory for its {layout.chunk_nbytes} bytes")
-    if code == native.DECODE:
-        name = f"chunk {chunk} of {layout.name}: {path}"
-        if layout.shard is not None:
-            name += f", bytes {error.offset} to {error.offset + error.nbytes}"
-        return ChunkError(f"{name} cannot be decoded ({layout.chain}): {text}")
-    sentences = {
-        native.OPEN: f"{name} cannot be opened: {os.strerror(error.number)}",
-        native.NOT_FILE: f"{name} cannot be read: it is no file",
-        native.SIZE: (
-            f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}"
-        ),
-        native.REPLACED: (
-            f"{name} was replaced while it was being read (it had {error.a} bytes, and has {error.b} now): "
-            f"read it again when its writer is done"
-        ),
-        native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
-        native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
-        native.INDEX: f"{name}: {text}",
-        native.GONE: why_gone(layout),
-    }
-    if code in sentences:
-        return ChunkError(sentences[code])
-    return RuntimeError(f"{name}: the native core failed: {text}")
+    def cancel(self) -> None:
+        """Give all up that are not over."""
+        for pointer in self.pointers:
+            self._reader._library.quick.lc_job_cancel(pointer)
+
+    def __del__(self) -> None:
+        if len(self.pointers) and self.pointers[0] is not None:
+            self._reader.drop_all(self.pointers, (self.output, self._ready))

@@ -61,6 +61,11 @@ class Grid:
         return len(self.finest)
 
     @cached_property
+    def is_finest(self) -> bool:
+        """Whether its voxels are those of level 0."""
+        return set(self.factors) == {1.0} and set(self.shifts) == {0.0}
+
+    @cached_property
     def step(self) -> tuple[float, ...] | None:
         """Distance of voxels of this level in µm along the axes of space."""
         if self.spacing is None:

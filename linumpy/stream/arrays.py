@@ -6,6 +6,8 @@ Where its voxels lie is read from OME-Zarr metadata; what these lack is what the
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import NamedTuple
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.gpu.read.layouts import LAYOUTS, MetadataLook
+from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
+from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.place import absolute
 from linumpy.io.source import local_name, local_path, open_node, open_source
@@ -51,8 +54,49 @@ def fixed(sample: Sample) -> Sample:
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
+class Known:
+    """Local arrays that any pipeline has opened; whoever plans by them looks at their metadata files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
+
+    def get(self, key: Key) -> ArrayInfo | None:
+        """Return an array as it was when it was opened."""
+        with self._lock:
+            if key in self._infos:
+                self._infos.move_to_end(key)
+            return self._infos.get(key)
+
+    def keep(self, key: Key, info: ArrayInfo) -> None:
+        """Keep an array whose metadata files can be looked at."""
+        if info.look is not None and info.unsupported is None:
+            with self._lock:
+                self._infos[key] = info
+                self._infos.move_to_end(key)
+                while len(self._infos) > _KNOWN:
+                    self._infos.popitem(last=False)
+
+    def forget(self, key: Key) -> None:
+        """Let go of an array that was written anew."""
+        with self._lock:
+            self._infos.pop(key, None)
+
+    def after_fork(self) -> None:
+        """Make the lock new in a child process, whose parent may have held it."""
+        self._lock = threading.Lock()
+
+
+#: Arrays that are kept, whichever pipeline opened them.
+_KNOWN = 2048
+KNOWN = Known()
+os.register_at_fork(after_in_child=KNOWN.after_fork)
+
+
 def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
+
+    One of :data:`KNOWN` is as it was when it was opened.
 
     Raises
     ------
@@ -61,17 +105,28 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.source.open_source`.
     """
+    info = KNOWN.get(key)
+    if info is None:
+        info = _opened(key)
+        KNOWN.keep(key, info)
+    _check_limits(info, key.uri, config)
+    return info
+
+
+def _opened(key: Key) -> ArrayInfo:
     uri, level = key.uri, key.level
     is_local = local_name(uri) is not None
     look = MetadataLook.at(uri) if is_local else None
     layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
-        info = _info(layout, None, _plain_grid(key, layout.shape), look)
-    elif isinstance(node := open_node(uri), zarr.Array):
+        return _info(layout, None, _plain_grid(key, layout.shape), look)
+    if isinstance(node := open_node(uri), zarr.Array):
         array = open_source(node, level)
-        info = _info(read_layout(array), array, _plain_grid(key, array.shape), look)
-    else:
-        info = _image_info(node, key)
+        return _info(read_layout(array), array, _plain_grid(key, array.shape), look)
+    return _image_info(node, key)
+
+
+def _check_limits(info: ArrayInfo, uri: str, config: Config) -> None:
     most = config.max_bytes_per_element
     if 0 < most < info.dtype.itemsize:
         raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
@@ -83,7 +138,6 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
             f"{uri} has chunks of {nbytes} bytes, more than "
             f"max_chunk_uncompressed_bytes={config.max_chunk_uncompressed_bytes}"
         )
-    return info
 
 
 def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:

@@ -96,7 +96,8 @@ class Tensor:
             import cupy
 
             stream = cupy.cuda.get_current_stream()
-            stream.wait_event(self._ready)
+            if not self._ready.done:  # that call keeps the lock of the interpreter, and the next one gives it back
+                stream.wait_event(self._ready)
             self._lease.streams.add(int(stream.ptr))
         return self._array
 
@@ -128,7 +129,8 @@ class Tensor:
             if stream != -1:
                 # In DLPack None stands for the legacy default stream, which CUDA calls 0 or 1.
                 pointer = 1 if stream is None else int(stream)
-                cupy.cuda.ExternalStream(pointer).wait_event(self._ready)
+                if not self._ready.done:
+                    cupy.cuda.ExternalStream(pointer).wait_event(self._ready)
                 self._lease.streams.add(pointer)
             made = self._array.__dlpack__(stream=-1, **options)
         return _as_bf16(made) if self._is_bf16 else made

@@ -70,6 +70,12 @@ def _give_back(
     freed.put((slot, events))
 
 
+def _is_over(event: Any) -> bool:
+    """Whether an event of CuPy (``done``) or PyTorch (``query``) has happened; False where it does not tell."""
+    query = getattr(event, "query", None)
+    return bool(query() if query is not None else getattr(event, "done", False))
+
+
 def _device_memory(nbytes: int, device_id: int) -> Any:
     """Allocate outside of CuPy's pool: freeing waits for the device, whichever stream still reads a tensor."""
     import cupy
@@ -147,6 +153,11 @@ class Memory:
         """Bytes of the ring for staged crops."""
         return self.nbytes - self._stage_begin
 
+    @property
+    def has_slot(self) -> bool:
+        """Whether a slot was given back."""
+        return not self.freed.empty()
+
     def take_slot(self, timeout: float | None) -> Lease | None:
         """Wait for a free slot; None after `timeout` seconds.
 
@@ -179,7 +190,7 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            else:
+            elif not _is_over(event):  # to wait gives the lock of the interpreter back
                 event.synchronize()
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from linumpy.device import resolve
-from linumpy.errors import not_pickled
+from linumpy.errors import StaleLayoutError, not_pickled
 from linumpy.stream.arguments import integer
 from linumpy.stream.batch import Batch, Batches, Tensor
 from linumpy.stream.config import WORD, Config, Sample
@@ -150,7 +150,7 @@ class Pipeline:
             items = list(producer.ready)
         for item in items:
             for _, ticket in item.tickets:
-                ticket.exception()
+                ticket.wait()
         with producer.changed:
             self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
 
@@ -295,8 +295,7 @@ class Pipeline:
                     self._check_starved(producer, begin)
                     producer.changed.wait(0.05)
             if producer.ready and producer.ready[0] is producer.taken:
-                producer.ready.popleft()
-                producer.changed.notify_all()
+                producer.pop()
         self._waited += time.perf_counter() - begin
         return producer.taken
 
@@ -315,12 +314,12 @@ class Pipeline:
             self._end(item)
             raise item.raised
         begin = time.perf_counter()
-        errors: dict[int, StreamError] = {}
-        for row, ticket in item.tickets:
-            try:
-                ticket.result(self._stream)
-            except Exception as error:
-                errors.setdefault(row, as_stream_error(error, item.samples[row]))
+        found = self._errors(item)
+        while any(isinstance(error, StaleLayoutError) for error in found.values()):
+            self._check_open()
+            self._producer.submit_again(item)
+            found = self._errors(item)
+        errors = {row: as_stream_error(error, item.samples[row]) for row, error in found.items()}
         read = time.perf_counter()
         try:
             with self._producer.on_stream():
@@ -338,6 +337,14 @@ class Pipeline:
             self._wait_compute = self._wait_compute.plus(end - read)
         self._waited = 0.0
         return batch
+
+    def _errors(self, item: InFlight) -> dict[int, BaseException]:
+        """Wait until the crops of a batch were read; return the first error of each row that has one."""
+        found: dict[int, BaseException] = {}
+        for rows, ticket in item.tickets:
+            for number, error in ticket.errors(self._stream).items():
+                found.setdefault(rows[number], error)
+        return found
 
     def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
         """Return the batch, or raise; what an interrupt leaves undone is done by another call."""

@@ -222,6 +222,27 @@ def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
             raise DtypeMismatch(f"{here.name}: dtype {there.element}, {here.element} in the first sample")
 
 
+def plan_whole(
+    sample: Sample, infos: Sequence[ArrayInfo], config: Config, parts: Sequence[PartShape], row: int
+) -> CropRead | None:
+    """Plan a sample as :func:`plan_sample` does where all of it lies in its array and is copied; None for others.
+
+    That is what most samples are; `parts` are those of the batch.
+    """
+    info, part = infos[0], parts[0]
+    box, shape = sample.aabb, part.shape
+    if sample.parts or len(parts) > 1 or config.augment is not None or not info.grid.is_finest:
+        return None
+    if not len(box) == len(shape) == len(info.shape) or sample.dropped != part.dropped or sample.name != part.name:
+        return None
+    if part.dtype is not config.dtype or info.dtype.kind == "c" or part.dtype.numpy(info.dtype) != part.element:
+        return None
+    for (start, stop), size, n in zip(box, shape, info.shape, strict=True):
+        if stop - start != size or start < 0 or stop > n:
+            return None
+    return CropRead(row, info, box, _whole(shape), None, is_whole=True)
+
+
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
 ) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:

@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from linumpy.gpu.kernels import address_of
+from linumpy.stream.arrays import Key
 from linumpy.stream.config import Config, Dtype, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error, of_iterable
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
-from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, stage_offsets
+from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, plan_whole, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Request, Sources, submit
 from linumpy.stream.stats import Metric
@@ -46,12 +48,14 @@ class InFlight:
         Its memory; None where there is no row.
     arrays : list
         The batch of each part, without the lease: tickets hold views of them, and may outlive the batch.
-    tickets : list of (int, ticket)
-        Row and read.
+    tickets : list of (rows, ticket)
+        Reads that are waited for together, and the rows whose crops they are, by number.
     direct, staged : list of list
         For each part: crops that are read into the batch, crops that are resampled into it.
     stage : (int, int)
         Begin and size of its staged crops in the memory.
+    chosen : list
+        Its samples as they were pulled, each with the arrays that it needs.
     raised : BaseException or None
         What the iterable raised that is no error, such as an interrupt: it is raised in place of the batch.
     filled, moved : bool, int
@@ -65,10 +69,11 @@ class InFlight:
     parts: tuple[PartShape, ...] = ()
     lease: Lease | None = None
     arrays: list[Any] = field(default_factory=list)
-    tickets: list[tuple[int, Any]] = field(default_factory=list)
+    tickets: list[tuple[list[int], Any]] = field(default_factory=list)
     direct: list[list[CropRead]] = field(default_factory=list)
     staged: list[list[Staged]] = field(default_factory=list)
     stage: tuple[int, int] = (0, 0)
+    chosen: list[tuple[Pulled, list[Request]]] = field(default_factory=list)
     raised: BaseException | None = None
     filled: bool = False
     moved: int = 0
@@ -85,8 +90,9 @@ class _Chosen:
 class Producer:
     """Fills :attr:`ready` with batches in flight, in order.
 
-    One thread pulls samples and lets their arrays be opened; another one waits for those, plans and submits. So arrays
-    of the next batches are opened while the metadata of this one is waited for.
+    One thread pulls samples and lets their arrays be opened, plans and submits. A batch whose arrays are still being
+    opened, or whose memory is in use, it leaves to another thread, and pulls on: so arrays of the next batches are
+    opened meanwhile. Most batches take one turn of one thread: beside a busy thread of Python each turn takes 5 ms.
 
     Parameters
     ----------
@@ -111,7 +117,9 @@ class Producer:
         self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
         self.sources, self.feed = Sources(config), Feed(config)
         self._fallback = Fallback(self.sources.pool)
-        self.changed = threading.Condition()
+        lock = threading.RLock()
+        # Each thread is woken up by itself: to wake up for nothing costs a turn.
+        self.changed, self._pulls, self._submits = (threading.Condition(lock) for _ in range(3))
         self.ready: deque[InFlight] = deque()
         self.taken: InFlight | None = None
         self.parts: tuple[PartShape, ...] | None = None
@@ -122,7 +130,7 @@ class Producer:
         self._partial: list[tuple[Pulled, list[Request]]] = []
         self._chosen: deque[_Chosen] = deque()
         self._coming = 0  # batches that were pulled and are not in `ready` yet
-        self._pulling = self._closed = self._waits_for_stage = False
+        self._pulling = self._submitting = self._closed = self._waits_for_stage = False
         self._in_iterable = False  # the first thread runs code of the caller
         self._stage_free: Any = None
         self._threads = [
@@ -136,13 +144,25 @@ class Producer:
         """Append samples to what is read."""
         with self.changed:
             self.feed.push(samples)
-            self.changed.notify_all()
+            self._wake_up()
 
     def flush(self) -> None:
         """Let a partial batch be made of the last samples that were pushed so far."""
         with self.changed:
             self.feed.flush()
-            self.changed.notify_all()
+            self._wake_up()
+
+    def pop(self) -> None:
+        """Take the first batch that is ready, which makes way for another one; called while holding :attr:`changed`."""
+        self.ready.popleft()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Let threads go on that have something to do; called while holding :attr:`changed`."""
+        if self._may_pull and not self._pulling:
+            self._pulls.notify()
+        if self._chosen and not self._submitting:
+            self._submits.notify()
 
     @property
     def waiting_samples(self) -> int:
@@ -191,7 +211,8 @@ class Producer:
         """End the threads; allowed any number of times."""
         with self.changed:
             is_first, self._closed = not self._closed, True
-            self.changed.notify_all()
+            for one in (self.changed, self._pulls, self._submits):
+                one.notify_all()
         self._memory.stop()
         for thread in self._threads if is_first else ():
             if thread is not threading.current_thread():
@@ -219,7 +240,7 @@ class Producer:
         for _, ticket in item.tickets:
             ticket.cancel()
         for _, ticket in item.tickets:
-            ticket.exception()
+            ticket.wait()
 
     def _run(self, step: Callable[[], bool]) -> None:
         try:
@@ -232,10 +253,10 @@ class Producer:
                 self.changed.notify_all()
 
     def _pull(self) -> bool:
-        """Pull the samples of a batch, when one may be read ahead; False at the end."""
+        """Pull the samples of a batch, when one may be read ahead, and submit what can be at once; False at the end."""
         with self.changed:
             while not self._closed and not self._may_pull:
-                self.changed.wait()
+                self._pulls.wait()
             if self._closed:
                 return False
             self._pulling = True
@@ -245,7 +266,13 @@ class Producer:
             if chosen is not None:
                 self._chosen.append(chosen)
                 self._coming += 1
-            self.changed.notify_all()
+            else:
+                self.changed.notify_all()
+        while (first := self._claimed(at_once=True)) is not None:
+            self._hand_over(self._submitted(first))
+        with self.changed:
+            if self._chosen and not self._submitting:
+                self._submits.notify()
         return True
 
     def _choose(self) -> _Chosen | None:
@@ -269,22 +296,43 @@ class Producer:
         return _Chosen(chosen)
 
     def _submit_next(self) -> bool:
-        """Plan and submit the next batch that was pulled; False at the end."""
+        """Plan and submit the next batch that was pulled, and wait for what it needs; False at the end."""
         with self.changed:
-            while not self._closed and not self._chosen:
-                self.changed.wait()
+            while not self._closed and (self._submitting or not self._chosen):
+                self._submits.wait()
             if self._closed:
                 return False
-            chosen = self._chosen.popleft()
-        item = self._submitted(chosen)
-        with self.changed:
-            self._coming -= 1
-            self.ready.append(item)
-            self.changed.notify_all()
+        first = self._claimed(at_once=False)
+        if first is not None:
+            self._hand_over(self._submitted(first))
         return True
 
+    def _claimed(self, *, at_once: bool) -> _Chosen | None:
+        """Take the first batch that was pulled, if no other thread submits one, and it can be submitted `at_once`."""
+        with self.changed:
+            if self._submitting or not self._chosen or self._closed:
+                return None
+            first = self._chosen[0]
+            if at_once and not first.error:
+                # The first batch of all decides on the shapes: its arrays are looked at before.
+                has_memory = self._memory.has_slot and self.parts is not None
+                if not (has_memory and all(self.sources.are_open(requested) for _, requested in first.samples)):
+                    return None
+            self._submitting = True
+            return self._chosen.popleft()
+
+    def _hand_over(self, item: InFlight) -> None:
+        with self.changed:
+            self._coming -= 1
+            self._submitting = False
+            self.ready.append(item)
+            self.changed.notify_all()
+            if self._chosen:
+                self._submits.notify()
+
     def _submitted(self, chosen: _Chosen) -> InFlight:
-        item = InFlight(self.batch_id, chosen.samples[-1][0].position + 1 if chosen.samples else 0)
+        end = chosen.samples[-1][0].position + 1 if chosen.samples else 0
+        item = InFlight(self.batch_id, end, chosen=chosen.samples)
         self.batch_id += 1
         if isinstance(chosen.error, Exception):
             item.faulty.append(of_iterable(chosen.error))
@@ -293,30 +341,48 @@ class Producer:
             item.raised = chosen.error
             return item
         try:
-            self._submit(item, chosen.samples)
+            self._submit(item)
         except ShutdownError:
             raise
         except Exception as error:
-            self.abandon(item)
-            item.tickets.clear()
-            item.samples.clear()
-            item.faulty.append(as_stream_error(error))
+            self._fail(item, error)
         return item
 
-    def _submit(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> None:
-        lease = None
+    def submit_again(self, item: InFlight) -> None:
+        """Plan and submit a batch once more, one of whose arrays was written anew before it was read."""
+        item.samples, item.faulty, item.tickets = [], [], []
+        try:
+            self._submit(item, _by_nobody)
+        except ShutdownError:
+            raise
+        except Exception as error:
+            self._fail(item, error)
+
+    def _fail(self, item: InFlight, error: Exception) -> None:
+        self.abandon(item)
+        item.tickets, item.lease = [], None
+        item.samples.clear()
+        item.faulty.append(as_stream_error(error))
+
+    def _is_looked_at(self, info: ArrayInfo) -> bool:
+        """Whether the core looks at the metadata files of an array; before the first plan it is done here."""
+        return self.parts is not None and info.unsupported is None and self._reader.reads_natively(info.source)
+
+    def _submit(self, item: InFlight, is_looked_at: Callable[[ArrayInfo], bool] | None = None) -> None:
+        is_looked_at = is_looked_at or self._is_looked_at
         while True:
-            begin, reads = time.perf_counter(), self._plan(item, chosen)
+            begin, reads = time.perf_counter(), self._plan(item, is_looked_at)
             if not item.samples or (item.faulty and self._config.on_error == "raise"):
                 item.samples.clear()
                 return
-            lease = lease or self._take_slot()
-            if time.perf_counter() - begin < _PLAN_SECONDS or all(read.info.holds for read in reads):
+            item.lease = item.lease or self._take_slot()
+            waited = time.perf_counter() - begin > _PLAN_SECONDS
+            if not waited or all(is_looked_at(read.info) or read.info.holds for read in reads):
                 break
             item.samples.clear()  # an array was written anew while memory was waited for
             item.faulty.clear()
         assert self.parts is not None
-        item.parts, item.lease = self.parts, lease
+        item.parts, item.arrays = self.parts, []
         offset = item.lease.offset
         for part in self.parts:
             item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
@@ -325,29 +391,32 @@ class Producer:
         if self._closed:
             raise ShutdownError("the pipeline is closed")
         with self.on_stream():
-            tickets = submit(self._reader, jobs, self._fallback)
-        item.tickets = list(zip(rows, tickets, strict=True))
+            # The slot is held until nothing is written into it any more, whatever becomes of the batch.
+            made = submit(self._reader, jobs, self._fallback, item.lease)
+        item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in made]
         self.waves += 1
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Make the pipeline's stream CuPy's current one, on its device."""
         return nullcontext() if self._stream is None else OnStream(self._stream, self._memory.device_id)
 
-    def _plan(self, item: InFlight, chosen: list[tuple[Pulled, list[Request]]]) -> list[CropRead]:
+    def _plan(self, item: InFlight, is_looked_at: Callable[[ArrayInfo], bool]) -> list[CropRead]:
         """Plan the samples of a batch; errors are those of their samples."""
         reads: list[CropRead] = []
-        looked: dict[Any, ArrayInfo] = {}
-        opened = [self._opened(pulled, requested, item, looked) for pulled, requested in chosen]
+        looked: dict[Key, ArrayInfo] = {}
+        opened = [self._opened(*one, item, looked, is_looked_at) for one in item.chosen]
         begin = time.perf_counter()
-        for (pulled, _), infos in zip(chosen, opened, strict=True):
+        for (pulled, requested), infos in zip(item.chosen, opened, strict=True):
             if infos is None:
                 continue
             try:
-                shapes, planned = plan_sample(
-                    pulled.sample, infos, self._config, len(item.samples), pulled.index, pulled.epoch
-                )
-                if self.parts is not None and shapes != self.parts:
-                    check_alike(self.parts, shapes)
+                try:
+                    shapes, planned = self._plan_sample(pulled, infos, len(item.samples))
+                except Exception:
+                    if all(info.holds for info in infos):
+                        raise
+                    infos = self.sources.settled(requested, {}, _by_nobody)
+                    shapes, planned = self._plan_sample(pulled, infos, len(item.samples))
             except Exception as error:
                 item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
                 continue
@@ -361,11 +430,26 @@ class Producer:
             self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
         return reads
 
+    def _plan_sample(
+        self, pulled: Pulled, infos: list[ArrayInfo], row: int
+    ) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
+        if self.parts is not None and (read := plan_whole(pulled.sample, infos, self._config, self.parts, row)):
+            return self.parts, (read,)
+        shapes, planned = plan_sample(pulled.sample, infos, self._config, row, pulled.index, pulled.epoch)
+        if self.parts is not None and shapes != self.parts:
+            check_alike(self.parts, shapes)
+        return shapes, planned
+
     def _opened(
-        self, pulled: Pulled, requested: list[Request], item: InFlight, looked: dict[Any, ArrayInfo]
+        self,
+        pulled: Pulled,
+        requested: list[Request],
+        item: InFlight,
+        looked: dict[Key, ArrayInfo],
+        is_looked_at: Callable[[ArrayInfo], bool],
     ) -> list[ArrayInfo] | None:
         try:
-            return self.sources.settled(requested, looked)
+            return self.sources.settled(requested, looked, is_looked_at)
         except Exception as error:
             item.faulty.append(as_stream_error(error, pulled.sample, "open"))
             return None
@@ -409,27 +493,49 @@ class Producer:
         return begin
 
     def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
+        """List the reads of a batch, and the row of each."""
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
-        item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
+        if offsets[-1] > item.stage[1]:
+            item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
+        places = [(address_of(array), *_strides(part)) for array, part in zip(item.arrays, item.parts, strict=True)]
         jobs: list[ReadJob] = []
         rows: list[int] = []
         for number, read in enumerate(reads):
             part = number % count
-            out = None
             if read.resampling is not None:
+                voxels = None
                 if read.region is not None:
-                    out = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
-                item.staged[part].append(Staged(read, out))
-            else:
+                    voxels = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
+                    jobs.append(ReadJob(read.info, read.region, voxels, (), address_of(voxels), voxels.strides))
+                    rows.append(read.row)
+                item.staged[part].append(Staged(read, voxels))
+                continue
+            if not read.is_whole:
                 item.direct[part].append(read)
-                if read.region is not None:
-                    out = item.arrays[part][read.row]
-                    if not read.is_whole:
-                        out = out[tuple(slice(a, b) for a, b in read.inside)]
-            if read.region is not None and out is not None:
-                is_bits = read.resampling is None and item.parts[part].dtype is Dtype.BF16
-                jobs.append(ReadJob(read.info, read.region, out, is_bits))
+            if read.region is not None:
+                first, row_nbytes, strides = places[part]
+                address = first + read.row * row_nbytes
+                index: tuple[Any, ...] = (read.row,)
+                if not read.is_whole:
+                    address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
+                    index = (read.row, *(slice(a, b) for a, b in read.inside))
+                is_bits = item.parts[part].dtype is Dtype.BF16
+                jobs.append(ReadJob(read.info, read.region, item.arrays[part], index, address, strides, is_bits))
                 rows.append(read.row)
         return jobs, rows
+
+
+def _by_nobody(info: ArrayInfo) -> bool:
+    """Say that nobody else looks at the metadata files of an array."""
+    return False
+
+
+def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes of a row of a batch, and those between neighbours along its axes."""
+    strides, step = [], part.element.itemsize
+    for n in reversed(part.shape):
+        strides.append(step)
+        step *= n
+    return step, tuple(reversed(strides))

@@ -102,10 +102,11 @@ def resample(
 
 def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
     """Fill what lies outside of volumes in crops that were read into a batch."""
+    cut = [read for read in direct if not read.is_whole]
+    if not cut:
+        return
     value = as_elements(np.array(fill), part)[()]
-    for read in direct:
-        if read.is_whole:
-            continue
+    for read in cut:
         for slab in borders(part.shape, read.inside):
             batch[(read.row, *slab)] = value
 

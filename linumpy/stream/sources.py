@@ -1,8 +1,8 @@
 """Arrays that samples name, and reads of them.
 
 A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same.
-Regions of arrays → a ticket each, in their order: of arrays that the reader takes the reader's, of others one with the
-same methods, read by zarr-python in threads. An error is that of its job alone.
+Regions of arrays → tickets: one for all that the native core reads, one for each of the others, with the same methods.
+An error is that of its job alone.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.stream.alignment import is_own
 from linumpy.stream.arguments import Box
-from linumpy.stream.arrays import Key, located, open_info
+from linumpy.stream.arrays import KNOWN, Key, located, open_info
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.plan import ArrayInfo
 
@@ -90,7 +91,11 @@ class Sources:
                 self.hits += 1
                 return Request(key, found, is_shared=True)
             self.misses += 1
-            opened = self.pool.submit(open_info, key, self._config)
+            opened: Future[ArrayInfo] | ArrayInfo
+            if KNOWN.get(key) is None:
+                opened = self.pool.submit(open_info, key, self._config)
+            else:  # it takes less time than to have a thread do it
+                opened = open_info(key, self._config)
             self._keep(key, opened)
             return Request(key, opened)
 
@@ -100,7 +105,14 @@ class Sources:
         while len(self._kept) > self._config.n_zarrs_meta_cache:
             self._kept.popitem(last=False)
 
-    def settled(self, requests: Sequence[Request], looked: dict[Key, ArrayInfo]) -> list[ArrayInfo]:
+    @staticmethod
+    def are_open(requests: Sequence[Request]) -> bool:
+        """Whether nothing of what was requested is being opened any more."""
+        return all(not isinstance(one.opened, Future) or one.opened.done() for one in requests)
+
+    def settled(
+        self, requests: Sequence[Request], looked: dict[Key, ArrayInfo], is_looked_at: Callable[[ArrayInfo], bool]
+    ) -> list[ArrayInfo]:
         """Wait for arrays, look at their metadata files, and open those again that were written anew meanwhile.
 
         Parameters
@@ -109,28 +121,35 @@ class Sources:
             What :meth:`request` returned.
         looked : dict
             Arrays that need not be looked at again; those that are looked at are added.
+        is_looked_at : callable
+            Says whether the metadata files of an array are looked at when it is read: then they are not here.
         """
         found = []
         for request in requests:
             info = looked.get(request.key)
             if info is None:
-                info = looked[request.key] = self._settled(request)
+                info = looked[request.key] = self._settled(request, is_looked_at)
             found.append(info)
         return found
 
-    def _settled(self, request: Request) -> ArrayInfo:
+    def _settled(self, request: Request, is_looked_at: Callable[[ArrayInfo], bool]) -> ArrayInfo:
         opened = request.opened
         try:
             info = opened if isinstance(opened, ArrayInfo) else opened.result()
-            if info.holds:
+            if is_looked_at(info) or info.holds:
                 return info
         except Exception:
             if not request.is_shared:  # what was missing for an earlier sample may be there for this one
                 raise
-        info = open_info(request.key, self._config)
+        return self.opened_again(request.key)
+
+    def opened_again(self, key: Key) -> ArrayInfo:
+        """Open an array that was written anew."""
+        KNOWN.forget(key)
+        info = open_info(key, self._config)
         with self._lock:
             self.misses += 1
-            self._keep(request.key, info)
+            self._keep(key, info)
         return info
 
     def close(self) -> None:
@@ -139,7 +158,7 @@ class Sources:
         self._kept.clear()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReadJob:
     """A region and where it goes.
 
@@ -149,16 +168,26 @@ class ReadJob:
         The array.
     region : Box
         What is read of it.
-    out : cupy.ndarray or numpy.ndarray
-        Strides may be any that are positive; elements are cast to its dtype.
+    array, index : cupy.ndarray or numpy.ndarray, tuple
+        ``array[index]`` is filled; elements are cast to its dtype.
+    address, strides : int, tuple of int
+        Of that, along all axes of the array.
     bfloat16 : bool
-        Whether they are cast to bfloat16, whose bits `out` holds.
+        Whether they are cast to bfloat16, whose bits it holds.
     """
 
     info: ArrayInfo
     region: Box
-    out: Any
+    array: Any
+    index: tuple[Any, ...]
+    address: int
+    strides: tuple[int, ...]
     bfloat16: bool = False
+
+    @property
+    def out(self) -> Any:
+        """Where the region goes."""
+        return self.array[self.index]
 
 
 class Fallback:
@@ -188,70 +217,76 @@ class FallbackTicket:
     def __init__(self, future: Future[Any], out: Any) -> None:
         self._future, self._out = future, out
 
-    def result(self, stream: Any = None) -> Any:
-        """Wait for the region; copy it to a device on `stream`."""
-        values = self._future.result()
-        if values is not None:
-            import cupy
+    def wait(self) -> None:
+        """Wait until the read is over."""
+        wait([self._future])
 
-            with cupy.cuda.get_current_stream() if stream is None else stream:
-                self._out[...] = cupy.asarray(values)
-            self._future = Future()
-            self._future.set_result(None)
-        return self._out
-
-    def exception(self) -> BaseException | None:
-        """Wait for the end; return the error, or None."""
+    def errors(self, stream: Any = None) -> dict[int, BaseException]:
+        """Wait for the region, and copy it to a device on `stream`; return its error as number 0."""
         try:
-            return self._future.exception()
-        except CancelledError as error:
-            return error
+            values = self._future.result()
+            if values is not None:
+                import cupy
 
-    def done(self) -> bool:
-        """Return whether the read is over."""
-        return self._future.done()
+                with cupy.cuda.get_current_stream() if stream is None else stream:
+                    self._out[...] = cupy.asarray(values)
+                self._future = Future()
+                self._future.set_result(None)
+        except (Exception, CancelledError) as error:
+            return {0: error}
+        return {}
 
-    def cancel(self) -> bool:
+    def cancel(self) -> None:
         """Cancel the read unless it has begun."""
-        return self._future.cancel()
+        self._future.cancel()
 
 
-class FailedTicket:
-    """A read that could not be submitted."""
+class ReaderTicket:
+    """A region that the reader reads by itself.
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    Parameters
+    ----------
+    ticket : Ticket or Exception
+        The reader's; or why the read could not be submitted.
+    """
 
-    def result(self, stream: Any = None) -> Any:
-        """Raise the error."""
-        raise self._error
+    def __init__(self, ticket: Any) -> None:
+        self._ticket = ticket
 
-    def exception(self) -> BaseException | None:
-        """Return the error."""
-        return self._error
+    def wait(self) -> None:
+        """Wait until the read is over."""
+        if not isinstance(self._ticket, Exception):
+            self._ticket.exception()
 
-    def done(self) -> bool:
-        """Return True: the read is over."""
-        return True
+    def errors(self, stream: Any = None) -> dict[int, BaseException]:
+        """Wait for the region; return its error as number 0."""
+        error = self._ticket if isinstance(self._ticket, Exception) else self._ticket.exception()
+        return {} if error is None else {0: error}
 
-    def cancel(self) -> bool:
-        """Return False: there is nothing to cancel."""
-        return False
+    def cancel(self) -> None:
+        """Give the read up."""
+        if not isinstance(self._ticket, Exception):
+            self._ticket.cancel()
 
 
 def _read(job: ReadJob) -> Any:
     """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
     values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
     values = np.ascontiguousarray(values)
-    values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, job.out.dtype)
-    if isinstance(job.out, np.ndarray):
-        job.out[...] = values
+    out = job.out
+    values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, out.dtype)
+    if isinstance(out, np.ndarray):
+        out[...] = values
         return None
     return values
 
 
-def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any]:
-    """Submit jobs together, so that those of arrays of one geometry are planned together.
+#: Numbers of jobs, and the ticket of their reads: its errors are those of the jobs by their place among them.
+Submitted = tuple[Sequence[int], Any]
+
+
+def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback, memory: Any) -> list[Submitted]:
+    """Submit jobs; all that the core reads into outputs of one dtype are one call, and are waited for by another one.
 
     Parameters
     ----------
@@ -261,35 +296,44 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback) -> list[Any
         What to read.
     fallback : Fallback
         Reads what the reader does not take.
+    memory : object
+        What holds the memory of the outputs.
     """
-    tickets: list[Any] = [None] * len(jobs)
-    alike: dict[tuple[int, bool], list[int]] = {}
+    made: list[Submitted] = []
+    together: dict[tuple[int, bool, str], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.info.unsupported is not None:
-            tickets[number] = fallback.submit(job)
+            made.append(([number], fallback.submit(job)))
+        elif not reader.reads_natively(job.info.source):
+            made.append(([number], _submit_alone(reader, job)))
         else:
-            alike.setdefault((len(job.region), job.bfloat16), []).append(number)
-    for chosen in alike.values():
-        made: Sequence[Any]
-        try:
-            made = _submit_together(reader, [jobs[number] for number in chosen])
-        except Exception:  # of one of them: the others are read nevertheless
-            made = [_submit_alone(reader, jobs[number]) for number in chosen]
-        for number, ticket in zip(chosen, made, strict=True):
-            tickets[number] = ticket
-    return tickets
+            together.setdefault((len(job.region), job.bfloat16, job.array.dtype.str), []).append(number)
+    for numbers in together.values():
+        made.append((numbers, _submit_together(reader, [jobs[number] for number in numbers], memory)))
+    return made
 
 
-def _submit_together(reader: Any, jobs: Sequence[ReadJob]) -> list[Any]:
-    regions = np.array([job.region for job in jobs], np.int64)
-    sources, outs = [job.info.source for job in jobs], [job.out for job in jobs]
-    dtype = "bfloat16" if jobs[0].bfloat16 else None
-    tickets: list[Any] = reader.submit_many(sources, regions, outs=outs, dtype=dtype)
-    return tickets
+def _submit_together(reader: Any, jobs: Sequence[ReadJob], memory: Any) -> Any:
+    places: dict[int, int] = {}
+    array = [places.setdefault(id(job.info), len(places)) for job in jobs]
+    infos = dict(zip(array, [job.info for job in jobs], strict=True))
+    boxes = np.array([job.region for job in jobs], np.int64)
+    regions = Regions(
+        np.array(array, np.int64),
+        boxes[:, :, 0],
+        boxes[:, :, 1],
+        np.array([job.strides for job in jobs], np.int64),
+        np.array([job.address for job in jobs], np.int64),
+    )
+    layouts, looks = zip(*((info.source, info.look) for info in infos.values()), strict=True)
+    dtype = "bfloat16" if jobs[0].bfloat16 else jobs[0].array.dtype
+    return reader.submit_together(list(layouts), regions, dtype, memory, looks)
 
 
-def _submit_alone(reader: Any, job: ReadJob) -> Any:
+def _submit_alone(reader: Any, job: ReadJob) -> ReaderTicket:
     try:
-        return _submit_together(reader, [job])[0]
+        dtype = "bfloat16" if job.bfloat16 else None
+        regions = np.array([job.region], np.int64)
+        return ReaderTicket(reader.submit_many([job.info.source], regions, outs=[job.out], dtype=dtype)[0])
     except Exception as error:
-        return FailedTicket(error)
+        return ReaderTicket(error)

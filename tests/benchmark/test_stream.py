@@ -1,12 +1,15 @@
 """Batches of crops, timed: all ways read the same, what is wrong is not timed, and nothing is left behind."""
 
 import json
+import threading
+import time
 
 import pytest
 
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import stream
+from linumpy.benchmark.suites.callers import CALLERS
 from linumpy.benchmark.suites.stream import StreamRequest, Workload, stream_cases
 from scripts import linum_benchmark_stream as script
 
@@ -49,6 +52,36 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, name):
     entry = result.entry(name)
     assert entry.verdict == "WRONG"
     assert not entry.seconds
+
+
+def test_a_busy_caller(tmp_path, capsys):
+    """Each case counts one batch; what is beside it is there, and gone at the end."""
+    results = measure(tmp_path, Output(tmp_path / "out.json"), busy=True)[: len(CALLERS)]
+    assert [one.case.name for one in results] == [f"W1a, {caller.title}" for caller in CALLERS]
+    nbytes = 2 * 6 * 10 * 12 * 3
+    for caller, one in zip(CALLERS, results, strict=True):
+        assert one.case.nbytes == nbytes
+        names = ["stream", "tensorstore", "zarr"]
+        assert {entry.name: entry.verdict for entry in one.entries} == dict.fromkeys(names, "ok")
+        assert all(entry.median >= caller.step_seconds for entry in one.entries)
+        (mark,) = one.marks
+        assert mark.met is None  # not judged
+        assert mark.mark.least == (caller.least or round(nbytes / 2**30 / caller.batch_seconds, 2))
+    document = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [(case["step_seconds"], case["busy_threads"]) for case in document[:5]] == [
+        (0, 0), (0.005, 0), (0.010, 0), (0, 1), (0, 2)
+    ]  # fmt: skip
+    assert "beside a busy thread" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("caller", CALLERS, ids=lambda one: one.title)
+def test_what_a_caller_does(caller):
+    begin, count = time.perf_counter(), threading.active_count()
+    with caller.busy():
+        assert threading.active_count() == count + caller.threads
+        caller.step()
+    assert time.perf_counter() - begin >= caller.step_seconds
+    assert threading.active_count() == count
 
 
 def _spoilt(batches):

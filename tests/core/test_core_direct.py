@@ -13,9 +13,9 @@ import types
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
+import core_devices
 import numpy as np
 import pytest
-import test_core_device as base
 import zarr
 from stores import random_values
 
@@ -24,8 +24,8 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.read import core_device, direct
 from linumpy.gpu.read.by_core import CoreEngine
 
-pytestmark, device, driver = base.pytestmark, base.device, base.driver
-KINDS, submit = base.KINDS, base.submit
+pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
+KINDS, submit = core_devices.KINDS, core_devices.submit
 
 
 def read_into_memory(record):
@@ -312,6 +312,59 @@ def test_the_host_decodes_what_the_device_gives_up_or_says_why_not(tmp_path, dev
     assert len(storage.seen) == 4
 
 
+@pytest.mark.parametrize("kind", ["raw", "raw shards", "zstd"])
+def test_only_chunks_that_were_read_are_kept(tmp_path, device, kind):
+    array, values = make(tmp_path / "a", kind)
+    broken = [True]
+
+    def read(record):
+        if record.path.endswith(b"a/c/0/1/1") and broken[0]:
+            ctypes.memset(record.address, 0x11, record.nbytes)
+            os.rename(record.path, record.path + b".away")
+            broken[0] = False
+            return record.nbytes
+        return read_into_memory(record)
+
+    made = device("device", cache_bytes=2**22)
+    with direct_reader(made, Storage(read).callback) as reader:
+        tickets, _ = submit(made, reader, array, REGIONS)
+        assert isinstance(tickets[0].exception(), ChunkError)
+        (tmp_path / "a/c/0/1/1.away").rename(tmp_path / "a/c/0/1/1")  # of the same version as before
+        for _ in range(3):
+            tickets, _ = submit(made, reader, array, REGIONS)
+            check(tickets, values, REGIONS)
+        assert reader._core.stats().kept_hits > 0
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd"])
+def test_chunks_of_cancelled_jobs_are_not_kept(tmp_path, device, kind):
+    array, values = make(tmp_path / "a", kind)
+    slow, _ = make(tmp_path / "first", kind, seed=2)
+    gate, begun = threading.Event(), threading.Event()
+
+    def read(record):
+        if b"first" in record.path:
+            begun.set()
+            assert gate.wait(60)
+        return read_into_memory(record)
+
+    made = device("device", cache_bytes=2**22, scratch=2**20)
+    with direct_reader(made, Storage(read).callback) as reader:
+        # Slabs of another array take all device memory, so that what comes behind them is sealed and not begun.
+        waiting, _ = submit(made, reader, slow, [...])
+        assert begun.wait(60)
+        tickets, _ = submit(made, reader, array, REGIONS)
+        time.sleep(0.3)
+        for ticket in tickets:
+            ticket.cancel()
+        gate.set()
+        waiting[0].result()
+        assert all(isinstance(ticket.exception(), CancelledError) for ticket in tickets)
+        for _ in range(2):
+            tickets, _ = submit(made, reader, array, REGIONS)
+            check(tickets, values, REGIONS)
+
+
 def test_slabs_are_read_at_the_same_time(tmp_path, device):
     """A slab that takes long to be read keeps no other from being started."""
     slow, values = make(tmp_path / "slow", "zstd")
@@ -575,7 +628,7 @@ def test_a_fault_of_the_file_is_not_told_as_one_of_kvikio(tmp_path, device, kvik
         return ""
 
     with direct_reader(made, kvikio.reads(gone).callback) as reader:
-        (ticket,), _ = submit(made, reader, array, [...])
+        (ticket,), _ = submit(made, reader, array, [np.s_[:8, :12, :12]])
         with pytest.raises(ChunkError, match=r"c/0/0/0 cannot be opened: No such file"):
             ticket.result()
     assert not caplog.records

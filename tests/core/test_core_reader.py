@@ -222,3 +222,13 @@ def test_a_library_of_another_interface_is_refused(tmp_path):
     text = str(error.value)
     assert "\n" not in text
     assert f"{path} has interface {native.ABI + 1}" in text
+
+
+def test_a_library_that_does_not_fit_is_told_of_and_not_used(tmp_path, monkeypatch):
+    path = tmp_path / "broken.so"
+    path.write_bytes(b"no library")
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: types.SimpleNamespace(origin=str(path)))
+    with pytest.warns(RuntimeWarning, match=r"broken\.so.*zarr-python reads instead"):
+        loaded, why = native._load.__wrapped__()
+    assert loaded is None
+    assert "broken.so" in why

@@ -16,7 +16,6 @@ from emulator import COMPILER, emulated
 from fake_cupy import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.staging import engines
 from stream_arrays import make_array
 
 from linumpy import stream
@@ -58,7 +57,6 @@ def fake_device(seed):
         cuda.MemoryPointer = lambda memory, offset: types.SimpleNamespace(mem=memory)
         cuda.ExternalStream = lambda ptr: next(one for one in device._streams if one.ptr == ptr)
         cuda.runtime.memGetInfo = lambda: (2**40, 2**40)
-        patch.setattr(engines, "ReadEngine", reference.SmallEngine)
         patch.setattr(pipeline_module, "resolve", lambda *_: Device("cuda", 0, "in tests"))
         patch.setattr(resample_module, "load", lambda spec: queued(device, spec))
         yield device

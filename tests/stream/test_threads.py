@@ -182,16 +182,16 @@ def test_an_iterable_may_close_the_pipeline(volume, pipeline):
 
 
 class Interrupting:
-    """A ticket whose first result is interrupted."""
+    """A ticket whose first wait is interrupted."""
 
     def __init__(self, ticket):
         self._ticket, self._interrupted = ticket, False
 
-    def result(self, *arguments):
+    def errors(self, *arguments):
         if not self._interrupted:
             self._interrupted = True
             raise KeyboardInterrupt
-        return self._ticket.result(*arguments)
+        return self._ticket.errors(*arguments)
 
     def __getattr__(self, name):
         return getattr(self._ticket, name)
@@ -203,7 +203,8 @@ def test_an_interrupt_of_a_pop_loses_no_batch(volume, pipeline):
     p.push(crop(path, k) for k in range(8))
     p.flush()
     item = p._producer.ready[0]
-    item.tickets = [(row, Interrupting(ticket)) for row, ticket in item.tickets]
+    item.tickets = [(rows, Interrupting(ticket)) for rows, ticket in item.tickets]
+    assert item.tickets
     for _ in item.tickets:
         before = p.state_dict()
         with pytest.raises(KeyboardInterrupt):
@@ -223,16 +224,17 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
     p.push(crop(path, k) for k in range(5))
     p.flush()
     item = p._producer.ready[0]
-    row, ticket = item.tickets[0]
+    rows, ticket = item.tickets[0]
 
     class Faulty:
-        def result(self, *_):
-            raise OSError("cannot be read")
+        def errors(self, *_):
+            assert not ticket.errors()
+            return {rows.index(0): OSError("cannot be read")}
 
-        def exception(self):
-            return ticket.exception()
+        def __getattr__(self, name):
+            return getattr(ticket, name)
 
-    item.tickets[0] = (row, Faulty())
+    item.tickets[0] = (rows, Faulty())
     original, interrupted = type(p)._assembled, []
 
     class Rows:

@@ -24,6 +24,7 @@ import zarr
 
 from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels
 from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared
+from linumpy.benchmark.suites.callers import CALLERS, IDLE, Caller
 from linumpy.benchmark.volumes import check_size
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
@@ -95,6 +96,8 @@ class StreamRequest:
         Batches that linumpy reads ahead.
     use_gpu : bool
         Whether batches go to the device.
+    busy : bool
+        Whether the caller's own Python is busy meanwhile, in each of the ways of :data:`CALLERS`.
     """
 
     only: tuple[str, ...] = ()
@@ -105,6 +108,7 @@ class StreamRequest:
     buffers: float = 4.0
     lookahead: int = 4
     use_gpu: bool = True
+    busy: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 1:
@@ -149,9 +153,12 @@ def stream_cases(request: StreamRequest) -> Iterator[tuple[Path, Iterator[Case]]
 
 
 def _cases(request: StreamRequest, folder: Path) -> Iterator[Case]:
-    for name in request.only or ("W1a", "W1b", "W2"):
+    for name in request.only or (("W1a",) if request.busy else ("W1a", "W1b", "W2")):
         work = make_work(name, request, folder)
-        yield _case(name, work)
+        if request.busy:
+            yield from (_busy_case(name, work, caller) for caller in CALLERS)
+        else:
+            yield _case(name, work)
         for path in work.paths:
             shutil.rmtree(path)
 
@@ -215,7 +222,7 @@ def _case(name: str, work: Work) -> Case:
         Entry("zarr", f"zarr, {_PEER_THREADS} threads", lambda: _zarr(work), share=_share(work), max_seconds=10),
     ]
     if name == "W2":
-        options = {"augment": augment, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}
+        options: dict[str, Any] = {"augment": augment, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}
         entries.insert(2, Entry("augmented", "linumpy.stream, augmented", lambda: _ours(work, **options), "ours"))
     return Case(
         f"{name}: {load.title}",
@@ -231,6 +238,40 @@ def _case(name: str, work: Work) -> Case:
     )
 
 
+def _busy_case(name: str, work: Work, caller: Caller) -> Case:
+    """Make the case of a caller whose Python is busy; it counts one batch, so that times are those of a batch."""
+    share = max(2.0, round(work.batches * _share(work)))
+    nbytes = work.nbytes // work.batches
+    marks: tuple[Mark, ...] = ()
+    if name == "W1a":
+        marks = (Mark(round(caller.least or nbytes / 2**30 / caller.batch_seconds, 2), label=caller.label),)
+    judged = work.request.use_gpu and work.request.scale == 1
+    return Case(
+        f"{name}, {caller.title}",
+        nbytes,
+        (
+            Entry("stream", "linumpy.stream", lambda: _ours(work, caller), "ours", share=work.batches),
+            Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), share=share, max_seconds=10),
+            Entry(
+                "zarr",
+                f"zarr, {_PEER_THREADS} threads",
+                lambda: _zarr(work, caller),
+                share=share,
+                warm_ups=0,
+                max_seconds=10,
+            ),
+        ),
+        description=(
+            f"{work.batches} batches of {work.load.batch} crops, to {work.request.dtype}; peers read {share:g} of "
+            "them, in the stored dtype. Times are those of a batch",
+        ),
+        facts={"step_seconds": caller.step_seconds, "busy_threads": caller.threads},
+        marks=marks,
+        not_judged="" if judged else "smaller than the workload, or without a GPU",
+        files=tuple(file for path in work.paths for file in Path(path).rglob("*") if file.is_file()),
+    )
+
+
 def _share(work: Work) -> float:
     """The part of the batches that peers read: two at least."""
     return max(2, work.batches // 10) / work.batches
@@ -240,7 +281,7 @@ def _share(work: Work) -> float:
 
 
 @contextlib.contextmanager
-def _ours(work: Work, **options: Any) -> Iterator[Prepared]:
+def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
     request = work.request
     config = Config(
         batch_size=work.load.batch, host_buffer_bytes=request.buffer_bytes, device_buffer_bytes=request.buffer_bytes,
@@ -250,18 +291,30 @@ def _ours(work: Work, **options: Any) -> Iterator[Prepared]:
     with Pipeline(config) as pipeline:
 
         def call() -> Any:
-            pipeline.push(work.crops)
-            batches = pipeline.batches(work.batches)
-            first = next(batches)
-            for batch in batches:
-                batch.release()
+            with caller.busy():
+                pipeline.push(work.crops)
+                batches = pipeline.batches(work.batches)
+                first = next(batches)
+                caller.step()
+                for batch in batches:
+                    batch.release()
+                    caller.step()
             return first
 
         yield Prepared(call, lambda batch: check(batch.numpy()), note=lambda: f"bound by {pipeline.stats.bound}")
 
 
-def _read_batches(work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray]) -> np.ndarray:
+def _read_batches(
+    work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray], caller: Caller = IDLE
+) -> np.ndarray:
     """Read a part of the batches, two ahead, and bring each to the device."""
+    with caller.busy():
+        return _read_all(work, begin, finish, caller)
+
+
+def _read_all(
+    work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray], caller: Caller
+) -> np.ndarray:
     size, first = work.load.batch, None
     chosen = work.crops[: round(work.batches * _share(work)) * size]
     waiting: deque[Any] = deque()
@@ -276,12 +329,13 @@ def _read_batches(work: Work, begin: Callable[[Sample], Any], finish: Callable[[
         if work.request.use_gpu:
             require_cuda().asarray(batch)
         first = batch if first is None else first
+        caller.step()
     assert first is not None
     return first
 
 
 @contextlib.contextmanager
-def _tensorstore(work: Work) -> Iterator[Prepared]:
+def _tensorstore(work: Work, caller: Caller = IDLE) -> Iterator[Prepared]:
     try:
         tensorstore = importlib.import_module("tensorstore")
     except ImportError as error:
@@ -296,18 +350,18 @@ def _tensorstore(work: Work) -> Iterator[Prepared]:
     def begin(crop: Sample) -> Any:
         return opened[crop.uri][tuple(slice(a, b) for a, b in crop.aabb)].read()
 
-    yield Prepared(lambda: _read_batches(work, begin, lambda one: one.result()), _checked(work))
+    yield Prepared(lambda: _read_batches(work, begin, lambda one: one.result(), caller), _checked(work))
 
 
 @contextlib.contextmanager
-def _zarr(work: Work) -> Iterator[Prepared]:
+def _zarr(work: Work, caller: Caller = IDLE) -> Iterator[Prepared]:
     opened = {path: zarr.open_array(path, mode="r") for path in work.paths}
     with ThreadPoolExecutor(_PEER_THREADS) as pool:
 
         def begin(crop: Sample) -> Any:
             return pool.submit(opened[crop.uri].__getitem__, tuple(slice(a, b) for a, b in crop.aabb))
 
-        yield Prepared(lambda: _read_batches(work, begin, lambda one: np.asarray(one.result())), _checked(work))
+        yield Prepared(lambda: _read_batches(work, begin, lambda one: np.asarray(one.result()), caller), _checked(work))
 
 
 # ---- the checks

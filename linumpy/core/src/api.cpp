@@ -1,4 +1,5 @@
 // The C interface: no exception leaves it.
+#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -14,12 +15,12 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[13]) {
-    const size_t known[13] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+void lc_record_sizes(int64_t sizes[14]) {
+    const size_t known[14] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
                               sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device),
-                              sizeof(lc_direct_read)};
-    for (int n = 0; n < 13; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+                              sizeof(lc_direct_read), sizeof(lc_look)};
+    for (int n = 0; n < 14; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
@@ -84,9 +85,27 @@ int64_t lc_wait_capacity(lc_reader *handle, double seconds) { return handle->rea
 
 int64_t lc_job_done(lc_job *handle) { return handle->job->is_over(); }
 
-int64_t lc_wait_job(lc_job *handle, double seconds) {
-    if (handle->job->wait(seconds)) return 1;
-    return lc::Pool::shared().stopped() ? -1 : 0;
+int64_t lc_wait_job(lc_job *handle, double seconds) { return lc_wait_jobs(&handle, 1, seconds); }
+
+int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) {
+    return std::all_of(jobs, jobs + count, [](const lc_job *one) { return one->job->is_over(); });
+}
+
+int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds) {
+    const double end = lc::now() + seconds;
+    for (int64_t n = 0; n < count; ++n)
+        if (!jobs[n]->job->wait(std::max(0.0, end - lc::now()))) return lc::Pool::shared().stopped() ? -1 : 0;
+    return 1;
+}
+
+int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first) {
+    for (int64_t n = first; n < count; ++n)
+        if (jobs[n]->job->error().code != LC_OK) return n;
+    return -1;
+}
+
+void lc_jobs_release(lc_job *const *jobs, int64_t count) {
+    std::for_each(jobs, jobs + count, std::default_delete<lc_job>());
 }
 
 int64_t lc_job_cancel(lc_job *handle) { return handle->job->cancel(); }

@@ -75,9 +75,11 @@ Bytes without_checksum(Bytes data, const char *what) {
 
 // zstd
 
-struct FreeZstd {
-    void operator()(ZSTD_DCtx *context) const { ZSTD_freeDCtx(context); }
-};
+ZSTD_DCtx *zstd_of(DecodeScratch &scratch) {
+    if (!scratch.zstd) scratch.zstd.reset(ZSTD_createDCtx());
+    if (!scratch.zstd) throw std::bad_alloc();
+    return scratch.zstd.get();
+}
 
 // Frames of unknown size are decoded as streams by numcodecs, whose window zstd limits to this.
 constexpr u64 ZSTD_WINDOW = (u64(1) << 27) + 1;
@@ -106,14 +108,9 @@ void check_zstd_frames(Bytes stored, size_t expected) {
     else if (too_wide) refuse("a zstd frame whose size is not known has a window of more than 128 MiB");
 }
 
-void decode_zstd(Bytes stored, Target out) {
-    thread_local std::unique_ptr<ZSTD_DCtx, FreeZstd> context;
-    if (!context) {
-        context.reset(ZSTD_createDCtx());
-        if (!context) throw std::bad_alloc();
-    }
+void decode_zstd(Bytes stored, Target out, DecodeScratch &scratch) {
     if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != out.size()) check_zstd_frames(stored, out.size());
-    const size_t got = ZSTD_decompressDCtx(context.get(), out.data(), out.size(), stored.data(), stored.size());
+    const size_t got = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
     if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
     check_size(got, out.size());
 }
@@ -275,13 +272,11 @@ void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &
     std::memcpy(to + count * size, from + count * size, nbytes - count * size);
 }
 
-void decode_blosc_stream(i64 codec, Bytes stored, Target out) {
+void decode_blosc_stream(i64 codec, Bytes stored, Target out, DecodeScratch &scratch) {
     if (stored.size() == out.size()) std::memcpy(out.data(), stored.data(), out.size());
     else if (codec == LC_LZ4) decode_lz4_block(stored, out);
     else if (codec == LC_ZSTD) {
-        thread_local std::unique_ptr<ZSTD_DCtx, FreeZstd> context{ZSTD_createDCtx()};
-        if (!context) throw std::bad_alloc();
-        const size_t got = ZSTD_decompressDCtx(context.get(), out.data(), out.size(), stored.data(), stored.size());
+        const size_t got = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
         if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
         check_size(got, out.size());
     } else {
@@ -328,7 +323,7 @@ void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
             const u64 packed = little<u32>(stored.data() + at);
             at += 4;
             if (!packed || packed > total - at) refuse("the Blosc blocks are cut off");
-            decode_blosc_stream(codec, stored.subspan(at, packed), Target(to + k * part, part));
+            decode_blosc_stream(codec, stored.subspan(at, packed), Target(to + k * part, part), scratch);
             at += packed;
         }
         if (by_byte) unshuffle_bytes(temporary, out.data() + number * block, length, size);
@@ -339,7 +334,7 @@ void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
 void decompress(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
     switch (chain.compressor) {
         case LC_ZSTD:
-            return decode_zstd(stored, out);
+            return decode_zstd(stored, out, scratch);
         case LC_LZ4:
             return decode_lz4(stored, out);
         case LC_ZLIB:
@@ -369,6 +364,8 @@ i64 decode_scratch_nbytes(const lc_chain &chain, i64 chunk_nbytes) {
     if (chain.compressor == LC_BLOSC) nbytes += 2 * chunk_nbytes;
     return nbytes;
 }
+
+void FreeZstd::operator()(ZSTD_DCtx_s *context) const { ZSTD_freeDCtx(context); }
 
 void decode_chunk(const lc_chain &chain, Bytes stored, Target out, DecodeScratch &scratch) {
     if (chain.stored_checksum) stored = without_checksum(stored, "stored bytes");

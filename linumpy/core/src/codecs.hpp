@@ -4,19 +4,25 @@
 // the chunk needs, whatever a header says.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <stdexcept>
 
 #include "common.hpp"
+
+struct ZSTD_DCtx_s;
 
 namespace lc {
 
 // Stored bytes are not what an encoder makes of a chunk.
 struct DecodeError : std::runtime_error { using std::runtime_error::runtime_error; };
 
+struct FreeZstd { void operator()(ZSTD_DCtx_s *context) const; };
+
 // Memory of one thread that decodes, kept from chunk to chunk.
 struct DecodeScratch {
     Buffer filtered, block, shuffled;
+    std::unique_ptr<ZSTD_DCtx_s, FreeZstd> zstd;  // made by the first chunk that needs it
     void trim(i64 most) {
         filtered.trim(most);
         block.trim(most);

@@ -9,6 +9,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "core.h"
 
@@ -22,6 +23,17 @@ using u64 = uint64_t;
 inline double now() {
     using clock = std::chrono::steady_clock;
     return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
+}
+
+// Look for something that is expected soon, before a thread goes to sleep for it: to be woken takes about as long.
+template <class Look> bool spin(const Look &look) {
+    constexpr double SECONDS = 1e-4;
+    if (look()) return true;
+    for (const double end = now() + SECONDS; now() < end;) {
+        std::this_thread::yield();
+        if (look()) return true;
+    }
+    return false;
 }
 
 // Why a chunk, a stored object or a job failed.

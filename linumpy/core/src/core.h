@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 2
+#define LC_ABI 3
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -38,6 +38,7 @@ enum lc_error_code {
     LC_CANCELLED = 13,
     LC_INTERNAL = 14,  // text: an exception that no code above expected
     LC_DEVICE = 15,    // text: what the driver says
+    LC_CHANGED = 16,   // a file of the metadata is not what it was when the layout was read
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -85,11 +86,19 @@ typedef struct {
     lc_chain chain;
 } lc_geometry;
 
+// A file as it was when it was looked at; all but the path is 0 where it was missing.
+typedef struct {
+    const char *path;
+    int64_t device, inode, nbytes, written, changed;  // nanoseconds
+} lc_look;
+
 // One array. The strings are copied.
 typedef struct {
     const char *prefix;  // of the path of each stored object: coordinates follow
     const char *separator;
     const char *metadata;  // file that is there as long as the array is
+    const lc_look *looks;  // files of its metadata: a job fails by LC_CHANGED where one is another before it is planned
+    int64_t look_count;
 } lc_array;
 
 // A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
@@ -160,6 +169,7 @@ typedef struct {
     int64_t rows;  // boxes of a slab at most
     int64_t timed;  // whether the times of all kernels are wanted
     lc_read_direct direct;  // NULL: stored bytes pass through pinned memory
+    const lc_scatter *keep;  // copies bytes of one dimension; NULL where no chunks are kept
 } lc_device;
 
 // Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.
@@ -231,8 +241,8 @@ typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
-// launch, decode plan, scatter, on_device, device, direct read.
-LC_API void lc_record_sizes(int64_t sizes[13]);
+// launch, decode plan, scatter, on_device, device, direct read, look.
+LC_API void lc_record_sizes(int64_t sizes[14]);
 
 // `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
@@ -253,6 +263,12 @@ LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
 // Whether a job is over; the second one waits for it so many seconds.
 LC_API int64_t lc_job_done(lc_job *);
 LC_API int64_t lc_wait_job(lc_job *, double seconds);
+// Whether all of some jobs are over; the second one waits for them so many seconds, and returns -1 where they never end.
+LC_API int64_t lc_jobs_over(lc_job *const *jobs, int64_t count);
+LC_API int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds);
+// Of jobs that are over: the first one from `first` on that has failed; -1 for none.
+LC_API int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first);
+LC_API void lc_jobs_release(lc_job *const *jobs, int64_t count);
 // Give a job up; 0 where it is over already.
 LC_API int64_t lc_job_cancel(lc_job *);
 // Of a job that is over. A job without error has code LC_OK.

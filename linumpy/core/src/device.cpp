@@ -1,15 +1,12 @@
 #include "device.hpp"
 
 #include <algorithm>
-#include <map>
 #include <unordered_set>
 
 namespace lc {
 namespace {
 
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
-// As in scatter.cu.
-constexpr i64 BLOCK = 256, PER_THREAD = 8;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
 // Free bytes behind stored ones: the decoders look at whole words.
 constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
@@ -71,7 +68,20 @@ void Device::release() {
     }
 }
 
-void Device::give_memory(DevicePointer slots, DevicePointer, i64) {
+void Device::give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes) {
+    if (kept_nbytes > 0 && record_.keep) {
+        kept_ = std::make_unique<KeptChunks>(kept_nbytes);
+        kept_at_ = kept;
+        Regions &regions = keep_.regions;
+        lc_geometry bytes{};
+        bytes.rank = bytes.chunk_shape[0] = 1;
+        bytes.dtype = LC_U8;
+        regions.geometry = std::make_shared<const Geometry>(bytes);
+        regions.conversion = {LC_U8, LC_U8, false};
+        regions.strides = {1};
+        keep_.headers.resize(1);
+        keep_.scatter = record_.keep;
+    }
     const std::lock_guard lock(mutex_);
     first_byte_ = static_cast<i64>(slots % PAGE);
     for (i64 n = record_.slots; n-- > 0;)
@@ -108,6 +118,8 @@ void Device::allocate(Slab &slab, i64 nbytes) {
     if (!slab.done) slab.done = driver_.new_event();
     if (!slab.words) slab.words = driver_.allocate_pinned(words_nbytes_);
     slab.rows.reserve(static_cast<size_t>(record_.rows));
+    slab.read.reserve(static_cast<size_t>(record_.rows));
+    slab.filled.reserve(static_cast<size_t>(record_.rows));
     if (slab.pinned && slab.pinned_nbytes < nbytes) {
         driver_.free_pinned(slab.pinned);
         slab.pinned = nullptr;
@@ -212,25 +224,30 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
 }
 
 void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
-                    std::vector<StagedChunk> chunks) {
+                    std::vector<StagedChunk> chunks, const KeptUse &kept) {
     Slab &slab = *range.slab;
     bool last;
     {
         const std::lock_guard lock(mutex_);
-        const u32 first = static_cast<u32>(slab.rows.size());
+        const u32 first = static_cast<u32>(slab.rows.size()), first_fill = static_cast<u32>(slab.filled.size());
         slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
         for (StagedChunk &chunk : chunks) {
             chunk.first_row += first;
             // Chunks are decoded in the order of their commits: only now is the place of each known.
             const i64 place = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_room;
             for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += place;
+            if (chunk.slot) slab.filled.push_back({chunk.slot, place, static_cast<i64>(slab.chunks.size())});
             slab.chunks.push_back(std::move(chunk));
         }
-        if (range.read && !rows.empty()) {
+        slab.read.insert(slab.read.end(), kept.read.begin(), kept.read.end());
+        slab.filled.insert(slab.filled.end(), kept.filled.begin(), kept.filled.end());
+        if (range.read) {
             range.read->first_row = first;
             range.read->rows = static_cast<u32>(rows.size());
+            range.read->first_fill = first_fill;
+            range.read->fills = static_cast<u32>(slab.filled.size()) - first_fill;
             slab.reads.push_back(std::move(*range.read));
-        } else if (reads_directly() && range.nbytes && !rows.empty()) {
+        } else if (reads_directly() && range.nbytes && wave) {
             slab.copies.push_back({range.offset, range.nbytes});
         }
         if (wave && (slab.waves.empty() || slab.waves.back() != wave)) slab.waves.push_back(std::move(wave));
@@ -265,6 +282,18 @@ void Device::flush_before(double limit) {
     for (Slab *slab : sealed) start(slab);
 }
 
+void Device::flush_kept() {
+    Slab *sealed = nullptr;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto open = open_.find(&KEPT);
+        if (open == open_.end()) return;
+        if (--open->second->writers == 0) sealed = open->second;
+        open_.erase(open);
+    }
+    if (sealed) start(sealed);
+}
+
 bool Device::idle() {
     const std::lock_guard lock(mutex_);
     return !busy_ && !retries_;
@@ -297,6 +326,7 @@ bool Device::start_sealed() {
             sealed_.pop_front();
         }
         std::unique_lock lock(starting_, std::defer_lock);
+        const size_t rows = slab->rows.size();
         try {
             driver_.use_context(reinterpret_cast<void *>(record_.context));
             read_direct(*slab);
@@ -306,6 +336,7 @@ bool Device::start_sealed() {
             slab->error = error.what();
             finish_stream(*slab);
         }
+        slab->rows.resize(rows);  // without those that fill slots, of which no job is told
         {
             const std::lock_guard also(mutex_);
             under_way_.push_back(slab);
@@ -323,17 +354,34 @@ void Device::finish_stream(Slab &slab) noexcept {
 }
 
 void Device::queue(Slab &slab) {
-    if (!slab.rows.empty()) {
+    if (!slab.rows.empty() || !slab.filled.empty()) {
+        ++slabs_begun_;
         std::unordered_set<i64> ready;
-        for (const Row &row : slab.rows)
+        slab.timed = record_.timed;
+        for (const Row &row : slab.rows) {
+            if (row.batch->slab == slabs_begun_) continue;
+            row.batch->slab = slabs_begun_;
+            slab.timed = slab.timed || row.batch->timed;
             if (row.batch->ready && ready.insert(row.batch->ready).second)
                 driver_.wait(slab.stream, reinterpret_cast<Event>(row.batch->ready));
-        for (const Row &row : slab.rows) slab.timed = slab.timed || record_.timed || row.batch->timed;
+        }
+        for (const KeptFill &fill : slab.filled)
+            slab.rows.push_back({&keep_,
+                                 nullptr,
+                                 reinterpret_cast<u8 *>(kept_at_) + fill.slot->offset,
+                                 0,
+                                 fill.source,
+                                 {fill.slot->nbytes}});
         const DevicePointer table =
-            slab.device +
-            static_cast<DevicePointer>((slab.plan ? slab.plan->slab_nbytes : record_.device_nbytes) - table_nbytes_);
+            slab.device + static_cast<DevicePointer>((slab.decodes() ? slab.plan->slab_nbytes : record_.device_nbytes) -
+                                                     table_nbytes_);
         mark(slab, 0);
-        if (slab.plan) {
+        if (slab.plan == &KEPT) {
+            mark(slab, 1);
+            mark(slab, 2);
+            write_scatter(slab, kept_at_, table);
+            mark(slab, 3);
+        } else if (slab.decodes()) {
             const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
             const DevicePointer behind = slab.device + static_cast<DevicePointer>(stored_room(slab));
             launch_decoders(slab);
@@ -366,12 +414,12 @@ void Device::add_times(Slab &slab) {
     const auto nanoseconds = [&](int begin, int end) {
         return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
     };
-    const i64 decode = slab.plan ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
+    const i64 decode = slab.decodes() ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
     copies_ += slab.copied_nbytes > 0;
     copied_nbytes_ += slab.copied_nbytes;
     copy_nanoseconds_ += nanoseconds(0, 1);
-    slabs_decoded_ += slab.plan != nullptr;
-    decoded_nbytes_ += slab.plan ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
+    slabs_decoded_ += slab.decodes();
+    decoded_nbytes_ += slab.decodes() ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
     decode_nanoseconds_ += decode;
     scatter_nanoseconds_ += scatter;
     std::unordered_set<Job *> jobs;
@@ -383,6 +431,9 @@ void Device::add_times(Slab &slab) {
 }
 
 void Device::add_to(lc_stats &stats) const {
+    stats.kept_hits = kept_ ? kept_->hits.load() : 0;
+    stats.kept_misses = kept_ ? kept_->misses.load() : 0;
+    stats.kept_nbytes = kept_ ? kept_->kept_nbytes() : 0;
     const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
     stats.slabs = slabs_done_;
     stats.copies = copies_;
@@ -448,89 +499,6 @@ void Device::launch_decoders(Slab &slab) {
         driver_.launch(launch.function, launch.grid_x, launch.grid_y, launch.block, launch.shared, slab.stream,
                        arguments);
     }
-}
-
-// Write the tables of the scatter kernels, copy them up and launch; kernels of the same conversion and rank together.
-i64 Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words) {
-    struct Launch {
-        const lc_scatter *scatter;
-        i64 unit, headers_at, rows_at, count, largest;
-    };
-    std::vector<u32> order(slab.rows.size());
-    for (u32 n = 0; n < order.size(); ++n) order[n] = n;
-    const auto kind = [&](u32 n) { return slab.rows[n].batch->scatter; };
-    std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return kind(a) < kind(b); });
-    std::vector<Launch> launches;
-    i64 end = 0;  // in words
-    i64 *table = reinterpret_cast<i64 *>(slab.words);
-    for (size_t first = 0, last; first < order.size(); first = last) {
-        const lc_scatter &scatter = *kind(order[first]);
-        for (last = first; last < order.size() && kind(order[last]) == &scatter;) ++last;
-        const i64 rank = scatter.rank, inner = scatter.axes[rank - 1];
-        const Geometry &one = *slab.rows[order[first]].batch->regions.geometry;
-        const i64 itemsize = one.itemsize;
-        const i64 target_itemsize = dtype_nbytes(slab.rows[order[first]].batch->regions.conversion.target);
-        // The widest unit that divides all strides, offsets and rows of neighbours.
-        i64 bits = 16;
-        bool widens = scatter.is_copy;
-        std::map<std::pair<Batch *, i64>, i64> headers;
-        for (size_t n = first; n < last; ++n) {
-            const Row &row = slab.rows[order[n]];
-            const Geometry &geometry = *row.batch->regions.geometry;
-            const i64 *strides = row.batch->regions.strides.data() + row.region * geometry.rank;
-            headers.try_emplace({row.batch, row.region}, static_cast<i64>(headers.size()));
-            widens = widens && geometry.chunk_strides[inner] == itemsize &&
-                     (strides[inner] == itemsize || row.extent[inner] == 1);
-            for (i64 k = 0; k + 1 < rank; ++k)
-                bits |= geometry.chunk_strides[scatter.axes[k]] | strides[scatter.axes[k]];
-            bits |= reinterpret_cast<i64>(row.target) | row.extent[inner] * itemsize | std::max<i64>(row.source, 0);
-        }
-        const i64 unit = widens ? std::max(itemsize, bits & -bits) : itemsize;
-        const i64 target_unit = scatter.is_copy ? unit : target_itemsize, wide = unit / itemsize;
-        Launch launch{&scatter, unit, end, 0, static_cast<i64>(last - first), 0};
-        const i64 header_words = 2 * rank + 2, row_words = 3 + rank;
-        for (const auto &[key, number] : headers) {
-            const Regions &regions = key.first->regions;
-            i64 *to = table + end + number * header_words;
-            for (i64 k = 0; k < rank; ++k) {
-                const bool neighbours = k == rank - 1 && wide > 1;
-                to[k] = neighbours ? 1 : regions.geometry->chunk_strides[scatter.axes[k]] / unit;
-                const i64 stride =
-                    regions.strides[static_cast<size_t>(key.second * regions.geometry->rank + scatter.axes[k])];
-                to[rank + k] = neighbours ? 1 : stride / target_unit;
-            }
-            std::memcpy(to + 2 * rank, regions.fill, 16);
-        }
-        end += static_cast<i64>(headers.size()) * header_words;
-        launch.rows_at = end;
-        for (size_t n = first; n < last; ++n) {
-            const Row &row = slab.rows[order[n]];
-            i64 *to = table + end, units = 1;
-            to[0] = row.source < 0 ? -1 : row.source / unit;
-            to[1] = reinterpret_cast<i64>(row.target);
-            to[2] = headers[{row.batch, row.region}];
-            for (i64 k = 0; k < rank; ++k) {
-                to[3 + k] = row.extent[scatter.axes[k]] / (k == rank - 1 ? wide : 1);
-                units *= to[3 + k];
-            }
-            launch.largest = std::max(launch.largest, units);
-            end += row_words;
-        }
-        end = (end + 1) / 2 * 2;
-        launches.push_back(launch);
-    }
-    driver_.copy_up(words, slab.words, 8 * end, slab.stream);
-    for (const Launch &launch : launches) {
-        const i64 blocks = (launch.largest + BLOCK * PER_THREAD - 1) / (BLOCK * PER_THREAD);
-        u64 values[3] = {source, words + static_cast<u64>(8 * launch.headers_at),
-                         words + static_cast<u64>(8 * launch.rows_at)};
-        u32 per_box = static_cast<u32>(blocks);
-        void *arguments[4] = {&values[0], &values[1], &values[2], &per_box};
-        int slot = 0;
-        while ((i64(1) << slot) < launch.unit) ++slot;
-        driver_.launch(launch.scatter->functions[slot], blocks * launch.count, 1, BLOCK, 0, slab.stream, arguments);
-    }
-    return end;
 }
 
 // The thread that waits for slabs.
@@ -600,6 +568,19 @@ bool is_wanted(std::span<const Row> rows) {
     return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
 }
 
+// Let chunks be found that a slab has filled slots with, and let go of those that it read.
+void Device::end_kept(Slab &slab, const int32_t *status) {
+    if (slab.read.empty() && slab.filled.empty()) return;
+    const auto lock = kept_->lock();
+    for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
+    for (const KeptFill &fill : slab.filled) {
+        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status[fill.chunk]);
+        if (whole) kept_->publish(*fill.slot);
+        else kept_->forget(*fill.slot);
+        kept_->unpin(*fill.slot);
+    }
+}
+
 void Device::end(Slab &slab) {
     if (!slab.error.empty()) {
         lc_error error{};
@@ -615,6 +596,7 @@ void Device::end(Slab &slab) {
     }
     ++slabs_done_;
     const int32_t *status = status_of(slab);
+    end_kept(slab, status);  // before jobs are over: whoever waits for them finds their chunks kept
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
@@ -639,9 +621,15 @@ void Device::end(Slab &slab) {
         }
     }
     decoding_ -= static_cast<i64>(slab.chunks.size());
-    for (size_t n = 0; n < slab.rows.size(); ++n)
-        if (!again[n]) reader_.settle(*slab.rows[n].job, 1);
+    for (size_t n = 0, last; n < slab.rows.size(); n = last) {
+        Job &job = *slab.rows[n].job;
+        i64 parts = 0;
+        for (last = n; last < slab.rows.size() && slab.rows[last].job == &job; ++last) parts += !again[last];
+        if (parts) reader_.settle(job, parts);
+    }
     slab.rows.clear();
+    slab.read.clear();
+    slab.filled.clear();
     slab.chunks.clear();
     slab.reads.clear();
     slab.copies.clear();

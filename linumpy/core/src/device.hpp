@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "driver.hpp"
+#include "kept.hpp"
 #include "reader.hpp"
 
 namespace lc {
@@ -40,19 +41,38 @@ struct StagedChunk {
     i64 offset, nbytes;  // in the stored object
     i64 source;  // first byte in the slab's stored bytes
     u32 first_row, rows;
+    KeptSlot *slot = nullptr;  // to fill
 };
 
-// Stored bytes that are read into a slab by GPUDirect Storage when it is started, and the rows that need them.
+// Stored bytes that are read into a slab by GPUDirect Storage when it is started, and the rows and slots of
+// kept chunks that need them.
 struct DirectRead {
     std::shared_ptr<Wave> wave;
     u32 object, chunk;  // the first one of its chunks
     i64 offset, nbytes;  // in the stored object
     i64 place = 0;  // in the slab's stored bytes
-    u32 first_row = 0, rows = 0;
+    u32 first_row = 0, rows = 0, first_fill = 0, fills = 0;
 };
 
+// A slot that a slab fills with a decoded chunk.
+struct KeptFill {
+    KeptSlot *slot;
+    i64 source;  // first byte, as that of a row
+    i64 chunk;  // number of the chunk among those that the slab decodes; -1: decoded already
+    bool is_broken = false;  // its bytes were not read
+};
+
+// Slots that a slab reads, a pin for each, and slots that it fills.
+struct KeptUse {
+    std::vector<KeptSlot *> read;
+    std::vector<KeptFill> filled;
+};
+
+// In place of a plan: rows of a slab are copied from chunks that are kept, and nothing is copied up but tables.
+inline constexpr lc_decode_plan KEPT{};
+
 struct Slab {
-    const lc_decode_plan *plan = nullptr;  // null: raw
+    const lc_decode_plan *plan = nullptr;  // null: raw; or KEPT
     u8 *pinned = nullptr, *words = nullptr;
     i64 pinned_nbytes = 0;
     DevicePointer device = 0;  // while it is under way
@@ -69,8 +89,12 @@ struct Slab {
     std::vector<StagedChunk> chunks;
     std::vector<DirectRead> reads;
     std::vector<std::pair<i64, i64>> copies;  // stored bytes that are copied up where others are read directly
+    std::vector<KeptSlot *> read;
+    std::vector<KeptFill> filled;
     std::vector<std::shared_ptr<Wave>> waves;
     std::string error;
+
+    bool decodes() const { return plan && plan != &KEPT; }
 };
 
 // A range of a slab that one thread fills, or has read directly. `chunk` is the number of the first chunk that it may
@@ -96,7 +120,7 @@ public:
     Device(const Device &) = delete;
     Device &operator=(const Device &) = delete;
 
-    // Its memory: slots for slabs, one behind the other.
+    // Its memory: `slabs` slots, one behind the other, and that for chunks that are kept.
     void give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes);
     // Bytes that one range may have; rows of a slab.
     i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
@@ -108,15 +132,18 @@ public:
     Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks = 0, i64 weight = 0, i64 offset = 0);
     // Hand over what a range holds, with the wave that its rows refer to; or give it up.
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
-                std::vector<StagedChunk> chunks = {});
+                std::vector<StagedChunk> chunks = {}, const KeptUse &kept = {});
     void give_up(Range range) { commit(range, nullptr, {}); }
     // Start what is in open slabs, or in those that have been open for long: small jobs wait for no others to fill them.
     void flush();
+    void flush_kept();
     void flush_old();
     bool start_sealed();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
     void add_to(lc_stats &stats) const;
+    // Chunks that are kept; null where none are.
+    KeptChunks *kept() const { return kept_.get(); }
     i64 chunks_in_flight() const { return decoding_.load(); }
     void begin_retry() { ++retries_; }
     void end_retry() { --retries_; }
@@ -132,7 +159,7 @@ private:
     void start_in_pool();
     bool take_memory(Slab &slab);
     void give_memory_back(Slab &slab);
-    i64 slots_of(const Slab &slab) const { return slab.plan ? slab.plan->slots : 1; }
+    i64 slots_of(const Slab &slab) const { return slab.decodes() ? slab.plan->slots : 1; }
     bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const;
     void read_direct(Slab &slab);
     void copy_stored(Slab &slab, i64 nbytes);
@@ -144,9 +171,10 @@ private:
     void finish_stream(Slab &slab) noexcept;
     void mark(Slab &slab, int number);
     void add_times(Slab &slab);
-    i64 write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
+    void write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
     void launch_decoders(Slab &slab);
     void loop();
+    void end_kept(Slab &slab, const int32_t *status);
     void end(Slab &slab);
 
     lc_device record_;
@@ -167,6 +195,10 @@ private:
     // Of slabs that were timed.
     std::atomic<i64> copies_{0}, copied_nbytes_{0}, slabs_decoded_{0}, decoded_nbytes_{0};
     std::atomic<i64> copy_nanoseconds_{0}, decode_nanoseconds_{0}, scatter_nanoseconds_{0};
+    u64 slabs_begun_ = 0;
+    std::unique_ptr<KeptChunks> kept_;
+    DevicePointer kept_at_ = 0;
+    Batch keep_;  // of the rows that fill slots: bytes of one dimension
     i64 busy_ = 0;
     bool ending_ = false;
     std::thread thread_;

@@ -19,8 +19,12 @@ void check_version(const StoredObject &object, const Version &found) {
 
 // Compare the file at a path with the version that was located.
 void check_path(const StoredObject &object, const std::string &path) {
+    if (version_at(path) == object.version) return;
+    File file;
     Version found;
-    if (const int number = look(path, found)) fail(LC_OPEN, number);
+    bool is_regular = false;
+    if (const int number = file.open(path)) fail(LC_OPEN, number);
+    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
     check_version(object, found);
 }
 
@@ -76,7 +80,14 @@ void Device::read_direct(Slab &slab) {
     const auto rows_of = [&](const DirectRead &read) {
         return std::span<Row>(slab.rows).subspan(read.first_row, read.rows);
     };
-    std::erase_if(slab.reads, [&](const DirectRead &read) { return !is_wanted(rows_of(read)); });
+    const auto break_slots = [&](const DirectRead &read) {
+        for (u32 n = 0; n < read.fills; ++n) slab.filled[read.first_fill + n].is_broken = true;
+    };
+    std::erase_if(slab.reads, [&](const DirectRead &read) {
+        if (is_wanted(rows_of(read))) return false;
+        break_slots(read);
+        return true;
+    });
     if (slab.reads.empty()) return;
     const double begin = now();
     const i64 stored = slab.plan ? slab.plan->stored : 0;
@@ -107,6 +118,7 @@ void Device::read_direct(Slab &slab) {
             }
         } catch (const FailedRead &error) {
             for (const Row &row : rows_of(read)) row.job->fail(error_of(read, error.failure));
+            break_slots(read);
         }
     }
     reader_.stats.read_seconds.fetch_add(now() - begin);

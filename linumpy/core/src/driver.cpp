@@ -3,18 +3,28 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
 
 namespace lc {
 namespace {
 
 // Values of cuda.h.
+constexpr int NOT_READY = 600;
 constexpr unsigned NON_BLOCKING = 1, EVENT_BLOCKING = 1, EVENT_WITHOUT_TIME = 2, PORTABLE = 1;
 
 }  // namespace
 
 const Driver &Driver::loaded() {
-    static const Driver driver;
-    return driver;
+    static std::mutex mutex;
+    static auto &known = *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library, of which tests have more
+    const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
+    const std::string library = other ? other : "libcuda.so.1";
+    const std::lock_guard lock(mutex);
+    auto &driver = known[library];
+    if (!driver) driver.reset(new Driver(library.c_str()));
+    return *driver;
 }
 
 template <class Function> void Driver::find(void *library, const char *name, Function &function) {
@@ -22,9 +32,8 @@ template <class Function> void Driver::find(void *library, const char *name, Fun
     if (!function) throw DriverError(std::string("the CUDA driver has no ") + name);
 }
 
-Driver::Driver() {
-    const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
-    void *library = dlopen(other ? other : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+Driver::Driver(const char *name) {
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library) throw DriverError(dlerror());
     find(library, "cuInit", init_);
     find(library, "cuGetErrorName", error_name_);
@@ -36,6 +45,7 @@ Driver::Driver() {
     find(library, "cuEventCreate", event_create_);
     find(library, "cuEventDestroy_v2", event_destroy_);
     find(library, "cuEventRecord", event_record_);
+    find(library, "cuEventQuery", event_query_);
     find(library, "cuEventSynchronize", event_synchronize_);
     find(library, "cuEventElapsedTime", event_elapsed_);
     find(library, "cuMemHostAlloc", host_allocate_);
@@ -72,7 +82,11 @@ Event Driver::new_event(bool timed) const {
 void Driver::delete_event(Event event) const { event_destroy_(event); }
 void Driver::record(Event event, Stream stream) const { check(event_record_(event, stream), "cuEventRecord"); }
 void Driver::wait(Stream stream, Event event) const { check(stream_wait_(stream, event, 0), "cuStreamWaitEvent"); }
-void Driver::await(Event event) const { check(event_synchronize_(event), "cuEventSynchronize"); }
+void Driver::await(Event event) const {
+    int state = 0;
+    if (!spin([&] { return (state = event_query_(event)) != NOT_READY; })) state = event_synchronize_(event);
+    check(state, "cuEventSynchronize");
+}
 void Driver::await_stream(Stream stream) const { check(stream_synchronize_(stream), "cuStreamSynchronize"); }
 
 u8 *Driver::allocate_pinned(i64 nbytes) const {

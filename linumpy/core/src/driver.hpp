@@ -37,7 +37,7 @@ public:
     void launch(i64 function, i64 grid_x, i64 grid_y, i64 block, i64 shared, Stream stream, void **arguments) const;
 
 private:
-    Driver();
+    explicit Driver(const char *name);
     template <class Function> void find(void *library, const char *name, Function &function);
     void check(int status, const char *what) const;
 
@@ -51,6 +51,7 @@ private:
     int (*event_create_)(Event *, unsigned);
     int (*event_destroy_)(Event);
     int (*event_record_)(Event, Stream);
+    int (*event_query_)(Event);
     int (*event_synchronize_)(Event);
     int (*event_elapsed_)(float *, Event, Event);
     int (*host_allocate_)(void **, size_t, unsigned);

@@ -31,6 +31,7 @@ void Execution::run() {
             for (u32 n = 0; n < task_.chunks; ++n)
                 if (state_[n] == PENDING) fill(task_.first_chunk + n);
         } else {
+            look_for_kept();
             read_all();
         }
     } catch (const FailedRead &error) {
@@ -47,7 +48,7 @@ void Execution::run() {
     }
     for (u32 n = 0; n < task_.chunks; ++n)
         if (state_[n] == PENDING) fail_chunk(task_.first_chunk + n, failure);
-    scratch().trim();
+    if (thread_memory()) scratch().trim();
     seconds.copy += lap_.take();
 }
 
@@ -136,7 +137,7 @@ void Execution::read_all() {
             fill(chunk);
             continue;
         }
-        if (geometry_.encoded()) {
+        if (geometry_.encoded() || slot_of(chunk)) {
             spans.push_back({chunk, range.offset, range.nbytes});
             continue;
         }
@@ -331,8 +332,9 @@ void Execution::fail_chunk(u32 chunk, const Failure &failure, i64 offset, i64 nb
 // Call something once for each job that wants a chunk of the object.
 void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
     std::vector<Job *> jobs;
-    for (u32 n = 0; n < object_.chunks; ++n) {
-        const u32 chunk = object_.first_chunk + n;
+    const u32 others = object_.chunks;  // the task's own are none of them where they were kept once
+    for (u32 n = 0; n < others + task_.chunks; ++n) {
+        const u32 chunk = n < others ? object_.first_chunk + n : task_.first_chunk + n - others;
         for (u32 k = 0; k < wave_.chunks[chunk].boxes; ++k) {
             Job *job = boxes(chunk)[k].job;
             if (jobs.empty() || jobs.back() != job) jobs.push_back(job);
@@ -370,7 +372,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
             for (u32 k = 0; k < chunk.boxes; ++k) wave.boxes[chunk.first_box + k].job->fail(error);
         }
     }
-    if (StoredObject &object = wave.objects[task.object]; object.tasks_left.fetch_sub(1) == 1) object.file.close();
+    wave.objects[task.object].end_task();
     if (device_) device_->flush_old();
     // Last: whoever waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {

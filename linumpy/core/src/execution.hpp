@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <utility>
+
 #include "device.hpp"
 #include "reader.hpp"
 
@@ -11,7 +13,7 @@ namespace lc {
 // Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
 constexpr i64 KEPT_NBYTES = 16 << 20;
 
-struct Scratch {
+struct Scratch : ThreadMemory {
     Buffer stored, decoded;
     DecodeScratch decode;
     void trim() {
@@ -72,6 +74,10 @@ public:
           most_read_(device_ ? std::min(MOST_READ, device_->capacity(nullptr)) : MOST_READ),
           state_(task.chunks, PENDING) {}
 
+    ~Execution();
+    Execution(const Execution &) = delete;
+    Execution &operator=(const Execution &) = delete;
+
     void run();
     i64 chunks_read() const { return std::count(state_.begin(), state_.end(), READ); }
 
@@ -79,10 +85,11 @@ public:
     Seconds seconds;
 
 private:
-    enum State : u8 { PENDING, SKIPPED, READ, FILLED, FAILED };
+    enum State : u8 { PENDING, SKIPPED, READ, FILLED, KEPT, FAILED };
 
     bool is_wanted(const WantedChunk &chunk) const;
     void locate();
+    void look_for_kept();
     void open_object(const std::string &path);
     std::shared_ptr<const ShardIndex> read_index(const std::string &path);
     void check_unchanged() const;
@@ -112,9 +119,17 @@ private:
     WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 
+    // The slot that a chunk is to be kept in; null for none.
+    KeptSlot *slot_of(u32 chunk) const { return slots_.empty() ? nullptr : slots_[chunk - task_.first_chunk]; }
+    // It, for a slab that fills it.
+    KeptSlot *take_slot(u32 chunk) {
+        return slots_.empty() ? nullptr : std::exchange(slots_[chunk - task_.first_chunk], nullptr);
+    }
+
     static Scratch &scratch() {
-        thread_local Scratch memory;
-        return memory;
+        ThreadMemory *&memory = thread_memory();
+        if (!memory) memory = new Scratch;
+        return static_cast<Scratch &>(*memory);
     }
 
     Wave &wave_;
@@ -126,6 +141,7 @@ private:
     Device *device_;
     i64 most_read_;
     std::vector<State> state_;
+    std::vector<KeptSlot *> slots_;  // to fill, of each chunk; empty where none are kept
     Lap lap_;
 };
 

@@ -12,14 +12,6 @@ namespace faults {
 Fault armed[KINDS];
 }
 
-namespace {
-
-Version version_of(const struct stat &found) {
-    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
-}
-
-}  // namespace
-
 int File::open(const std::string &path) {
     close();
     if (i64 number = faults::due(faults::OPEN)) return static_cast<int>(number);
@@ -29,6 +21,10 @@ int File::open(const std::string &path) {
     if (descriptor < 0) return errno;
     descriptor_ = descriptor;
     return 0;
+}
+
+static Version version_of(const struct stat &found) {
+    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
 }
 
 int File::look(Version &version, bool &is_regular) const {
@@ -67,6 +63,11 @@ void File::close() {
     descriptor_ = -1;
 }
 
+Version version_at(const std::string &path) {
+    struct stat found;
+    return faults::due(faults::FSTAT) || ::stat(path.c_str(), &found) ? Version{} : version_of(found);
+}
+
 bool is_missing(const std::string &path) {
     struct stat found;
     return ::lstat(path.c_str(), &found) && (errno == ENOENT || errno == ENOTDIR);
@@ -77,12 +78,13 @@ bool exists(const std::string &path) {
     return ::stat(path.c_str(), &found) == 0;
 }
 
-int look(const std::string &path, Version &version) {
-    if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
-    struct stat found;
-    if (::stat(path.c_str(), &found)) return errno;
-    version = version_of(found);
-    return 0;
+// Copies may set the time of writing back, and keep inode and size: the time of the change tells them apart.
+bool Look::holds() const {
+    struct stat found{};
+    if (::stat(path.c_str(), &found)) return !inode && !nbytes && !changed;
+    const auto nanoseconds = [](const timespec &time) { return i64{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+    return static_cast<i64>(found.st_dev) == device && static_cast<i64>(found.st_ino) == inode &&
+           found.st_size == nbytes && nanoseconds(found.st_mtim) == written && nanoseconds(found.st_ctim) == changed;
 }
 
 }  // namespace lc

@@ -34,10 +34,17 @@ private:
     int descriptor_ = -1;
 };
 
+// The version of what is stored at a path now; one of no file where there is none.
+Version version_at(const std::string &path);
 // Whether nothing at all is stored at a path: a link to a missing file is something.
 bool is_missing(const std::string &path);
 bool exists(const std::string &path);
-// Look at the file at a path. Returns 0 or an errno.
-int look(const std::string &path, Version &version);
+
+// A file by its path, as it was when somebody looked at it.
+struct Look {
+    std::string path;
+    i64 device, inode, nbytes, written, changed;
+    bool holds() const;
+};
 
 }  // namespace lc

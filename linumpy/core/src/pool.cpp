@@ -45,6 +45,11 @@ template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
 
 }  // namespace
 
+ThreadMemory *&thread_memory() {
+    static thread_local ThreadMemory *memory = nullptr;
+    return memory;
+}
+
 Pool &Pool::shared() {
     return made_once(shared_pool, [] { return new Pool(std::clamp(cores(), FEWEST_THREADS, MOST_THREADS)); });
 }
@@ -55,6 +60,7 @@ void Pool::forget() { shared_pool.store(nullptr); }
 void *Pool::enter(void *pool) {
     pthread_setname_np(pthread_self(), "linumpy-core");
     static_cast<Pool *>(pool)->loop();
+    delete thread_memory();
     return nullptr;
 }
 
@@ -120,12 +126,12 @@ void Pool::loop() {
         i64 step;
         const bool claimed = work->claim(step);
         if (work->has_more()) put(work, false);
-        // One thread wakes the next: who queues work does not wait for all of them to be woken.
+        // Each thread wakes two more: who queues work does not wait for all of them to be woken.
         const bool more = first_ != nullptr;
         if (more && !idle_ && static_cast<i64>(threads_.size()) < most_) start_thread();
-        const bool wake = more && idle_;
+        const i64 wake = more ? std::min<i64>(idle_, 2) : 0;
         lock.unlock();
-        if (wake) changed_.notify_one();
+        for (i64 n = 0; n < wake; ++n) changed_.notify_one();
         if (claimed) work->run(step);
         work.reset();  // not under the lock: the last reference to a wave frees all of it
         lock.lock();

@@ -27,6 +27,11 @@ private:
     std::shared_ptr<Work> next_;  // in the pool's queue; work is queued at most once, so that queueing takes no memory
 };
 
+// What a thread of a pool keeps from step to step. It is no object with a destructor that belongs to the thread: to
+// register one takes memory, and where there is none the C library aborts the process.
+struct ThreadMemory { virtual ~ThreadMemory() = default; };
+ThreadMemory *&thread_memory();
+
 class Pool {
 public:
     explicit Pool(i64 threads) : most_(threads) { threads_.reserve(static_cast<size_t>(threads)); }

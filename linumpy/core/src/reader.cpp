@@ -3,8 +3,6 @@
 #include "device.hpp"
 
 #include <algorithm>
-#include <numeric>
-#include <tuple>
 
 namespace lc {
 namespace {
@@ -13,10 +11,6 @@ namespace {
 constexpr i64 WAVE_BOXES = 1 << 15, QUEUED_BOXES = 1 << 19;
 // Arrays that are known before those that no job reads any more are forgotten.
 constexpr size_t KNOWN_ARRAYS = 4096;
-// Decoded bytes of a task, of shards.
-constexpr i64 TASK_NBYTES = 2 << 20;
-// Tasks that wait for a thread while further ones are planned.
-constexpr i64 WAITING_TASKS = 16;
 
 void add(std::atomic<double> &sum, double value) {
     double known = sum.load(std::memory_order_relaxed);
@@ -79,7 +73,7 @@ void Job::finish() {
 }
 
 bool Job::wait(double seconds) {
-    if (is_over()) return true;
+    if (spin([this] { return is_over(); })) return true;
     std::unique_lock lock(mutex_);
     return ended_.wait_for(lock, seconds_of(seconds), [this] { return over_.load(); });
 }
@@ -102,97 +96,6 @@ lc_report Job::report() const {
             seconds(decode_nanoseconds),
             seconds(device_decode_nanoseconds),
             seconds(device_scatter_nanoseconds)};
-}
-
-// Waves
-
-bool Wave::claim(i64 &step) {
-    step = next_.fetch_add(1);
-    if (step < static_cast<i64>(tasks.size())) return true;
-    next_.store(static_cast<i64>(tasks.size()));
-    return false;
-}
-
-void Wave::run(i64 step) noexcept {
-    if (unclaimed() <= WAITING_TASKS) reader_->plan_ahead();
-    reader_->execute(*this, tasks[static_cast<size_t>(step)]);
-    if (left_.fetch_sub(1) == 1) reader_->end_wave();
-}
-
-// Number the boxes in the order of array, stored object and chunk.
-std::vector<u32> Wave::order() const {
-    std::vector<u32> rows(boxes.size());
-    std::iota(rows.begin(), rows.end(), 0u);
-    std::unordered_map<const Array *, i64> numbers;
-    std::vector<i64> array(boxes.size());
-    for (size_t n = 0; n < boxes.size(); ++n) {
-        const Regions &regions = boxes[n].batch->regions;
-        const Array *one =
-            regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(boxes[n].region)])].get();
-        array[n] = n && boxes[n].batch == boxes[n - 1].batch && boxes[n].region == boxes[n - 1].region
-                       ? array[n - 1]
-                       : numbers.try_emplace(one, static_cast<i64>(numbers.size())).first->second;
-    }
-    const auto before = [&](u32 a, u32 b) {
-        if (array[a] != array[b]) return array[a] < array[b];
-        for (int axis = 0; axis < LC_MAX_RANK; ++axis)
-            if (cuts[a].object[axis] != cuts[b].object[axis]) return cuts[a].object[axis] < cuts[b].object[axis];
-        return cuts[a].inner < cuts[b].inner;
-    };
-    bool sorted = true;
-    for (u32 n = 1; sorted && n < rows.size(); ++n) sorted = !before(n, n - 1);
-    if (!sorted) std::stable_sort(rows.begin(), rows.end(), before);
-    return rows;
-}
-
-void Wave::arrange(i64 threads) {
-    const std::vector<u32> rows = order();
-    std::vector<WantedBox> ordered;
-    ordered.reserve(rows.size());
-    chunks.reserve(rows.size());
-    std::vector<u32> first_of_object;  // chunks
-    std::vector<Array *> array_of_object;
-    const ChunkBox *last = nullptr;
-    for (u32 row : rows) {
-        const WantedBox &box = boxes[row];
-        const ChunkBox &cut = cuts[row];
-        const Regions &regions = box.batch->regions;
-        Array *array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])].get();
-        const bool same_object =
-            last && array == array_of_object.back() && std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
-        if (!same_object) {
-            first_of_object.push_back(static_cast<u32>(chunks.size()));
-            array_of_object.push_back(array);
-        }
-        if (!same_object || cut.inner != last->inner) {
-            WantedChunk chunk{cut.inner, {}, static_cast<u32>(ordered.size()), 0};
-            std::copy(cut.chunk, cut.chunk + LC_MAX_RANK, chunk.coordinates);
-            chunks.push_back(chunk);
-        }
-        ++chunks.back().boxes;
-        ordered.push_back(box);
-        last = &cut;
-    }
-    const size_t count = first_of_object.size();
-    objects = std::make_unique<StoredObject[]>(count);
-    const i64 even = std::max<i64>(1, static_cast<i64>(chunks.size()) / (4 * threads));
-    for (size_t n = 0; n < count; ++n) {
-        StoredObject &object = objects[n];
-        object.array = array_of_object[n];
-        object.first_chunk = first_of_object[n];
-        object.chunks = (n + 1 < count ? first_of_object[n + 1] : static_cast<u32>(chunks.size())) - object.first_chunk;
-        const ChunkBox &cut = cuts[rows[chunks[object.first_chunk].first_box]];
-        std::copy(cut.object, cut.object + LC_MAX_RANK, object.coordinates);
-        const i64 most = std::max<i64>(1, TASK_NBYTES / object.array->geometry->chunk_nbytes);
-        const u32 step = static_cast<u32>(std::min(even, most));
-        for (u32 first = 0; first < object.chunks; first += step) {
-            tasks.push_back({static_cast<u32>(n), object.first_chunk + first, std::min(step, object.chunks - first)});
-            object.tasks_left.fetch_add(1, std::memory_order_relaxed);
-        }
-    }
-    boxes.swap(ordered);
-    std::vector<ChunkBox>().swap(cuts);
-    left_ = static_cast<i64>(tasks.size());
 }
 
 // The queue
@@ -246,7 +149,15 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         batch->decode = record.on_device->decode;
         batch->ready = record.on_device->ready;
         batch->timed = record.on_device->timed;
+        batch->headers.resize(count);
         batch->memory = record.on_device->memory;
+    }
+    for (i64 n = 0; n < record.array_count; ++n) {
+        const lc_array &array = record.arrays[n];
+        if (array.look_count && batch->looks.empty()) batch->looks.resize(static_cast<size_t>(record.array_count));
+        for (const lc_look *one = array.looks; one != array.looks + array.look_count; ++one)
+            batch->looks[static_cast<size_t>(n)].push_back(
+                {one->path, one->device, one->inode, one->nbytes, one->written, one->changed});
     }
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
@@ -405,7 +316,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
     std::vector<std::shared_ptr<Batch>> batches;
     std::shared_ptr<Wave> wave;
     try {
-        std::vector<WantedBox> boxes;
+        found_.clear();
         {
             const std::lock_guard lock(mutex_);
             i64 expected = 0;
@@ -417,7 +328,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
         }
         wave = std::make_shared<Wave>(shared_from_this(), batches);
         for (const auto &batch : batches) {
-            collect(*batch, *wave);
+            collect(*batch);
             if (batch->next_region < batch->regions.count()) break;
             const std::lock_guard lock(mutex_);
             if (!queue_.empty() && queue_.front() == batch) {
@@ -425,9 +336,9 @@ std::shared_ptr<Wave> Reader::next_wave() {
                 queued_boxes_ -= batch->queued_boxes;
             }
         }
-        if (wave->boxes.empty()) return nullptr;
-        stats.boxes += static_cast<i64>(wave->boxes.size());
-        wave->arrange(threads_);
+        if (found_.boxes.empty()) return nullptr;
+        stats.boxes += static_cast<i64>(found_.boxes.size());
+        wave->arrange(found_, threads_, device_ ? device_->kept() : nullptr);
         stats.tasks += static_cast<i64>(wave->tasks.size());
         return wave;
     } catch (const std::exception &) {  // no memory: the jobs that were to be planned fail
@@ -446,31 +357,43 @@ std::shared_ptr<Wave> Reader::next_wave() {
             const std::lock_guard lock(mutex_);
             if (std::erase(queue_, batch)) queued_boxes_ -= batch->queued_boxes;
         }
-        if (wave)
-            for (const WantedBox &box : wave->boxes) settle(*box.job, 1);
+        for (const WantedBox &box : found_.boxes) settle(*box.job, 1);
+        found_.boxes.clear();
         return nullptr;
     }
 }
 
-void Reader::collect(Batch &batch, Wave &wave) {
+// Look at the metadata of the arrays of a batch once: what is planned for a layout that no longer holds is not read.
+void Reader::look(Batch &batch) {
+    if (batch.looks.empty()) return;
+    const auto holds = [](const std::vector<Look> &looks) {
+        return std::all_of(looks.begin(), looks.end(), [](const Look &one) { return one.holds(); });
+    };
+    std::vector<bool> changed;
+    for (const std::vector<Look> &one : batch.looks) changed.push_back(!holds(one));
+    batch.changed.swap(changed);
+    batch.looks.clear();
+}
+
+void Reader::collect(Batch &batch) {
+    look(batch);
+    lc_error changed{};
+    changed.code = LC_CHANGED;
     Regions &regions = batch.regions;
-    while (batch.next_region < regions.count() && static_cast<i64>(wave.boxes.size()) < WAVE_BOXES) {
+    const auto room = [this] { return static_cast<i64>(found_.boxes.size()) < WAVE_BOXES; };
+    while (batch.next_region < regions.count() && room()) {
         Job &job = batch.job_of(batch.next_region);
+        const size_t array = static_cast<size_t>(regions.array[static_cast<size_t>(batch.next_region)]);
+        if (!batch.changed.empty() && batch.changed[array]) job.fail(changed);
         if (!batch.walk) batch.walk = std::make_unique<ChunkWalk>(regions, batch.next_region);
         ChunkWalk &walk = *batch.walk;
-        for (; !walk.at_end() && static_cast<i64>(wave.boxes.size()) < WAVE_BOXES; walk.next()) {
+        for (; !walk.at_end() && room(); walk.next()) {
             if (job.given_up()) break;
-            const ChunkBox cut = walk.box();
-            WantedBox box{&batch, &job, cut.target, batch.next_region, cut.source_offset, {}, false};
+            const ChunkBox &cut = found_.cuts.emplace_back(walk.box());
+            WantedBox &box = found_.boxes.emplace_back(
+                WantedBox{&batch, &job, cut.target, batch.next_region, cut.source_offset, {}, false});
             std::copy(cut.extent, cut.extent + LC_MAX_RANK, box.extent);
-            wave.cuts.push_back(cut);
             job.expect(1);
-            try {
-                wave.boxes.push_back(box);
-            } catch (...) {
-                job.end(1);
-                throw;
-            }
         }
         if (!walk.at_end() && !job.given_up()) return;
         batch.walk.reset();

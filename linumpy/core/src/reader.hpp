@@ -52,6 +52,13 @@ private:
     double begin_, end_ = 0;
 };
 
+// Number of an output in the scatter tables of one slab, and whether its elements are neighbours along the last axis.
+struct OutputHeader {
+    u64 slab = 0;
+    u32 number = 0;
+    bool neighbours = false;
+};
+
 // Regions of one call, on their way through the queue.
 struct Batch {
     Regions regions;
@@ -60,7 +67,13 @@ struct Batch {
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
+    // Files of the metadata of each array, until they were looked at; then which arrays were written anew.
+    std::vector<std::vector<Look>> looks;
+    std::vector<bool> changed;
     bool timed = false;
+    // Of the slab whose tables are being written; one at a time is.
+    u64 slab = 0;
+    std::vector<OutputHeader> headers;
     // Device memory of its own for long chunks, and whether a slab uses it; the device's lock guards it.
     i64 memory = 0;
     bool memory_is_used = false;
@@ -70,6 +83,8 @@ struct Batch {
 
     Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
 };
+
+struct KeptSlot;
 
 struct WantedBox {
     Batch *batch;
@@ -83,14 +98,15 @@ struct WantedBox {
 struct WantedChunk {
     i64 inner;
     i64 coordinates[LC_MAX_RANK];
-    u32 first_box, boxes;
+    u32 first_box, boxes, object;
+    KeptSlot *slot;  // that holds it, pinned; null where it is read
 };
 
 // A chunk file or a shard: opened once for all tasks that read it, and closed by the last.
 struct StoredObject {
     Array *array;
     i64 coordinates[LC_MAX_RANK];
-    u32 first_chunk, chunks;
+    u32 first_chunk, chunks;  // that are read
     std::atomic<i64> tasks_left{0};
 
     std::mutex mutex;
@@ -99,11 +115,36 @@ struct StoredObject {
     Version version;
     std::shared_ptr<const ShardIndex> index;
     Failure failure;
+    void end_task() {
+        if (tasks_left.fetch_sub(1) == 1) file.close();
+    }
+    // For chunks that are kept: the version that is there now.
+    bool looked = false;
+    Version seen;
 };
 
-struct Task { u32 object, first_chunk, chunks; };
+// Boxes of a wave as planning finds them, region by region; memory that the next wave uses again.
+struct FoundBoxes {
+    std::vector<WantedBox> boxes;
+    std::vector<ChunkBox> cuts;  // one for each box
+    std::vector<std::pair<u64, u32>> order;  // their numbers, sorted
+    void clear() {
+        boxes.clear();
+        cuts.clear();
+    }
+};
+
+// Tasks that wait for a thread while further ones are planned.
+constexpr i64 WAITING_TASKS = 16;
+
+// Chunks of one object that are read; or, without an object, chunks that are kept on the device.
+struct Task {
+    static constexpr u32 KEPT = UINT32_MAX;
+    u32 object, first_chunk, chunks;
+};
 
 class Device;
+class KeptChunks;
 class PlanWork;
 class Reader;
 struct Row;
@@ -113,24 +154,32 @@ class Wave : public Work, public std::enable_shared_from_this<Wave> {
 public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : reader_(std::move(reader)), batches_(std::move(batches)) {}
-    // Bring the boxes that were collected together: chunks, objects, tasks.
-    void arrange(i64 threads);
+    ~Wave() override;
+    // Bring boxes together: chunks, objects, tasks. Chunks that are kept come first.
+    void arrange(FoundBoxes &found, i64 threads, KeptChunks *kept);
+    // Chunks that are read.
+    i64 missed() const { return static_cast<i64>(chunks.size()) - kept_; }
     bool claim(i64 &step) override;
     bool has_more() const override { return unclaimed() > 0; }
     void run(i64 step) noexcept override;
     i64 unclaimed() const { return static_cast<i64>(tasks.size()) - next_.load(); }
 
     std::vector<WantedBox> boxes;
-    std::vector<ChunkBox> cuts;  // one for each box, until they are arranged
     std::vector<WantedChunk> chunks;
     std::unique_ptr<StoredObject[]> objects;
     std::vector<Task> tasks;
 
 private:
-    std::vector<u32> order() const;
+    void bring_together(FoundBoxes &found);
+    void count_chunks(size_t first);
+    void cut_read(i64 threads);
+    void find_kept(KeptChunks &kept);
+    void cut_kept();
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
-    std::atomic<i64> next_{0}, left_{0};
+    std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
+    i64 kept_ = 0;  // chunks
+    size_t objects_ = 0;
 };
 
 struct Stats {
@@ -151,6 +200,8 @@ public:
 
     void plan() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
+    void execute_kept(Wave &wave, const Task &task) noexcept;
+    void stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
     // Plan what is queued if there is little left to do; called when a task is begun.
     void plan_ahead();
     void end_wave();
@@ -167,7 +218,8 @@ public:
 private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
-    void collect(Batch &batch, Wave &wave);
+    void collect(Batch &batch);
+    void look(Batch &batch);
     void abandon(Batch &batch, i64 code);
     int schedule_plan() noexcept;
     void flush_if_idle();
@@ -177,6 +229,7 @@ private:
     std::list<std::shared_ptr<Batch>> queue_;  // an empty one takes no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
+    FoundBoxes found_;  // of the thread that plans
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, threads_;
     bool planning_ = false, closing_ = false;

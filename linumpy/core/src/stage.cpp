@@ -23,12 +23,13 @@ bool Execution::decodes_on_device(const Span *spans, size_t count) const {
     if (nbytes > plan->stored_nbytes || nbytes + weight > plan->capacity) return false;
     for (size_t n = 0; n < count; ++n)
         if (spans[n].nbytes <= plan->checksum_nbytes) return false;
-    return static_cast<i64>(wave_.chunks.size()) + device_->chunks_in_flight() >= plan->device_from;
+    return wave_.missed() + device_->chunks_in_flight() >= plan->device_from;
 }
 
 void Execution::stage_group(const Span *spans, size_t count) {
     i64 rows = 0;
-    for (size_t n = 0; n < count; ++n) rows += wave_.chunks[spans[n].chunk].boxes;
+    for (size_t n = 0; n < count; ++n)
+        rows += wave_.chunks[spans[n].chunk].boxes + (slot_of(spans[n].chunk) != nullptr);
     if (count > 1 && (rows > device_->most_rows() || (geometry_.encoded() && !decodes_on_device(spans, count)))) {
         for (size_t n = 0; n < count; ++n) stage_group(spans + n, 1);
         return;
@@ -42,7 +43,7 @@ void Execution::stage_group(const Span *spans, size_t count) {
         stage_decoded(*spans, stored);
         return;
     }
-    const u32 most = static_cast<u32>(device_->most_rows());
+    const u32 most = static_cast<u32>(device_->most_rows()) - 1;  // one fills a slot
     for (u32 first = 0; first == 0 || (count == 1 && first < wave_.chunks[spans->chunk].boxes); first += most)
         stage_boxes(spans, count, first, most);
     for (size_t n = 0; n < count; ++n) finish(spans[n].chunk, READ, spans[n].nbytes);
@@ -50,10 +51,11 @@ void Execution::stage_group(const Span *spans, size_t count) {
 
 // Read spans into a slab; of a single one the boxes from `first_box` on, `most` at most.
 void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most) {
-    i64 end = 0, row_count = 0;
+    i64 end = 0, row_count = 0, slots = 0;
     for (size_t n = 0; n < count; ++n) {
         end = std::max(end, spans[n].offset + spans[n].nbytes);
         row_count += wave_.chunks[spans[n].chunk].boxes;
+        slots += slot_of(spans[n].chunk) != nullptr;
     }
     const lc_decode_plan *plan = geometry_.encoded() ? boxes(spans->chunk)->batch->decode : nullptr;
     const i64 nbytes = end - spans->offset;
@@ -61,13 +63,16 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     for (size_t n = 0; plan && n < count; ++n) weight += weight_of(*plan, spans[n].nbytes);
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
+    KeptUse kept;
     rows.reserve(static_cast<size_t>(row_count));
     chunks.reserve(count);
+    kept.filled.reserve(count);
     std::vector<WantedBox *> taken;
     taken.reserve(static_cast<size_t>(row_count));
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-    Range range = device_->reserve(plan, nbytes, std::min<i64>(row_count, most), plan ? static_cast<i64>(count) : 0,
-                                   weight, spans->offset);
+    // Of several spans all rows are taken: they are few enough.
+    const i64 reserved = (count == 1 ? std::min<i64>(row_count, most) : row_count) + slots;
+    Range range = device_->reserve(plan, nbytes, reserved, plan ? static_cast<i64>(count) : 0, weight, spans->offset);
     try {
         read_into(range, wave, spans->chunk, spans->offset);
     } catch (...) {
@@ -89,10 +94,11 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
         }
         if (plan)
             chunks.push_back({wave, task_.object, span.chunk, span.offset, span.nbytes, range.offset + at, first_row,
-                              static_cast<u32>(rows.size()) - first_row});
+                              static_cast<u32>(rows.size()) - first_row, take_slot(span.chunk)});
+        else if (KeptSlot *slot = take_slot(span.chunk)) kept.filled.push_back({slot, range.offset + at, -1});
     }
     for (WantedBox *box : taken) box->staged = true;
-    device_->commit(range, wave, rows, std::move(chunks));
+    device_->commit(range, wave, rows, std::move(chunks), kept);
     seconds.read += lap_.take();
 }
 
@@ -110,7 +116,7 @@ void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 c
 
 // Whether a decoded chunk and the rows of its boxes fit one slab.
 bool Execution::fits_slab(u32 chunk) const {
-    return geometry_.chunk_nbytes <= device_->capacity(nullptr) && wave_.chunks[chunk].boxes <= device_->most_rows();
+    return geometry_.chunk_nbytes <= device_->capacity(nullptr) && wave_.chunks[chunk].boxes < device_->most_rows();
 }
 
 // Decode a chunk into a slab; one that does not fit there into memory of the thread, from which boxes are copied.
@@ -124,7 +130,10 @@ void Execution::stage_decoded(const Span &span, const u8 *stored) {
             if (WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up()) taken.push_back(&box);
         rows.reserve(taken.size());
         const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
-        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, static_cast<i64>(taken.size()));
+        const i64 reserved = static_cast<i64>(taken.size()) + (slot_of(span.chunk) != nullptr);
+        KeptUse kept;
+        kept.filled.reserve(1);
+        const Range range = device_->reserve(nullptr, geometry_.chunk_nbytes, reserved);
         try {
             decode_chunk(geometry_.chain, {stored, static_cast<size_t>(span.nbytes)},
                          {range.memory, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
@@ -140,7 +149,8 @@ void Execution::stage_decoded(const Span &span, const u8 *stored) {
             rows.push_back(row_of(*box, range.offset + box->source_offset));
             box->staged = true;
         }
-        device_->commit(range, wave, rows);
+        if (KeptSlot *slot = take_slot(span.chunk)) kept.filled.push_back({slot, range.offset, -1});
+        device_->commit(range, wave, rows, {}, kept);
     }
     note_decoded(span.chunk);
     finish(span.chunk, READ, span.nbytes);

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from linumpy.core import native
-from linumpy.core.reader import CoreJob, CoreReader, takes
+from linumpy.core.reader import CoreJob, CoreJobs, CoreReader, takes
 from linumpy.gpu.read.core_device import CoreDevice
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
+from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
 
@@ -69,16 +72,35 @@ class CoreEngine:
         timed : bool
             Whether the times of its kernels are wanted.
         """
-        on_device = None
-        if self._device is not None:
-            self._device.give_memory(self._core)
-            on_device = self._device.on_device(layouts[0], conversion, int(ready.ptr), timed=timed)
-        target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
-        columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
-        fill = conversion.fill_bytes(layouts[0].fill_value)
+        on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
+        columns, target, fill = _described(layouts[0], conversion, regions)
         return self._core.submit(
             layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=(ready, on_device)
         )
+
+    def submit_together(
+        self,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        output: Any,
+        ready: Any = None,
+        looks: Sequence[MetadataLook | None] | None = None,
+    ) -> CoreJobs:
+        """Submit regions that are waited for together, a job each; `output` holds the memory of all of them."""
+        on_device = self._on_device(layouts[0], conversion, ready)
+        columns, target, fill = _described(layouts[0], conversion, regions)
+        return self._core.submit_together(
+            layouts, columns, output, target, fill, looks=looks, on_device=on_device, ready=(ready, on_device)
+        )
+
+    def _on_device(
+        self, layout: ArrayLayout, conversion: Conversion, ready: Any, *, timed: bool = False
+    ) -> native.OnDevice | None:
+        if self._device is None:
+            return None
+        self._device.give_memory(self._core)
+        return self._device.on_device(layout, conversion, int(ready.ptr), timed=timed)
 
     def describe(self, job: CoreJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that is over."""
@@ -153,3 +175,25 @@ class CoreEngine:
         self._core.close()
         if self._device is not None:
             self._device.free()
+
+
+def _described(layout: ArrayLayout, conversion: Conversion, regions: Regions) -> tuple[Any, int, np.ndarray]:
+    """Give regions, the dtype of their outputs and the fill value as the core takes them."""
+    target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
+    columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
+    return columns, target, _fill_bytes(conversion, layout.geometry, layout.fill_value)
+
+
+def _fill_bytes(conversion: Conversion, geometry: object, fill: Any) -> np.ndarray:
+    """Convert a fill value; known ones are kept by the bytes that the geometry has of them: NaN equals nothing."""
+    key = conversion, geometry
+    known = _FILLS.get(key)
+    if known is None:
+        if len(_FILLS) > _MOST_FILLS:
+            _FILLS.clear()
+        known = _FILLS[key] = conversion.fill_bytes(fill)
+    return known
+
+
+_FILLS: dict[Any, np.ndarray] = {}
+_MOST_FILLS = 1024

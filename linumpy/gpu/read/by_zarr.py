@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import metadata_path, why_gone
+from linumpy.core.records import metadata_path, why_gone
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.report import ReadReport, job_report
@@ -143,14 +143,22 @@ class ZarrEngine:
                 for job in jobs:
                     job.settle(RuntimeError("the reader is closed"))
                 return jobs
-            while len(self._threads) < _THREADS:
-                thread = threading.Thread(target=_carry_out, args=(self._queue,), name="linumpy zarr", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._start_threads()
             self._jobs += len(jobs)
             for job in jobs:
                 self._queue.put(job)
         return jobs
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < _THREADS:
+            thread = threading.Thread(target=_carry_out, args=(self._queue,), name="linumpy zarr", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                if not self._threads:
+                    raise
+                return
+            self._threads.append(thread)
 
     def _read(
         self,
@@ -180,7 +188,7 @@ class ZarrEngine:
             stream.wait_event(ready)
             with stream:
                 if view.flags.c_contiguous:
-                    view.set(np.ascontiguousarray(values), stream=stream)
+                    view.set(np.ascontiguousarray(values))
                 else:
                     view[...] = self._cupy.asarray(values)
             stream.synchronize()
@@ -191,7 +199,9 @@ class ZarrEngine:
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(
             job_report(layout.name, conversion.target_name, job.output),
-            engine=f"zarr-python into {into}: {why}",
+            backend="zarr-python",
+            engine=f"zarr-python into {into}",
+            fallback=why,
             read_seconds=job.end - job.begin,
             decoder="" if layout.chain is None else f"{layout.chain}, on the host",
         )

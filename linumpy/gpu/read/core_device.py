@@ -35,6 +35,8 @@ _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
+#: Copies decoded chunks to where they are kept.
+_BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
 #: Addresses by which those of slab and status are found among the arguments of a launch.
 _BASE, _STATUS = 2**40, 2**50
 
@@ -84,7 +86,7 @@ class CoreDevice:
     def record(self) -> native.Device:
         """Describe the memory of slabs, and how stored bytes get there."""
         self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
-        return native.Device(
+        record = native.Device(
             self._cupy.cuda.driver.ctxGetCurrent(),
             SLABS,
             self.limits.pinned_nbytes,
@@ -94,6 +96,10 @@ class CoreDevice:
             self._timed,
             native.ReadDirect() if self.direct is None else self.direct.callback,
         )
+        if self._cache_bytes:
+            with self._lock:
+                record.keep = ctypes.pointer(self._scatter(_BYTES, [0]))
+        return record
 
     def give_memory(self, reader: CoreReader) -> None:
         """Allocate the slots and of kept chunks for the first job of a reader.
@@ -163,6 +169,9 @@ class CoreDevice:
 
     def _scatter_of(self, layout: ArrayLayout, conversion: Conversion) -> native.Scatter:
         axes = [axis for axis in range(layout.rank) if layout.chunk_shape[axis] > 1] or [layout.rank - 1]
+        return self._scatter(conversion, axes)
+
+    def _scatter(self, conversion: Conversion, axes: list[int]) -> native.Scatter:
         itemsize = conversion.source.itemsize
         kind = ("copy", itemsize) if conversion.is_copy else conversion
         key = (kind, tuple(axes))

@@ -14,6 +14,7 @@ from typing import Any
 import zarr
 
 from linumpy.io.layout import read_layout
+from linumpy.io.looks import metadata_files, stamp
 from linumpy.io.source import Source, checked_level, open_source
 from linumpy.plan.layout import ArrayLayout
 
@@ -46,12 +47,12 @@ class Layouts:
                 self._known[key] = entry
                 self._known.move_to_end(key)
             return entry[2], True
-        files = [] if key is None or isinstance(source, zarr.Array) else _metadata_files(_folder(source))
+        files = [] if key is None or isinstance(source, zarr.Array) else metadata_files(_folder(source))
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
         if files and layout.root is not None:
             if f"{layout.root}/zarr.json" not in files:  # an image's resolution
-                own = _metadata_files(layout.root)
+                own = metadata_files(layout.root)
                 before, files = [*before, *_version(source, own)], files + own
                 layout = read_layout(open_source(source, level))  # again, now that its files were looked at
             elif layout.zarr_format == 3:  # while there is this file, no other one is looked at
@@ -66,35 +67,6 @@ class Layouts:
     def after_fork(self) -> None:
         """Make the lock new in a child process, whose parent may have held it."""
         self._lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class MetadataLook:
-    """The metadata files of local folders as they were: what was read of them since then holds while it holds.
-
-    Attributes
-    ----------
-    files : tuple of str
-        Their paths, those that are missing included.
-    stamps : tuple
-        What the file system says of each.
-    """
-
-    files: tuple[str, ...]
-    stamps: tuple[Any, ...]
-
-    @classmethod
-    def at(cls, *folders: str) -> MetadataLook:
-        """Look at the metadata files of folders, before they are read."""
-        files: list[str] = []
-        for folder in folders:
-            own = _metadata_files(folder)
-            files += own[:1] if _stamp(own[0]) else own  # while there is zarr.json, no other one is looked at
-        return cls(tuple(files), tuple(map(_stamp, files)))
-
-    def holds(self) -> bool:
-        """Return whether no file is another one since."""
-        return all(_stamp(path) == stamp for path, stamp in zip(self.files, self.stamps, strict=True))
 
 
 #: Layouts that all readers of this process know.
@@ -116,13 +88,9 @@ def _folder(source: Any) -> str:
     return os.path.join(os.getcwd(), source)
 
 
-def _metadata_files(folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
-
-
 def _version(source: Source, files: list[str]) -> Any:
     """What must be the same for a layout to hold."""
-    return _Same(source.metadata) if isinstance(source, zarr.Array) else [_stamp(path) for path in files]
+    return _Same(source.metadata) if isinstance(source, zarr.Array) else [stamp(path) for path in files]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,12 +103,3 @@ class _Same:
         return isinstance(other, _Same) and self.held is other.held
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    # Copies may set the time of writing back, and keep inode and size.
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -40,7 +40,8 @@ from linumpy.gpu.read.outputs import (
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
-from linumpy.gpu.read.ticket import Job, Ticket
+from linumpy.gpu.read.ticket import Job, Ticket, Together
+from linumpy.io.looks import MetadataLook
 from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, normalize_region
@@ -57,7 +58,8 @@ class Reader:
     device : int or "cpu", optional
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
-        Device memory for slabs; outputs come beside it. By default 512 MiB. The first job takes it.
+        Device memory for slabs, which the first job takes; outputs come beside it. By default 512 MiB, and what a zstd
+        chunk needs that does not fit there, about 3.5 times its size, while there is twice as much.
     cache_bytes : int
         Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
@@ -245,6 +247,57 @@ class Reader:
             views = [with_all_axes(out[row], mask, size) for row, size in zip(rows, stop - start, strict=True)]
             (other,) = self._zarr.submit([layout], conversion, every, [out], ready, views)
             return Ticket(other, layout, conversion, self._zarr, self)
+
+    def submit_together(
+        self,
+        layouts: list[ArrayLayout],
+        regions: Regions,
+        dtype: Any,
+        output: Any,
+        looks: Sequence[MetadataLook | None] | None = None,
+    ) -> Together:
+        """Ask for many regions whose outputs are known as numbers, and that are waited for in one call.
+
+        Parameters
+        ----------
+        layouts : list of ArrayLayout
+            The arrays, all with :meth:`reads_natively`.
+        regions : Regions
+            What is wanted of them, within their bounds, and where it goes, on the device of this reader.
+        dtype : dtype or "bfloat16"
+            Of the outputs.
+        output : object
+            What holds their memory.
+        looks : sequence of MetadataLook or None, optional
+            Metadata files of each array, which are looked at before chunks are read: where one is another by then, the
+            errors of its regions are :class:`~linumpy.errors.StaleLayoutError`.
+        """
+        self._check_process()
+        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
+        kinds: dict[object, list[int]] = {}
+        for number, layout in enumerate(layouts):
+            kinds.setdefault(layout.geometry, []).append(number)
+        shares = []
+        with _context_of(self._cupy, self.device):
+            ready = self._recorded(self._current_stream())
+            for numbers in kinds.values():
+                mine, every = layouts, regions
+                rows: Sequence[int] = range(len(regions))
+                if len(kinds) > 1:
+                    chosen = np.flatnonzero(np.isin(regions.array, numbers))
+                    mine, rows = [layouts[number] for number in numbers], chosen.tolist()
+                    every = regions.take(chosen)
+                    every = replace(every, array=np.searchsorted(numbers, every.array))
+                conversion = Conversion(mine[0].dtype, cast_dtype(mine[0].dtype, dtype), mine[0].swapped, bfloat16)
+                seen = None if looks is None else [looks[number] for number in numbers]
+                assert self._core is not None
+                jobs = self._core.submit_together(mine, conversion, every, output, ready, seen)
+                shares.append((rows, jobs, mine, every.array))
+        return Together(shares, self)
+
+    def reads_natively(self, layout: ArrayLayout) -> bool:
+        """Say whether the native core reads arrays of this layout, or else zarr-python."""
+        return self._core_for(layout) is not None
 
     def _layouts_of(
         self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
+from linumpy.core.reader import CoreJobs
 from linumpy.errors import not_pickled
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.scatter import Conversion
@@ -106,6 +110,54 @@ class Ticket:
         if (error := self.exception()) is not None:
             raise own_copy(error)
         return self._engine.describe(self._job, self._layout, self._conversion)
+
+
+class Together:
+    """Regions that one call has asked for and that are waited for in one call; an error is that of its region alone.
+
+    Parameters
+    ----------
+    shares : list of (rows, CoreJobs, layouts, numbers)
+        Numbers of the regions of arrays of one geometry, their jobs, the arrays, and which of them each region is of.
+    reader : Reader
+        Not closed while this is held.
+    """
+
+    def __init__(
+        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], reader: Any
+    ) -> None:
+        self._shares, self._reader = shares, reader
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the arrays that were read")
+
+    def wait(self) -> None:
+        """Wait until all are over; signals are handled meanwhile."""
+        for _, jobs, _, _ in self._shares:
+            jobs.wait()
+
+    def done(self) -> bool:
+        """Say whether :meth:`wait` returns at once."""
+        return all(jobs.done() for _, jobs, _, _ in self._shares)
+
+    def cancel(self) -> None:
+        """Give up those that are not over; their outputs are not written any more once :meth:`wait` returns."""
+        for _, jobs, _, _ in self._shares:
+            jobs.cancel()
+
+    def errors(self, stream: Any = None) -> dict[int, BaseException]:
+        """Wait until all are over, and return the errors of those that failed, by the number of the region.
+
+        Kernels that write to the outputs are over then, whatever the stream.
+        """
+        self.wait()
+        found: dict[int, BaseException] = {}
+        for rows, jobs, layouts, numbers in self._shares:
+            for job in jobs.failed():
+                error = jobs.error(job, layouts[numbers[job]])
+                assert error is not None
+                found[rows[job]] = error
+        return found
 
 
 def own_copy(error: BaseException) -> BaseException:

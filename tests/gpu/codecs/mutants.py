@@ -8,8 +8,8 @@ import struct
 import google_crc32c
 import numcodecs
 import numpy as np
+from decode_by_numcodecs import DecodeError, decode_chunk
 
-from linumpy.io.decode import DecodeError, decode_chunk
 from linumpy.plan.codecs import DecodeChain
 
 

@@ -1,13 +1,10 @@
-"""The reader on the CPU, against zarr-python: every kind of raw array it takes."""
+"""The reader of a device on the CPU, against zarr-python: every kind of raw array it takes, and its errors."""
 
 import dataclasses
-import errno
 import os
 import shutil
-import signal
 import struct
 import tempfile
-import threading
 from pathlib import Path
 
 import google_crc32c
@@ -16,20 +13,15 @@ import pytest
 import reference
 import tensorstore as ts
 import zarr
-from decoders import needs_compiler
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from linumpy.gpu.loop import carrier, jobs
-from linumpy.gpu.loop.ticket import Ticket
-from linumpy.gpu.staging import engines
-from linumpy.io.reads import plain_reads
+from stand_in import needs_stand_in
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
-from linumpy.plan.read import boxes as plan_boxes
-from linumpy.plan.read import pieces as plan_pieces
 
+pytestmark = needs_stand_in
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -37,7 +29,6 @@ inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 def nothing_stays_open():
     before = open_chunks()
     yield
-    assert reference.PreadFile.open_files == 0
     assert open_chunks() == before
 
 
@@ -50,22 +41,11 @@ def open_chunks():
 
 
 @inside_a_test
-@given(
-    case=cases(),
-    slab=st.sampled_from([None, 8192, 20480]),
-    direct=st.booleans(),
-    read_through=st.sampled_from([2**18, 100]),
-    boxes=st.sampled_from([2**16, 5]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_same_bytes_as_zarr(case, slab, direct, read_through, boxes, seed):
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_pieces, "READ_THROUGH_BYTES", read_through)
-        patch.setattr(plan_boxes, "READ_THROUGH_BYTES", read_through)
-        patch.setattr(jobs, "REQUEST_BOXES", boxes)
+@given(case=cases(), scratch=st.sampled_from(reference.SCRATCHES), seed=st.integers(0, 2**32 - 1))
+def test_same_bytes_as_zarr(case, scratch, seed):
+    with tempfile.TemporaryDirectory() as folder:
         array = write(case, Path(folder) / "a")
-        got = reference.read(array, case.region, slab_nbytes=slab, direct=direct, seed=seed)
-        assert same(got, array[case.region])
+        assert same(reference.read(array, case.region, scratch_bytes=scratch, seed=seed), array[case.region])
 
 
 @inside_a_test
@@ -149,40 +129,6 @@ def test_chunks_of_two_tasks_of_which_some_are_missing(tmp_path, there):
     job = reference.make_job(tmp_path / "a")
     assert same(reference.execute(job), array[...])
     assert job.report.chunks_filled == shape[0] - len(there)
-
-
-@pytest.mark.timeout(60)
-def test_a_child_forked_after_a_read_reads(tmp_path):
-    array = raw(tmp_path / "a")
-    expected = array[...]
-    assert same(reference.read(tmp_path / "a"), expected)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            signal.alarm(30)  # a child that hangs is no child that is waited for
-            status = 0 if same(reference.read(tmp_path / "a"), expected) else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.parametrize("region", [..., (..., slice(1, None))], ids=["straight", "by table"])
-def test_a_lost_read_is_never_placed(tmp_path, monkeypatch, region):
-    """Its bytes of the buffer are those of another read, of whatever array."""
-    array = raw(tmp_path / "a", shape=(12, 5), chunks=(2, 5))
-    for row in (1, 4):
-        (tmp_path / f"a/c/{row}/0").unlink()
-    placed, real = [], carrier.Carrier._place
-
-    def place(self, work):
-        rows = [row for part, spans in work.rows for row in part.wanted.chunk[spans, 0].tolist()]
-        placed.append((work.kind, sorted(rows)))
-        return real(self, work)
-
-    monkeypatch.setattr(carrier.Carrier, "_place", place)
-    assert same(reference.read(array, region), zarr.open_array(tmp_path / "a")[region])
-    assert placed == [("raw", [0, 2, 3, 5]), ("fill", [1, 4])]
 
 
 @pytest.mark.parametrize("change", [-1, 1, -40], ids=["short", "long", "empty"])
@@ -290,7 +236,7 @@ def test_only_the_touched_inner_chunks_are_read(tmp_path):
     sharded(tmp_path / "a")
     job = reference.make_job(tmp_path / "a", (slice(2, 4), slice(5, 10)))
     reference.execute(job)
-    assert job.report.files_opened == 2  # the index, then the data
+    assert job.report.files_opened == 1  # for the index and the data
     assert job.report.bytes_read == 100 + 20
 
 
@@ -304,203 +250,17 @@ def test_thin_regions_read_little(tmp_path):
     assert plane.report.bytes_read == 256 * 1024 * 2
 
 
-class Failing(reference.PreadFile):
-    """Fails in a chosen way at a chosen chunk."""
-
-    where, when, error = "", "", None
-
-    def __init__(self, path):
-        if self.when == "open" and path.endswith(self.where):
-            raise self.error
-        super().__init__(path)
-        self._path = path
-
-    def pread(self, *arguments):
-        future = super().pread(*arguments)
-        if self._path.endswith(self.where):
-            if self.when == "get":
-                future.get = self._fail
-            if self.when == "less":
-                future.get = lambda: 3
-        return future
-
-    def _fail(self):
-        raise self.error
-
-
-def failing_engine(where, when, number):
-    """An engine that gives an error number, or too few bytes, for one file."""
-
-    class Engine(reference.SmallEngine):
-        def start(self, reads):
-            pending = super().start(reads)
-            rows = [n for n, path in enumerate(reads.paths) if path.endswith(where)]
-            real = pending.wait
-
-            def wait():
-                results = real()
-                for file in rows:
-                    results.nbytes[reads.file == file] = 3 if when == "less" else -number
-                    if when == "open":
-                        results.opened[file] = -number
-                return results
-
-            pending.wait = wait
-            return pending
-
-    return Engine
-
-
 @pytest.mark.parametrize("where", ["c/0/0", "c/1/2", "c/2/2"])
-@pytest.mark.parametrize("when", ["open", "get"])
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_failing_read_is_a_chunk_error_and_leaves_nothing_open(tmp_path, monkeypatch, where, when, direct):
+def test_a_read_that_is_too_short_names_its_chunk(tmp_path, where):
+    """Chunks of one file are a task each; the fault comes to the only one that is read."""
     raw(tmp_path / "a")
-    monkeypatch.setattr(Failing, "where", where)
-    monkeypatch.setattr(Failing, "when", when)
-    monkeypatch.setattr(Failing, "error", OSError(errno.EIO, "Input/output error"))
-    monkeypatch.setattr(reference, "SmallEngine", failing_engine(where, when, errno.EIO))
-    with pytest.raises(ChunkError, match=f"{where}.*Input/output error"):
-        reference.execute(reference.make_job(tmp_path / "a", slab_nbytes=8192, direct=direct), Failing)
+    place = [int(one) for one in where.split("/")[1:]]
+    region = tuple(slice(n * size, n * size + 1) for n, size in zip(place, (4, 5), strict=True))
+    with reference.failing_call("pread", 1, -1), pytest.raises(ChunkError, match=rf"{where}: \d+ of \d+ bytes"):
+        reference.read(tmp_path / "a", region)
 
 
-def few_files(error, failing):
-    """What opens files for kvikio: of each three it opens one, or reads one."""
-
-    class FewFiles(reference.PreadFile):
-        tried = 0
-
-        def __init__(self, path):
-            type(self).tried += 1
-            self._fails = self.tried % 3 > 0
-            if self._fails and failing == "open":
-                raise error
-            super().__init__(path)
-
-        def pread(self, *arguments):
-            future = super().pread(*arguments)
-            if self._fails:
-                future.result()
-                future.get = self._refuse
-            return future
-
-        def _refuse(self):
-            raise error
-
-    return FewFiles
-
-
-@pytest.mark.parametrize("failing", ["open", "get"])
-@pytest.mark.parametrize("error", [RuntimeError("kvikio's own"), OSError(errno.EMFILE, "Too many open files")])
-def test_what_kvikio_fails_to_read_into_host_memory_is_read_without_it(tmp_path, monkeypatch, error, failing):
-    raw(tmp_path / "a")
-    opener = few_files(error, failing)
-    with reference.fake_device(0, opener) as device:
-        monkeypatch.setattr(engines, "LONG_READ_NBYTES", 0)
-        found = reference.make_job(tmp_path / "a").run_on(device)
-    assert opener.tried > 3
-    assert same(found, zarr.open_array(tmp_path / "a")[...])
-
-
-def test_what_kvikio_and_the_system_fail_to_read_names_the_error_of_the_system(tmp_path, monkeypatch):
-    raw(tmp_path / "a")
-    real = plain_reads.os.open
-
-    def refused(path, *arguments):
-        if str(path).endswith("c/1/2"):
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(path, *arguments)
-
-    monkeypatch.setattr(plain_reads.os, "open", refused)
-    with reference.fake_device(0, few_files(RuntimeError("kvikio's own"), "open")) as device:
-        monkeypatch.setattr(engines, "LONG_READ_NBYTES", 0)
-        with pytest.raises(ChunkError, match=r"c/1/2.*Too many open files"):
-            reference.make_job(tmp_path / "a").run_on(device)
-
-
-@pytest.mark.parametrize("direct", [False, True])
-def test_too_few_bytes_are_an_error(tmp_path, monkeypatch, direct):
-    raw(tmp_path / "a")
-    monkeypatch.setattr(Failing, "where", "c/1/2")
-    monkeypatch.setattr(Failing, "when", "less")
-    monkeypatch.setattr(reference, "SmallEngine", failing_engine("c/1/2", "less", 0))
-    with pytest.raises(ChunkError, match=r"3 of 34 bytes"):
-        reference.execute(reference.make_job(tmp_path / "a", direct=direct), Failing)
-
-
-def test_open_files_stay_within_the_limit_of_the_process(tmp_path, monkeypatch):
-    import resource
-
-    raw(tmp_path / "a", shape=(40, 40), chunks=(1, 1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used, made = len(os.listdir("/proc/self/fd")), []
-
-    class Engine(reference.SmallEngine):
-        def __init__(self, **options):
-            made.append(options)
-            super().__init__(**options)
-
-    monkeypatch.setattr(reference, "SmallEngine", Engine)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)))  # each core has a thread that decodes
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64 + 120, hard))
-    try:
-        result = reference.read(tmp_path / "a")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    # 64 are spared, and half of the other 120 are for further reads; of 60 each decoding thread may have one, and each
-    # of the two slabs that are read at a time half of the rest.
-    (options,) = made
-    assert 15 <= options["descriptors"] < 30
-    assert same(result, zarr.open_array(tmp_path / "a")[...])
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
-    raw(tmp_path / "a")
-
-    class Engine(reference.SmallEngine):
-        def start(self, reads):
-            real = super().start(reads)
-            results = real.wait()
-            os.truncate(tmp_path / "a/c/1/2", 10)
-            row = [path.endswith("c/1/2") for path in reads.paths].index(True)
-            results.nbytes[reads.file == row], results.after[row, 1] = 10, 10
-            real.wait = lambda: results
-            return real
-
-    monkeypatch.setattr(reference, "SmallEngine", Engine)
-    with pytest.raises(ChunkError, match=r"c/1/2 was replaced while it was being read"):
-        reference.read(tmp_path / "a")
-
-
-def test_an_interrupt_while_a_batch_is_read(tmp_path, monkeypatch):
-    """The caller gives up at once; the reader goes on to the end of the batch, which still writes into its buffers."""
-    raw(tmp_path / "a")
-    began, given_up, ended = threading.Event(), threading.Event(), []
-
-    class Engine(reference.SmallEngine):
-        def start(self, reads):
-            began.set()
-            assert given_up.wait(30)
-            pending = super().start(reads)
-            ended.append(pending.wait() is not None)
-            return pending
-
-    def interrupted(self, *_):
-        assert began.wait(30)
-        assert not self.done()
-        try:
-            signal.raise_signal(signal.SIGINT)
-        finally:
-            given_up.set()
-
-    monkeypatch.setattr(reference, "SmallEngine", Engine)
-    monkeypatch.setattr(Ticket, "result", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        reference.read(tmp_path / "a")
-    assert ended == [True]
-
-
-def test_an_array_that_has_gone_is_no_fill_value(tmp_path, monkeypatch):
+def test_an_array_that_has_gone_is_no_fill_value(tmp_path):
     for make in (raw, sharded):
         array = make(tmp_path / make.__name__)
         shutil.rmtree(tmp_path / make.__name__)
@@ -556,7 +316,6 @@ def test_the_report_counts_files_that_were_opened(tmp_path):
     assert (empty.report.bytes_read, empty.report.chunks_read, empty.report.scratch_bytes) == (0, 0, 0)
 
 
-@needs_compiler
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_the_report_says_where_chunks_were_decoded(tmp_path, decode_on):
     array = zarr.create_array(tmp_path / "a", shape=(10, 12), chunks=(4, 5), dtype="u2")

@@ -1,4 +1,4 @@
-"""Decode the stored bytes of one chunk on the host, with numcodecs.
+"""Decode the stored bytes of one chunk with numcodecs: the oracle of the core's decoders and of the device's.
 
 In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: the bytes of the chunk, all of them. Errors:
 :class:`DecodeError`, to which the caller adds file and chunk. numcodecs believes what a header says of sizes, and

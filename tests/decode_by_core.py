@@ -1,18 +1,14 @@
-"""Decode the stored bytes of one chunk on the host, without Python's lock where the native core can.
-
-In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: the bytes of the chunk, all of them. Errors:
-:class:`~linumpy.io.decode.DecodeError`, to which the caller adds file and chunk.
-"""
+"""Decode one chunk by the native core, as its threads do; by numcodecs where there is no core, or a filter."""
 
 from __future__ import annotations
 
 import ctypes
 
+import decode_by_numcodecs as by_numcodecs
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import chain_record
-from linumpy.io import decode as by_numcodecs
+from linumpy.core.records import chain_record
 from linumpy.plan.codecs import DecodeChain
 
 

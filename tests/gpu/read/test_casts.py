@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import zarr
 from emulator import COMPILER, Kernel, emulated, library
-from linumpy.gpu.staging.scatter import Conversion, kernel_spec
 from numcodecs import Delta
 
 from linumpy.gpu.kernels import CUDA_TYPES, _with_headers
 from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.gpu.rounding import cast_elements
 from linumpy.gpu.zarr_io import read_zarr
 
@@ -85,7 +85,7 @@ def casts():
         text += f'extern "C" __global__ void cast_{source}_{target}({into} *out, const {of} *in, int n) {{\n'
         text += f"    for (int i = 0; i < n; ++i) out[i] = Cast<{into}, {of}>::of(in[i]);\n}}\n"
     names = tuple(f"cast_{source}_{target}" for source, target in PAIRS)
-    return library(_with_headers(text, "linumpy.gpu.staging.cuda"), (), names)
+    return library(_with_headers(text, "linumpy.gpu.read.cuda"), (), names)
 
 
 @needs_compiler

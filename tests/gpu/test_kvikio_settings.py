@@ -5,8 +5,8 @@ import threading
 import types
 
 import pytest
-from linumpy.gpu.staging import kvikio_settings
 
+from linumpy.gpu import kvikio_settings
 from linumpy.gpu.kvikio_settings import read_threads, transfer_settings
 
 

@@ -1,0 +1,117 @@
+"""Records that tell the native core of arrays, and the exceptions of what it tells of jobs that failed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import CancelledError
+from typing import Any
+
+from linumpy.core import native
+from linumpy.errors import ChunkError, StaleLayoutError
+from linumpy.io.looks import MetadataLook
+from linumpy.plan.codecs import DecodeChain
+from linumpy.plan.layout import ArrayLayout
+
+
+def chain_record(chain: DecodeChain | None) -> native.Chain:
+    """Describe how chunks were encoded, for the core."""
+    if chain is None:
+        return native.Chain()
+    inner = native.COMPRESSORS.index(chain.inner) if chain.inner else 0
+    return native.Chain(
+        1,
+        native.COMPRESSORS.index(chain.compressor),
+        inner,
+        chain.stored_checksum,
+        chain.decoded_checksum,
+        chain.shuffle,
+    )
+
+
+def look_records(look: MetadataLook) -> Any:
+    """Describe files for the core; kept with the look."""
+    records = look.__dict__.get("_records")
+    if records is None:
+        records = (native.Look * len(look.files))(
+            *(
+                native.Look(os.fsencode(path), *(stamp or ()))
+                for path, stamp in zip(look.files, look.stamps, strict=True)
+            )
+        )
+        look.__dict__["_records"] = records
+    return records
+
+
+def geometry_record(layout: ArrayLayout) -> native.Geometry:
+    """Describe how arrays of one geometry are stored."""
+    record = native.Geometry(rank=layout.rank, dtype=native.DTYPE_CODES[layout.dtype.str[1:]], swapped=layout.swapped)
+    record.chunk_shape[: layout.rank] = layout.chunk_shape
+    record.stored_axes[: layout.rank] = layout.stored_axes
+    record.chain = chain_record(layout.chain)
+    if (shard := layout.shard) is not None:
+        record.chunks_per_shard[: layout.rank] = shard.chunks_per_shard
+        record.index_at_end = shard.index_at_end
+        record.index_big_endian = shard.index_big_endian
+        record.index_checksum = shard.index_checksum
+    return record
+
+
+def array_record(layout: ArrayLayout) -> native.Array:
+    """Describe where the chunks of an array lie."""
+    prefix, separator = layout.chunk_path
+    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
+
+
+def metadata_path(layout: ArrayLayout) -> str:
+    """Name the file that is there as long as the array is."""
+    return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+
+
+def why_gone(layout: ArrayLayout) -> str:
+    """Say that neither chunks nor metadata of an array are there."""
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the folder gone?"
+
+
+def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
+    """Make the exception of a job, in words that name the chunk and its file."""
+    code, rank = error.code, layout.rank
+    stored, chunk = tuple(error.object[:rank]), tuple(error.chunk[:rank])
+    prefix, separator = layout.chunk_path
+    path = prefix + separator.join(map(str, stored))
+    name = f"{'chunk' if layout.shard is None else 'shard'} {stored} of {layout.name}: {path}"
+    text = error.text.decode(errors="replace")
+    if code == native.CANCELLED:
+        return CancelledError("the job was cancelled")
+    if code == native.CLOSED:
+        return RuntimeError("the reader is closed")
+    if code == native.DEVICE:
+        return RuntimeError(f"{layout.name}: the device failed: {text}")
+    if code == native.CHANGED:
+        return StaleLayoutError(f"the metadata of {layout.name} were written anew since they were read")
+    if code == native.THREAD:
+        return RuntimeError(f"no thread could be started to read {layout.name}: {os.strerror(error.number)}")
+    if code == native.MEMORY:
+        return MemoryError(f"chunk {chunk} of {layout.name}: no memory for its {layout.chunk_nbytes} bytes")
+    if code == native.DECODE:
+        name = f"chunk {chunk} of {layout.name}: {path}"
+        if layout.shard is not None:
+            name += f", bytes {error.offset} to {error.offset + error.nbytes}"
+        return ChunkError(f"{name} cannot be decoded ({layout.chain}): {text}")
+    sentences = {
+        native.OPEN: f"{name} cannot be opened: {os.strerror(error.number)}",
+        native.NOT_FILE: f"{name} cannot be read: it is no file",
+        native.SIZE: (
+            f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}"
+        ),
+        native.REPLACED: (
+            f"{name} was replaced while it was being read (it had {error.a} bytes, and has {error.b} now): "
+            f"read it again when its writer is done"
+        ),
+        native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
+        native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
+        native.INDEX: f"{name}: {text}",
+        native.GONE: why_gone(layout),
+    }
+    if code in sentences:
+        return ChunkError(sentences[code])
+    return RuntimeError(f"{name}: the native core failed: {text}")

@@ -1,0 +1,95 @@
+// Decoded chunks that are kept on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
+//
+// The range is cut into segments, each of them into slots of one size. A slot is empty, is being filled, or holds a chunk
+// that can be found. Slabs under way that read or fill a slot pin it; a slot that is pinned is not given to another chunk.
+// The least recently used chunk is evicted. Where chunks have several sizes, a segment whose chunks were all used before
+// the oldest chunk of the size that is wanted is cut anew.
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "files.hpp"
+#include "plan.hpp"
+
+namespace lc {
+
+struct KeptSegment;
+
+struct KeptSlot {
+    i64 offset;  // from the beginning of the range
+    i64 nbytes;  // of its chunk
+    Version version;  // of the stored object that its chunk was read from
+
+private:
+    friend class KeptChunks;
+    std::shared_ptr<const Array> array;  // null: empty
+    i64 coordinates[LC_MAX_RANK];  // of the chunk
+    u64 hash;
+    u32 pins = 0;
+    bool is_ready = false, is_listed = false;  // can be found; is in the table of chunks
+    u64 used = 0;
+    KeptSegment *segment = nullptr;
+    KeptSlot *newer = nullptr, *older = nullptr;  // neighbours in the list of its kind
+};
+
+class KeptChunks {
+public:
+    explicit KeptChunks(i64 nbytes);
+    ~KeptChunks();
+    KeptChunks(const KeptChunks &) = delete;
+    KeptChunks &operator=(const KeptChunks &) = delete;
+
+    // The calls below need this lock: it is taken once for many chunks.
+    [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+
+    // The slot of a chunk that can be read, pinned; null where there is none.
+    KeptSlot *find(const Array &array, const i64 *coordinates);
+    // A slot to fill with a chunk, pinned; null where the chunk is there or on its way, or there is no place for it.
+    KeptSlot *reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates, const Version &version);
+    // Pin a slot that is pinned once more.
+    void pin(KeptSlot &slot) { ++slot.pins; }
+    void unpin(KeptSlot &slot);
+    // Let a chunk be found, once its slot is filled.
+    void publish(KeptSlot &slot) { slot.is_ready = true; }
+    // Let a chunk not be found any more.
+    void forget(KeptSlot &slot);
+
+    i64 kept_nbytes() const { return kept_nbytes_.load(std::memory_order_relaxed); }
+    std::atomic<i64> hits{0}, misses{0};
+
+private:
+    // Newest first; links are those of the slots.
+    struct List {
+        KeptSlot *newest = nullptr, *oldest = nullptr;
+        void push(KeptSlot &slot);
+        void remove(KeptSlot &slot);
+    };
+    // Slots of one size: those that are empty, and those that hold a chunk and are not pinned.
+    struct Kind { List empty, unpinned; };
+    friend struct KeptSegment;
+
+    KeptSlot *look_up(const Array &array, const i64 *coordinates, u64 hash) const;
+    void list(KeptSlot &slot);
+    void unlist(KeptSlot &slot);
+    void evict(KeptSlot &slot);
+    KeptSlot *take(i64 slot_nbytes);
+    bool cut_segment(i64 slot_nbytes, Kind &kind);
+    std::list<KeptSegment>::iterator oldest_segment(const Kind &kind);
+    void give_back(std::list<KeptSegment>::iterator segment);
+    void grow_table(size_t slots);
+
+    std::mutex mutex_;
+    std::map<i64, i64> free_;  // offset → bytes of what no segment has
+    std::list<KeptSegment> segments_;
+    std::map<i64, Kind> kinds_;  // by the bytes of a slot
+    std::vector<KeptSlot *> table_;  // of chunks by hash: linear probing, at most half full
+    size_t slots_ = 0;
+    u64 clock_ = 0;
+    std::atomic<i64> kept_nbytes_{0};
+};
+
+}  // namespace lc

@@ -1,0 +1,131 @@
+// Tables of the scatter kernels: what one slab's rows copy, and where to.
+#include <algorithm>
+#include <bit>
+
+#include "device.hpp"
+
+namespace lc {
+namespace {
+
+// As in scatter.cu.
+constexpr i64 BLOCK = 256, PER_THREAD = 8;
+
+// Rows of one conversion and rank: one launch.
+class Table {
+public:
+    Table(const Slab &slab, const lc_scatter &scatter, u64 number)
+        : rows_(slab.rows), scatter_(scatter), number_(number), inner_(scatter.axes[scatter.rank - 1]) {}
+
+    // Number the outputs of the rows, and find the widest unit that divides all strides, offsets and rows of neighbours.
+    void look();
+    // Write headers and rows; returns what follows them.
+    i64 *write(i64 *to);
+    void launch(const Driver &driver, DevicePointer source, const i64 *table, DevicePointer words, Stream stream) const;
+
+private:
+    bool holds(const Row &row) const { return row.batch->scatter == &scatter_; }
+    void add_output(const Row &row);
+
+    const std::vector<Row> &rows_;
+    const lc_scatter &scatter_;
+    u64 number_;
+    i64 inner_, itemsize_ = 0, target_itemsize_ = 0, bits_ = 16, unit_ = 0, count_ = 0, largest_ = 0;
+    bool widens_ = true;
+    std::vector<const Row *> outputs_;  // a row of each
+    const i64 *headers_ = nullptr, *first_ = nullptr;
+};
+
+void Table::add_output(const Row &row) {
+    const Geometry &geometry = *row.batch->regions.geometry;
+    const i64 *strides = row.batch->regions.strides.data() + row.region * geometry.rank;
+    itemsize_ = geometry.itemsize;
+    target_itemsize_ = dtype_nbytes(row.batch->regions.conversion.target);
+    for (i64 k = 0; k + 1 < scatter_.rank; ++k)
+        bits_ |= geometry.chunk_strides[scatter_.axes[k]] | strides[scatter_.axes[k]];
+    widens_ = widens_ && geometry.chunk_strides[inner_] == itemsize_;
+    row.batch->headers[static_cast<size_t>(row.region)] = {number_, static_cast<u32>(outputs_.size()),
+                                                           strides[inner_] == itemsize_};
+    outputs_.push_back(&row);
+}
+
+void Table::look() {
+    for (const Row &row : rows_) {
+        if (!holds(row)) continue;
+        const OutputHeader &header = row.batch->headers[static_cast<size_t>(row.region)];
+        if (header.slab != number_) add_output(row);
+        widens_ = widens_ && (header.neighbours || row.extent[inner_] == 1);
+        bits_ |= reinterpret_cast<i64>(row.target) | row.extent[inner_] * itemsize_ | std::max<i64>(row.source, 0);
+        ++count_;
+    }
+    unit_ = scatter_.is_copy && widens_ ? std::max(itemsize_, bits_ & -bits_) : itemsize_;
+}
+
+i64 *Table::write(i64 *to) {
+    const i64 rank = scatter_.rank, target_unit = scatter_.is_copy ? unit_ : target_itemsize_;
+    headers_ = to;
+    for (const Row *row : outputs_) {
+        const Regions &regions = row->batch->regions;
+        const i64 *strides = regions.strides.data() + row->region * regions.geometry->rank;
+        for (i64 k = 0; k < rank; ++k) {
+            const bool neighbours = k == rank - 1 && unit_ > itemsize_;
+            to[k] = neighbours ? 1 : regions.geometry->chunk_strides[scatter_.axes[k]] / unit_;
+            to[rank + k] = neighbours ? 1 : strides[scatter_.axes[k]] / target_unit;
+        }
+        std::memcpy(to + 2 * rank, regions.fill, sizeof regions.fill);
+        to += 2 * rank + 2;
+    }
+    first_ = to;
+    const int shift = std::countr_zero(static_cast<u64>(unit_));  // sizes of elements and units are powers of two
+    const int widened = shift - std::countr_zero(static_cast<u64>(itemsize_));
+    for (const Row &row : rows_) {
+        if (!holds(row)) continue;
+        to[0] = row.source < 0 ? -1 : row.source >> shift;
+        to[1] = reinterpret_cast<i64>(row.target);
+        to[2] = row.batch->headers[static_cast<size_t>(row.region)].number;
+        i64 units = 1;
+        for (i64 k = 0; k < rank; ++k) {
+            to[3 + k] = row.extent[scatter_.axes[k]] >> (k == rank - 1 ? widened : 0);
+            units *= to[3 + k];
+        }
+        largest_ = std::max(largest_, units);
+        to += 3 + rank;
+    }
+    return to;
+}
+
+void Table::launch(const Driver &driver, DevicePointer source, const i64 *table, DevicePointer words,
+                   Stream stream) const {
+    const i64 blocks = (largest_ + BLOCK * PER_THREAD - 1) / (BLOCK * PER_THREAD);
+    u64 values[3] = {source, words + static_cast<u64>(8 * (headers_ - table)),
+                     words + static_cast<u64>(8 * (first_ - table))};
+    u32 per_box = static_cast<u32>(blocks);
+    void *arguments[4] = {&values[0], &values[1], &values[2], &per_box};
+    const i64 function = scatter_.functions[std::countr_zero(static_cast<u64>(unit_))];
+    driver.launch(function, blocks * count_, 1, BLOCK, 0, stream, arguments);
+}
+
+}  // namespace
+
+// Write the tables of the scatter kernels, copy them up and launch; kernels of the same conversion and rank together.
+void Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words) {
+    std::vector<Table> tables;
+    std::vector<const lc_scatter *> known;
+    const lc_scatter *last = nullptr;
+    for (const Row &row : slab.rows) {
+        if (row.batch->scatter == last) continue;
+        last = row.batch->scatter;
+        if (std::find(known.begin(), known.end(), last) != known.end()) continue;
+        known.push_back(last);
+        tables.emplace_back(slab, *last, slabs_begun_);
+    }
+    i64 *const table = reinterpret_cast<i64 *>(slab.words), *to = table;
+    for (Table &one : tables) {
+        one.look();
+        to = one.write(to);
+        to += (to - table) % 2;  // headers hold fill values of 16 bytes
+    }
+    driver_.copy_up(words, table, 8 * (to - table), slab.stream);
+    for (const Table &one : tables) one.launch(driver_, source, table, words, slab.stream);
+}
+
+}  // namespace lc
