@@ -200,6 +200,7 @@ class CoreReader:
 
     def stats(self) -> native.Stats:
         """Say what has been done so far."""
+        self._release_dropped()
         stats = native.Stats()
         self._library.quick.lc_reader_stats(self._pointer, stats)
         return stats
@@ -221,7 +222,7 @@ class CoreReader:
         if self._library.quick.lc_job_done(pointer):
             self._library.quick.lc_job_release(pointer)
         else:
-            self._dropped[pointer] = output
+            self._dropped[pointer] = output  # until a later call of this reader finds the job over
 
     def drop_all(self, pointers: Any, output: Any) -> None:
         """Let go of jobs that were submitted together; see :meth:`drop`."""

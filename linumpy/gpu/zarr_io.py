@@ -28,7 +28,7 @@ from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import limits_for, way_of
+from linumpy.gpu.read.limits import describe_way, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
@@ -67,12 +67,12 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         ``print(plan)`` explains it: chunks, codecs, the way of decoding, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
-    layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES)
+    layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES, may_exceed=True)
     if layout.unsupported is not None or not plan.region.size:
         return plan
     decoding = "none: chunks are raw"
     if layout.chain is not None:
-        decoding = str(way_of(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits))
+        decoding = describe_way(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
     return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 
@@ -181,8 +181,7 @@ def read_zarr_to_gpu(
         (zstd, lz4, lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of
         zarr format 3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
         ``"linumpy"`` and ``"zarr-gpu"`` force one of the two readers; ``"kvikio"`` is another name of ``"linumpy"``.
-        The report says which way zarr took, and what read the bytes: the C library (POSIX AIO), in batches; or kvikio,
-        where it is installed, long raw reads and those by GPUDirect Storage, which it alone can do.
+        The report says which way zarr took, and what read the bytes.
     dtype : dtype, optional
         Of the result; by default that of the array, in this machine's byte order. Elements are cast as ``astype`` does:
         integers that a narrower type cannot hold keep their low bits (1802 as int8 is 10), floats lose what follows the

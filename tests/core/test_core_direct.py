@@ -359,7 +359,9 @@ def test_chunks_of_cancelled_jobs_are_not_kept(tmp_path, device, kind):
             ticket.cancel()
         gate.set()
         waiting[0].result()
-        assert all(isinstance(ticket.exception(), CancelledError) for ticket in tickets)
+        for ticket, region in zip(tickets, REGIONS, strict=True):
+            if not isinstance(ticket.exception(), CancelledError):  # its slab was begun
+                np.testing.assert_array_equal(ticket.result(), values[region])
         for _ in range(2):
             tickets, _ = submit(made, reader, array, REGIONS)
             check(tickets, values, REGIONS)

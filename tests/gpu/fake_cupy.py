@@ -96,6 +96,11 @@ class Event:
         if self.mark is not None:
             self.mark.stream._device.complete(self.mark)
 
+    @property
+    def done(self):
+        """Whether what it was recorded behind has happened; nothing is carried out for the question."""
+        return self.mark is None or self.mark.done
+
 
 class Block:
     """Device memory that goes back to its stream's pool when nothing in Python refers to it any more."""

@@ -53,6 +53,7 @@ Device::~Device() {
 }
 
 void Device::release() {
+    const std::lock_guard lock(mutex_);
     try {
         driver_.use_context(reinterpret_cast<void *>(record_.context));
     } catch (const DriverError &) {
@@ -65,6 +66,7 @@ void Device::release() {
             if (event) driver_.delete_event(event);
         if (slab->pinned) driver_.free_pinned(slab->pinned);
         if (slab->words) driver_.free_pinned(slab->words);
+        *slab = {};
     }
 }
 

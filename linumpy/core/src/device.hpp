@@ -139,6 +139,8 @@ public:
     void flush_kept();
     void flush_old();
     bool start_sealed();
+    // Give streams and pinned memory back: nothing is under way any more, and nothing will be.
+    void release();
     // Whether nothing is under way; the lock of the reader is not needed.
     bool idle();
     void add_to(lc_stats &stats) const;
@@ -152,7 +154,6 @@ private:
     Slab *free_slab();
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
     void allocate(Slab &slab, i64 nbytes);
-    void release();
     void flush_before(double limit);
     void start(Slab *slab);
     void start_some();

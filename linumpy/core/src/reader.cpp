@@ -217,11 +217,18 @@ void Reader::close() {
 }
 
 bool Reader::wait_closed(double seconds) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, seconds_of(seconds), [this] {
-        if (Pool::shared().stopped()) return true;
-        return !planning_ && !waves_ && queue_.empty() && (!device_ || device_->idle());
-    });
+    bool idle = false;
+    {
+        std::unique_lock lock(mutex_);
+        const bool over = changed_.wait_for(lock, seconds_of(seconds), [&] {
+            idle = !planning_ && !waves_ && queue_.empty() && (!device_ || device_->idle());
+            return idle || Pool::shared().stopped();
+        });
+        if (!over) return false;
+        idle = idle && closing_;
+    }
+    if (device_ && idle) device_->release();
+    return true;
 }
 
 // End the jobs whose regions were not planned.

@@ -6,10 +6,10 @@ In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.pl
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.placement import DecodeWay, choose_way
+from linumpy.plan.decode.placement import DecodeWay, choose_way, may_be_grouped
 
 #: Slabs: two are filled while the others are under way.
 SLABS = 5
@@ -23,6 +23,8 @@ _LEAST_ROWS, _MOST_ROWS, _ROW_NBYTES = 64, 4096, 1024
 _ROW_WORDS, _TABLE_SPARE = 14 + 9, 4096
 #: The memory of a slot is a multiple of this.
 _PAGE = 4096
+#: More device memory than there is.
+_ENOUGH = 2**50
 #: More threads that decode gain nothing.
 _MOST_THREADS = 16
 
@@ -105,6 +107,20 @@ def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -
         margin=256,
         decode_on=limits.decode_on,
     )
+
+
+def describe_way(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> str:
+    """Say where chunks are decoded, also where that depends on the device memory that is free."""
+    way = way_of(chain, chunk_nbytes, chunks, limits)
+    if way.slot is not None or not limits.may_exceed or not may_be_grouped(chain, chunk_nbytes):
+        return str(way)
+    if way_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device")).slot is not None:
+        return str(way)
+    long = way_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_ENOUGH))
+    if long.slot is None:
+        return str(way)
+    needed = f"{2 * long.slot.nbytes / 2**30:.1f} GiB"
+    return f"{long}, where {needed} of device memory are free beside the result; else {way}"
 
 
 def _rows(nbytes: int) -> int:

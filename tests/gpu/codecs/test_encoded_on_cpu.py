@@ -208,7 +208,7 @@ def test_stores_that_zarr_2_18_wrote(tmp_path, decode_on):
             continue
         job = reference.make_job(folder, decode_on=decode_on)
         assert same(reference.execute(job), expected), name
-        assert (job.report.chunks_decoded_by_host > 0) == (decode_on == "host" or name in HOST_ONLY)
+        assert (job.report.chunks_decoded_by_host > 0) == (decode_on == "host" and name not in HOST_ONLY), name
         seen += 1
     assert seen == 13
 
@@ -298,10 +298,10 @@ def test_filters_that_the_host_undoes(tmp_path, name, compressor):
     array[...] = np.random.default_rng(1).integers(0, 900, array.shape)
     job = reference.make_job(tmp_path / "a", (slice(3, 20), slice(5, None)))
     assert same(reference.execute(job), array[3:20, 5:])
-    assert job.report.chunks_decoded_by_host == 9
+    assert "zarr-python into host memory" in job.report.engine
     file = tmp_path / "a/1.1"
     file.write_bytes(compressor.encode(numcodecs.Zstd().encode(b"odd")[:7]))
-    with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1\.1 cannot be decoded"):
+    with pytest.raises(ChunkError, match=r"/a/1\.1 cannot be read"):
         reference.execute(reference.make_job(tmp_path / "a"))
 
 
@@ -335,7 +335,7 @@ def check_filter(array):
     for region in ((), (slice(3, 20), slice(5, None)), (-1, slice(2, 9))):
         job = reference.make_job(array, region)
         assert same(reference.execute(job), array[region])
-        assert job.report.chunks_decoded_by_host > 0
+        assert "zarr-python into host memory" in job.report.engine
 
 
 slow = [one for one in NUMBERS if one not in ("i2", "f4")]
@@ -407,5 +407,5 @@ def test_settings_that_make_no_filter(made, reason):
 def test_a_broken_chunk_behind_a_filter_of_zarr_v3_is_named(tmp_path):
     array = with_filter(tmp_path / "a", "i4", [delta(dtype="<i4", astype="<i2"), *BEHIND["zstd"]])
     (tmp_path / "a/c/1/1").write_bytes(numcodecs.Zstd().encode(b"odd"))
-    with pytest.raises(ChunkError, match=r"chunk \(1, 1\) of .*1/1 cannot be decoded \(zstd → delta\)"):
+    with pytest.raises(ChunkError, match=r"/a/c/1/1 cannot be read"):
         reference.execute(reference.make_job(array))

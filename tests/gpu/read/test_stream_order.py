@@ -150,11 +150,10 @@ def test_nothing_is_under_way_after_an_error(tmp_path, kind):
     os.truncate(tmp_path / "a" / ("c/3/0" if kind == "raw" else "38.0"), 3)
     options = {} if kind == "raw" else {"decode_on": kind}
     for seed in range(20):
-        with fake_device(seed) as device, device.cupy.cuda.Stream(non_blocking=True):
-            with Reader(0, **options) as reader:
-                out = device.full(array.shape, 7, "u2")
-                assert isinstance(reader.submit(array, out=out).exception(), ChunkError)
-                used_again(device, out)
+        with fake_device(seed) as device, device.cupy.cuda.Stream(non_blocking=True), Reader(0, **options) as reader:
+            out = device.full(array.shape, 7, "u2")
+            assert isinstance(reader.submit(array, out=out).exception(), ChunkError)
+            used_again(device, out)
 
 
 @pytest.mark.parametrize("call", range(1, 40, 3))
