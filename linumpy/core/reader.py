@@ -53,6 +53,7 @@ class CoreReader:
     def __init__(self, threads: int, device: native.Device | None = None) -> None:
         self._library = native.library()
         self._process = os.getpid()
+        self._device = device  # holds what the core calls to read
         why = ctypes.create_string_buffer(256)
         self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, why)
         if not self._pointer:

@@ -9,7 +9,7 @@ namespace {
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
 constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
 // Free bytes behind stored ones: the decoders look at whole words.
-constexpr i64 MARGIN = 256, ALIGN = 64;
+constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
 // Seconds that a slab stays open while other jobs go on filling it.
 constexpr double OPEN_SECONDS = 2e-3;
 
@@ -85,6 +85,7 @@ void Device::give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbyte
         keep_.scatter = record_.keep;
     }
     const std::lock_guard lock(mutex_);
+    first_byte_ = static_cast<i64>(slots % PAGE);
     for (i64 n = record_.slots; n-- > 0;)
         free_memory_.push_back(slots + static_cast<DevicePointer>(n * record_.device_nbytes));
 }
@@ -144,8 +145,18 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     return nullptr;
 }
 
-Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
-    nbytes = aligned(nbytes);
+// Whether a range differs from its place in the file by whole pages: what does not passes through memory of cuFile's. For
+// long reads alone, since it takes up to a page of the slab.
+bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
+    if (!reads_directly() || nbytes < 16 * PAGE || nbytes + 2 * PAGE > capacity(plan)) return false;
+    if (plan) return nbytes + 2 * PAGE + weight <= plan->capacity;
+    return offset % 16 == 0;  // kernels read raw elements where they lie
+}
+
+Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight, i64 offset) {
+    const i64 wanted = nbytes;
+    const bool pages = keeps_pages(plan, nbytes, weight, offset);
+    nbytes = aligned(nbytes + (pages ? PAGE : 0));
     if (nbytes > capacity(plan))
         throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
@@ -170,6 +181,13 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 for (Slab *one : sealed) start(one);
                 lock.lock();
                 continue;
+            }
+            if (free_.empty() && reads_directly()) {
+                // All threads of the pool may wait here: then nobody else starts what is sealed.
+                lock.unlock();
+                const bool any = start_sealed();
+                lock.lock();
+                if (any || !free_.empty()) continue;
             }
             if (free_.empty()) {
                 freed_.wait(lock);
@@ -196,7 +214,9 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
         }
         ++slab->writers;
         const i64 base = plan ? plan->stored : 0;
-        const Range range{slab, slab->pinned + base + slab->used, slab->used, slab->reserved_chunks};
+        const i64 ahead = offset - first_byte_ - base - slab->used;
+        const i64 begin = slab->used + (pages ? (ahead % PAGE + PAGE) % PAGE : 0);
+        const Range range{slab, slab->pinned + base + begin, begin, wanted, slab->reserved_chunks};
         slab->used += nbytes;
         slab->weight += weight;
         slab->reserved_rows += rows;
@@ -211,7 +231,7 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
     bool last;
     {
         const std::lock_guard lock(mutex_);
-        const u32 first = static_cast<u32>(slab.rows.size());
+        const u32 first = static_cast<u32>(slab.rows.size()), first_fill = static_cast<u32>(slab.filled.size());
         slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
         for (StagedChunk &chunk : chunks) {
             chunk.first_row += first;
@@ -223,6 +243,15 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
         }
         slab.read.insert(slab.read.end(), kept.read.begin(), kept.read.end());
         slab.filled.insert(slab.filled.end(), kept.filled.begin(), kept.filled.end());
+        if (range.read) {
+            range.read->first_row = first;
+            range.read->rows = static_cast<u32>(rows.size());
+            range.read->first_fill = first_fill;
+            range.read->fills = static_cast<u32>(slab.filled.size()) - first_fill;
+            slab.reads.push_back(std::move(*range.read));
+        } else if (reads_directly() && range.nbytes && wave) {
+            slab.copies.push_back({range.offset, range.nbytes});
+        }
         if (wave && (slab.waves.empty() || slab.waves.back() != wave)) slab.waves.push_back(std::move(wave));
         last = --slab.writers == 0;
     }
@@ -278,24 +307,32 @@ void Device::start(Slab *slab) {
         const std::lock_guard lock(mutex_);
         sealed_.push_back(slab);
     }
-    start_sealed();
+    start_some();
 }
 
-// Queue the copies and kernels of sealed slabs while there is device memory for them; by one thread at a time, so that
-// slabs end about in the order of the queue.
-void Device::start_sealed() {
-    const std::lock_guard lock(starting_);
-    for (;;) {
+// Reads take long: a task that seals a slab goes on meanwhile, and so does the thread that waits for slabs.
+void Device::start_some() {
+    if (reads_directly()) start_in_pool();
+    else start_sealed();
+}
+
+// Start sealed slabs while there is device memory for them; returns whether there was one. Several threads may read their slabs at the same time; copies
+// and kernels are queued by one at a time, so that slabs end about in the order of the queue.
+bool Device::start_sealed() {
+    for (bool any = false;; any = true) {
         Slab *slab;
         {
-            const std::lock_guard also(mutex_);
-            if (sealed_.empty() || !take_memory(*sealed_.front())) return;
+            const std::lock_guard lock(mutex_);
+            if (sealed_.empty() || !take_memory(*sealed_.front())) return any;
             slab = sealed_.front();
             sealed_.pop_front();
         }
+        std::unique_lock lock(starting_, std::defer_lock);
         const size_t rows = slab->rows.size();
         try {
             driver_.use_context(reinterpret_cast<void *>(record_.context));
+            read_direct(*slab);
+            lock.lock();
             queue(*slab);
         } catch (const std::exception &error) {
             slab->error = error.what();
@@ -357,8 +394,7 @@ void Device::queue(Slab &slab) {
                               behind + static_cast<DevicePointer>(layout.status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
-            slab.copied_nbytes = slab.used;
-            driver_.copy_up(slab.device, slab.pinned, slab.used, slab.stream);
+            copy_stored(slab, slab.used);
             mark(slab, 1);
             mark(slab, 2);
             write_scatter(slab, slab.device, table);
@@ -448,10 +484,9 @@ void Device::launch_decoders(Slab &slab) {
     const i64 stored = stored_room(slab);
     const DevicePointer words = slab.device + static_cast<DevicePointer>(stored + layout.words);
     const DevicePointer status = slab.device + static_cast<DevicePointer>(stored + layout.status);
-    driver_.copy_up(slab.device, slab.pinned, plan.stored + slab.used + MARGIN, slab.stream);
+    copy_stored(slab, plan.stored + slab.used + MARGIN);
     driver_.copy_up(words, memory, records_nbytes, slab.stream);
     driver_.copy_up(status, zeros, 4 * count, slab.stream);
-    slab.copied_nbytes = slab.used;
     mark(slab, 1);
     for (i64 n = 0; n < layout.launches; ++n) {
         const lc_launch &launch = plan.launches[count * plan.launch_count + n];
@@ -481,6 +516,7 @@ void Device::loop() {
             try {
                 driver_.use_context(reinterpret_cast<void *>(record_.context));
                 driver_.await(slab->done);
+                if (reads_directly()) copy_back(*slab);
             } catch (const std::exception &error) {
                 slab->error = error.what();
                 finish_stream(*slab);
@@ -496,7 +532,7 @@ void Device::loop() {
         free_.push_back(slab);
         freed_.notify_all();
         lock.unlock();
-        start_sealed();
+        start_some();
         reader_.note_progress();
         lock.lock();
     }
@@ -529,13 +565,18 @@ private:
     std::atomic<bool> claimed_{false};
 };
 
+// Whether a job is left that wants any of these rows.
+bool is_wanted(std::span<const Row> rows) {
+    return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
+}
+
 // Let chunks be found that a slab has filled slots with, and let go of those that it read.
 void Device::end_kept(Slab &slab, const int32_t *status) {
     if (slab.read.empty() && slab.filled.empty()) return;
     const auto lock = kept_->lock();
     for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
     for (const KeptFill &fill : slab.filled) {
-        const bool whole = slab.error.empty() && (fill.chunk < 0 || !status[fill.chunk]);
+        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status[fill.chunk]);
         if (whole) kept_->publish(*fill.slot);
         else kept_->forget(*fill.slot);
         kept_->unpin(*fill.slot);
@@ -556,12 +597,12 @@ void Device::end(Slab &slab) {
         }
     }
     ++slabs_done_;
-    const int32_t *status = reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
+    const int32_t *status = status_of(slab);
     end_kept(slab, status);  // before jobs are over: whoever waits for them finds their chunks kept
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
-        if (!status[n] || !chunk.rows) continue;  // of a chunk that nobody wants any more no rows were committed
+        if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
         try {
             const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
@@ -592,6 +633,8 @@ void Device::end(Slab &slab) {
     slab.read.clear();
     slab.filled.clear();
     slab.chunks.clear();
+    slab.reads.clear();
+    slab.copies.clear();
     slab.waves.clear();
     slab.error.clear();
     slab.timed = false;

@@ -11,6 +11,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -30,6 +32,8 @@ struct Row {
     i64 extent[LC_MAX_RANK];
 };
 
+bool is_wanted(std::span<const Row> rows);
+
 // A stored chunk that the device decodes, with what the host needs to decode it in the device's place.
 struct StagedChunk {
     std::shared_ptr<Wave> wave;
@@ -40,11 +44,22 @@ struct StagedChunk {
     KeptSlot *slot = nullptr;  // to fill
 };
 
+// Stored bytes that are read into a slab by GPUDirect Storage when it is started, and the rows and slots of
+// kept chunks that need them.
+struct DirectRead {
+    std::shared_ptr<Wave> wave;
+    u32 object, chunk;  // the first one of its chunks
+    i64 offset, nbytes;  // in the stored object
+    i64 place = 0;  // in the slab's stored bytes
+    u32 first_row = 0, rows = 0, first_fill = 0, fills = 0;
+};
+
 // A slot that a slab fills with a decoded chunk.
 struct KeptFill {
     KeptSlot *slot;
     i64 source;  // first byte, as that of a row
     i64 chunk;  // number of the chunk among those that the slab decodes; -1: decoded already
+    bool is_broken = false;  // its bytes were not read
 };
 
 // Slots that a slab reads, a pin for each, and slots that it fills.
@@ -72,6 +87,8 @@ struct Slab {
     i64 used = 0, weight = 0, reserved_rows = 0, reserved_chunks = 0, writers = 0;
     std::vector<Row> rows;
     std::vector<StagedChunk> chunks;
+    std::vector<DirectRead> reads;
+    std::vector<std::pair<i64, i64>> copies;  // stored bytes that are copied up where others are read directly
     std::vector<KeptSlot *> read;
     std::vector<KeptFill> filled;
     std::vector<std::shared_ptr<Wave>> waves;
@@ -80,11 +97,13 @@ struct Slab {
     bool decodes() const { return plan && plan != &KEPT; }
 };
 
-// A range of a slab that one thread fills. `chunk` is the number of the first chunk that it may commit.
+// A range of a slab that one thread fills, or has read directly. `chunk` is the number of the first chunk that it may
+// commit.
 struct Range {
     Slab *slab = nullptr;
     u8 *memory = nullptr;
-    i64 offset = 0, chunk = 0;
+    i64 offset = 0, nbytes = 0, chunk = 0;
+    std::optional<DirectRead> read = {};
 };
 
 // Estimate the bytes that a chunk of a slab takes beyond its stored ones.
@@ -106,8 +125,11 @@ public:
     // Bytes that one range may have; rows of a slab.
     i64 capacity(const lc_decode_plan *plan) const { return plan ? plan->stored_nbytes : record_.pinned_nbytes; }
     i64 most_rows() const { return record_.rows; }
-    // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile.
-    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks = 0, i64 weight = 0);
+    // Whether stored bytes are read by GPUDirect Storage.
+    bool reads_directly() const { return record_.direct != nullptr; }
+    // Wait for memory in a slab; throws DriverError. A thread must not hold another range meanwhile. `offset` is that of
+    // the bytes in their file.
+    Range reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks = 0, i64 weight = 0, i64 offset = 0);
     // Hand over what a range holds, with the wave that its rows refer to; or give it up.
     void commit(Range range, std::shared_ptr<Wave> wave, const std::vector<Row> &rows,
                 std::vector<StagedChunk> chunks = {}, const KeptUse &kept = {});
@@ -116,6 +138,7 @@ public:
     void flush();
     void flush_kept();
     void flush_old();
+    bool start_sealed();
     // Give streams and pinned memory back: nothing is under way any more, and nothing will be.
     void release();
     // Whether nothing is under way; the lock of the reader is not needed.
@@ -133,10 +156,18 @@ private:
     void allocate(Slab &slab, i64 nbytes);
     void flush_before(double limit);
     void start(Slab *slab);
-    void start_sealed();
+    void start_some();
+    void start_in_pool();
     bool take_memory(Slab &slab);
     void give_memory_back(Slab &slab);
     i64 slots_of(const Slab &slab) const { return slab.decodes() ? slab.plan->slots : 1; }
+    bool keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const;
+    void read_direct(Slab &slab);
+    void copy_stored(Slab &slab, i64 nbytes);
+    void copy_back(Slab &slab);
+    const int32_t *status_of(const Slab &slab) const {
+        return reinterpret_cast<const int32_t *>(slab.words + words_nbytes_ - 4 * record_.rows);
+    }
     void queue(Slab &slab);
     void finish_stream(Slab &slab) noexcept;
     void mark(Slab &slab, int number);
@@ -159,6 +190,7 @@ private:
     std::unordered_map<const lc_decode_plan *, Slab *> open_;
     std::deque<Slab *> sealed_, under_way_;
     std::vector<DevicePointer> free_memory_;
+    i64 first_byte_ = 0;  // of a slot in its page: slots are whole pages apart
     std::atomic<double> oldest_{0};  // when the oldest open slab was opened; 0 for none
     std::atomic<i64> decoding_{0}, retries_{0}, slabs_done_{0};
     // Of slabs that were timed.

@@ -242,7 +242,7 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
         if (box->job->given_up()) continue;
         if (device_) {
-            total += stage_raw_pieces(*box, offset);
+            total += stage_raw_pieces(*box, chunk, offset);
             continue;
         }
         Box layout = layout_of(*box);

@@ -105,8 +105,9 @@ private:
     void stage_group(const Span *spans, size_t count);
     void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
     void stage_decoded(const Span &span, const u8 *stored);
-    template <class Bring> i64 stage_pieces(const WantedBox &box, const Bring &bring);
-    i64 stage_raw_pieces(const WantedBox &box, i64 offset);
+    void read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) const;
+    template <class Bring> i64 stage_pieces(const WantedBox &box, i64 offset, const Bring &bring);
+    i64 stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset);
     bool decode_whole(const Span &span, const u8 *stored);
     bool fits_slab(u32 chunk) const;
     void stage_fill(u32 chunk);

@@ -72,12 +72,9 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
     // Of several spans all rows are taken: they are few enough.
     const i64 reserved = (count == 1 ? std::min<i64>(row_count, most) : row_count) + slots;
-    const Range range = device_->reserve(plan, nbytes, reserved, plan ? static_cast<i64>(count) : 0, weight);
+    Range range = device_->reserve(plan, nbytes, reserved, plan ? static_cast<i64>(count) : 0, weight, spans->offset);
     try {
-        const i64 got = object_.file.read(range.memory, nbytes, spans->offset);
-        if (got < 0) fail(LC_READ, -got);
-        check_unchanged();
-        if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
+        read_into(range, wave, spans->chunk, spans->offset);
     } catch (...) {
         device_->give_up(range);
         throw;
@@ -103,6 +100,18 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     for (WantedBox *box : taken) box->staged = true;
     device_->commit(range, wave, rows, std::move(chunks), kept);
     seconds.read += lap_.take();
+}
+
+// Read stored bytes into a range of a slab; or leave that to GPUDirect Storage, when the slab is started.
+void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) const {
+    if (device_->reads_directly()) {
+        range.read = {wave, task_.object, chunk, offset, range.nbytes, range.offset};
+        return;
+    }
+    const i64 got = object_.file.read(range.memory, range.nbytes, offset);
+    if (got < 0) fail(LC_READ, -got);
+    check_unchanged();
+    if (got != range.nbytes) fail(LC_SHORT, 0, got, range.nbytes);
 }
 
 // Whether a decoded chunk and the rows of its boxes fit one slab.
@@ -159,23 +168,23 @@ bool Execution::decode_whole(const Span &span, const u8 *stored) {
     }
     for (u32 k = 0; k < wave_.chunks[span.chunk].boxes; ++k)
         if (const WantedBox &box = boxes(span.chunk)[k]; !box.job->given_up())
-            stage_pieces(box, [&](u8 *to, const Piece &piece) {
-                std::memcpy(to, decoded + box.source_offset + piece.source_offset, static_cast<size_t>(piece.nbytes));
+            stage_pieces(box, 0, [&](Range &range, const Piece &piece) {
+                std::memcpy(range.memory, decoded + box.source_offset + piece.source_offset,
+                            static_cast<size_t>(piece.nbytes));
             });
     return true;
 }
 
-i64 Execution::stage_raw_pieces(const WantedBox &box, i64 offset) {
-    return stage_pieces(box, [&](u8 *to, const Piece &piece) {
-        const i64 got = object_.file.read(to, piece.nbytes, offset + box.source_offset + piece.source_offset);
-        if (got < 0) fail(LC_READ, -got);
-        check_unchanged();
-        if (got != piece.nbytes) fail(LC_SHORT, 0, got, piece.nbytes);
+i64 Execution::stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset) {
+    const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    const i64 first = offset + box.source_offset;
+    return stage_pieces(box, first, [&](Range &range, const Piece &piece) {
+        read_into(range, wave, chunk, first + piece.source_offset);
     });
 }
 
-// Bring a box into slabs piece by piece; returns their bytes.
-template <class Bring> i64 Execution::stage_pieces(const WantedBox &box, const Bring &bring) {
+// Bring a box, which begins at an offset of a file, into slabs piece by piece; returns their bytes.
+template <class Bring> i64 Execution::stage_pieces(const WantedBox &box, i64 offset, const Bring &bring) {
     const std::vector<Piece> pieces = cut_pieces(geometry_, box.extent, layout_of(box).target_strides, most_read_);
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
     box.job->expect(static_cast<i64>(pieces.size()));
@@ -186,9 +195,9 @@ template <class Bring> i64 Execution::stage_pieces(const WantedBox &box, const B
             Row row = row_of(box, 0);
             row.target += piece.target_offset;
             std::copy(piece.extent, piece.extent + LC_MAX_RANK, row.extent);
-            const Range range = device_->reserve(nullptr, piece.nbytes, 1);
+            Range range = device_->reserve(nullptr, piece.nbytes, 1, 0, 0, offset + piece.source_offset);
             try {
-                bring(range.memory, piece);
+                bring(range, piece);
                 row.source = range.offset;
                 device_->commit(range, wave, {row});
             } catch (...) {

@@ -108,6 +108,9 @@ class CoreEngine:
         stored = done.chunks - done.filled
         if self._device is not None:
             stored_in = f"pinned host memory, copied to device {self._device.number}"
+        engine = f"system calls by the native core's threads, into {stored_in}"
+        if self._device is not None and self._device.direct is not None:
+            engine = self._device.direct.engine(done.reads_repeated)
         decoder = ""
         if layout.chain is not None:
             on_host = self._device is None or 0 < stored == done.decoded
@@ -115,7 +118,7 @@ class CoreEngine:
         report = job_report(layout.name, conversion.target_name, job.output)
         return replace(
             report,
-            engine=f"system calls by the native core's threads, into {stored_in}",
+            engine=engine,
             bytes_read=done.bytes_read,
             chunks_read=stored,
             chunks_filled=done.filled,

@@ -14,10 +14,9 @@ import numpy as np
 
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
-from linumpy.device import install_line, kvikio_mode
-from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
+from linumpy.gpu.read.direct import DirectReads
 from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
@@ -73,7 +72,8 @@ class CoreDevice:
     ) -> None:
         self._cupy, self.number, self.limits = cupy, device, limits
         self._cache_bytes = cache_bytes
-        self._direct, self._timed = direct, timed
+        self.direct = DirectReads(cupy, device) if direct else None
+        self._timed = timed
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
@@ -94,7 +94,7 @@ class CoreDevice:
             self.limits.device_nbytes,
             self.limits.rows,
             self._timed,
-            native.ReadDirect(),  # where self._direct, what reads by GPUDirect Storage
+            native.ReadDirect() if self.direct is None else self.direct.callback,
         )
         if self._cache_bytes:
             with self._lock:
@@ -143,6 +143,8 @@ class CoreDevice:
         with self._lock:
             self._is_given = False
             self._held, self.held_nbytes = [], 0
+        if self.direct is not None:
+            self.direct.close()
 
     def on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
@@ -286,10 +288,3 @@ class CoreDevice:
 def _moved(launch: Launch, longer: Launch) -> list[int]:
     """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
     return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]
-
-
-def require_direct() -> None:
-    """Raise :class:`~linumpy.errors.GpuUnavailableError` where nothing can read by GPUDirect Storage."""
-    mode, reason = kvikio_mode()
-    if mode == "none":
-        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")

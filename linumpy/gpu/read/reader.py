@@ -22,7 +22,8 @@ from linumpy.errors import UnsupportedLayoutError, not_pickled
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.by_core import CoreEngine
 from linumpy.gpu.read.by_zarr import ZarrEngine
-from linumpy.gpu.read.core_device import CoreDevice, require_direct
+from linumpy.gpu.read.core_device import CoreDevice
+from linumpy.gpu.read.direct import require_direct
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
 from linumpy.gpu.read.outputs import (

@@ -1,0 +1,192 @@
+"""Reads by GPUDirect Storage: what the native core calls to have stored bytes of a slab read into device memory.
+
+In: the records of :class:`~linumpy.core.native.DirectRead`. Out: the bytes that each has read; what failed stays less
+than 0, and the core repeats it by plain system calls, which say whether the fault is the file's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from linumpy.core import native
+from linumpy.device import install_line, kvikio_mode
+from linumpy.errors import GpuUnavailableError
+from linumpy.gpu.kvikio_settings import transfer_settings
+
+_log = logging.getLogger(__name__)
+
+#: `ReadReport.engine` of such reads.
+ENGINE = "kvikio CuFile.pread into device memory"
+#: Files that a slab has open at a time. kvikio opens each twice; four slabs may be read at a time.
+_OPEN_FILES = 32
+#: Errors of opening a file that are not the file's: too many are open, or no memory.
+_NOT_THE_FILES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+
+def require_direct() -> None:
+    """Raise :class:`~linumpy.errors.GpuUnavailableError` where nothing can read by GPUDirect Storage."""
+    mode, reason = kvikio_mode()
+    if mode == "none":
+        raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
+
+
+class DirectReads:
+    """Reads into the memory of one device, for one reader.
+
+    Parameters
+    ----------
+    cupy : module
+        CuPy.
+    device : int
+        Number of the device.
+
+    Attributes
+    ----------
+    callback : native.ReadDirect
+        What the core calls, in its own threads. It must not be freed before the core's reader is closed.
+    """
+
+    def __init__(self, cupy: Any, device: int) -> None:
+        import kvikio
+
+        self._reads = reads = _Reads(kvikio.CuFile, cupy, device)
+        # Of a function that does not refer to this object, so that no garbage collection is needed to free both.
+        self.callback = native.ReadDirect(lambda records, count: reads.carry_out(records, count))
+        weakref.finalize(self, reads.rest)
+
+    def engine(self, repeated: int) -> str:
+        """Say what read, for the report of a job, so many of whose reads the core repeated."""
+        failure = self._reads.failure
+        return f"{ENGINE}, failed reads by way of host memory: {failure}" if repeated and failure else ENGINE
+
+    def close(self) -> None:
+        """Put kvikio's settings back."""
+        self._reads.rest()
+
+
+class _Reads:
+    """What the callback needs.
+
+    Attributes
+    ----------
+    failure : str
+        Why the first read had failed that the core repeated; empty where none had.
+    """
+
+    def __init__(self, open_file: Any, cupy: Any, device: int) -> None:
+        self._open_file, self._cupy, self._device = open_file, cupy, device
+        self._scope = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._is_set_up = False
+        self.failure = ""
+
+    def carry_out(self, records: Any, count: int) -> None:
+        """Read a slab, and return when all is read; without an exception, for which the core has no use."""
+        try:
+            self._set_up()
+            with self._cupy.cuda.Device(self._device):
+                slab = _SlabReads(self._open_file, self._view)
+                slab.carry_out(records[n] for n in range(count))
+            if slab.failures:
+                self._tell(len(slab.failures), slab.failures[0])
+        except BaseException as error:
+            self._tell(count, _words(error))
+
+    def _set_up(self) -> None:
+        """Change kvikio's settings before the first read: to make its threads takes milliseconds."""
+        with self._lock:
+            if not self._is_set_up:
+                self._scope.enter_context(transfer_settings())
+                self._is_set_up = True
+
+    def rest(self) -> None:
+        """Put kvikio's settings back, until the next read."""
+        with self._lock:
+            self._scope.close()
+            self._is_set_up = False
+
+    def _view(self, address: int, nbytes: int) -> Any:
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._device)
+        return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def _tell(self, reads: int, why: str) -> None:
+        """Log once that reads are repeated without kvikio."""
+        with self._lock:
+            is_told, self.failure = bool(self.failure), self.failure or why
+        if not is_told:
+            _log.warning("%s failed %d reads (%s), which go through host memory without it", ENGINE, reads, why)
+
+
+class _SlabReads:
+    """Reads of one slab.
+
+    Attributes
+    ----------
+    failures : list of str
+        Why reads have failed by no fault of their file, as far as kvikio tells.
+    """
+
+    def __init__(self, open_file: Any, view: Any) -> None:
+        self._open_file, self._view = open_file, view
+        self._files: OrderedDict[bytes, tuple[Any, list[Any]]] = OrderedDict()  # files, and what is read of each
+        self.failures: list[str] = []
+
+    def carry_out(self, records: Any) -> None:
+        """Start all reads, and wait for them."""
+        try:
+            for record in records:
+                file, pending = self._file(record.path)
+                if file is not None:
+                    self._start(record, file, pending)
+        finally:
+            while self._files:
+                self._finish()
+
+    def _file(self, path: bytes) -> tuple[Any, list[Any]]:
+        """Open a file, unless it is; None in place of one that cannot be opened."""
+        if path in self._files:
+            self._files.move_to_end(path)
+            return self._files[path]
+        if len(self._files) == _OPEN_FILES:
+            self._finish()
+        file = None
+        try:
+            file = self._open_file(os.fsdecode(path))
+        except Exception as error:
+            # The core finds the file's own error when it repeats the read.
+            if not isinstance(error, OSError) or error.errno in _NOT_THE_FILES:
+                self.failures.append(_words(error))
+        self._files[path] = file, []
+        return self._files[path]
+
+    def _start(self, record: Any, file: Any, pending: list[Any]) -> None:
+        try:
+            view = self._view(record.address, record.nbytes)
+            pending.append((record, file.pread(view, record.nbytes, record.offset, None), view))
+        except Exception as error:
+            self.failures.append(_words(error))
+
+    def _finish(self) -> None:
+        """Wait for the reads of the file that was not used for longest, and close it."""
+        _, (file, pending) = self._files.popitem(last=False)
+        for record, future, _ in pending:
+            try:
+                record.result = int(future.get())
+            except Exception as error:
+                self.failures.append(_words(error))
+        if file is not None:
+            with contextlib.suppress(Exception):
+                file.close()
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
