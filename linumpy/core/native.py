@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 3
+ABI = 4
 #: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 3
+#define LC_ABI 4
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -119,9 +119,9 @@ typedef struct {
 // How chunks of one kind are decoded on a device, a slab at a time; offsets are from the slab's address.
 typedef struct {
     int64_t chunks, stored_nbytes;  // of a slab, at most
-    int64_t stored;                 // where stored bytes begin
-    int64_t slots;                  // of device memory that a slab takes: 1, all, or 0 for the batch's own memory
-    int64_t slab_nbytes;            // device memory, with its tables at the end
+    int64_t stored;  // where stored bytes begin
+    int64_t slots;  // of device memory that a slab takes: 1, all, or 0 for the batch's own memory
+    int64_t slab_nbytes;  // device memory, with its tables at the end
     // Bytes that the stored bytes and the weights of a slab may take. The weight of a chunk is `each`, and for zstd what
     // lies between its two steps: see linumpy.plan.decode.staging.
     int64_t capacity, each, has_pool, reordered;

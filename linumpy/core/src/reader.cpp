@@ -179,6 +179,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         for (i64 n = 0; n < record.array_count; ++n) regions.arrays.push_back(known_array(record.arrays[n], geometry));
         if (!closing_) {
             if (!plan_work_) plan_work_ = std::make_shared<PlanWork>(weak_from_this());
+            batch->number = ++batches_;
             queue_.push_back(batch);
             queued_boxes_ += batch->queued_boxes;
             state = schedule_plan();

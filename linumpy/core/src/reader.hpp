@@ -63,6 +63,7 @@ struct OutputHeader {
 struct Batch {
     Regions regions;
     std::vector<std::shared_ptr<Job>> jobs;
+    i64 number = 0;  // in the order of submission
     // On a device: kernels, and the event behind which outputs may be written.
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
@@ -175,6 +176,7 @@ private:
     void bring_together(FoundBoxes &found);
     void count_chunks(size_t first);
     void cut_read(i64 threads);
+    void put_first_batches_first(size_t first);
     void find_kept(KeptChunks &kept);
     void cut_kept();
     std::shared_ptr<Reader> reader_;
@@ -233,7 +235,7 @@ private:
     std::shared_ptr<PlanWork> plan_work_;
     FoundBoxes found_;  // of the thread that plans
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
-    i64 queued_boxes_ = 0, waves_ = 0, threads_;
+    i64 queued_boxes_ = 0, waves_ = 0, batches_ = 0, threads_;
     bool planning_ = false, closing_ = false;
     std::unique_ptr<Device> device_;
 };

@@ -68,7 +68,9 @@ void Wave::arrange(FoundBoxes &found, i64 threads, KeptChunks *kept) {
     sort_boxes(found);
     bring_together(found);
     if (kept) find_kept(*kept);
+    const size_t first = tasks.size();
     cut_read(threads);
+    if (batches_.size() > 1) put_first_batches_first(first);
     left_ = static_cast<i64>(tasks.size());
 }
 
@@ -115,6 +117,23 @@ void Wave::count_chunks(size_t first) {
         objects[chunks[n].object].first_chunk = static_cast<u32>(n);
         ++objects[chunks[n].object].chunks;
     }
+}
+
+// Sort tasks from `first` on by the first batch that wants one of their chunks: a wave of several batches would else end
+// all of them at its end.
+void Wave::put_first_batches_first(size_t first) {
+    const auto number_of = [this](const Task &task) {
+        i64 number = INT64_MAX;
+        for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n)
+            for (u32 k = chunks[n].first_box; k < chunks[n].first_box + chunks[n].boxes; ++k)
+                number = std::min(number, boxes[k].batch->number);
+        return number;
+    };
+    std::vector<std::pair<i64, Task>> numbered;
+    numbered.reserve(tasks.size() - first);
+    for (size_t n = first; n < tasks.size(); ++n) numbered.emplace_back(number_of(tasks[n]), tasks[n]);
+    std::stable_sort(numbered.begin(), numbered.end(), [](const auto &a, const auto &b) { return a.first < b.first; });
+    for (size_t n = first; n < tasks.size(); ++n) tasks[n] = numbered[n - first].second;
 }
 
 void Wave::cut_read(i64 threads) {
