@@ -1,6 +1,7 @@
 """Machines with CuPy alone, and GPUDirect Storage that fails while it reads: kvikio's part in reads to a device."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import sys
@@ -10,13 +11,12 @@ import pytest
 import reference
 import zarr
 from decoders import needs_compiler
-from linumpy.gpu.staging import engines
 from stores import plain_values, random_values, same
 
 from linumpy.errors import ChunkError, GpuUnavailableError
 from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
-from linumpy.gpu.read import request
+from linumpy.gpu.read import direct, request
 from linumpy.gpu.read.reader import Reader
 
 KINDS = {
@@ -25,6 +25,18 @@ KINDS = {
     "shards": {"shards": (16, 48), "compressors": None},
     "zstd shards": {"shards": (16, 48)},
 }
+
+
+@pytest.fixture(autouse=True)
+def made_up_kvikio(request, monkeypatch):
+    """It has no settings, and the device memory of the stand-in is the host's."""
+    if request.node.get_closest_marker("gpu") is None:
+        missing = "none", "kvikio is not installed"
+        monkeypatch.setattr(direct, "kvikio_mode", lambda: ("cufile", "") if sys.modules.get("kvikio") else missing)
+        monkeypatch.setattr(direct, "transfer_settings", contextlib.nullcontext)
+        monkeypatch.setattr(
+            direct._Reads, "_view", lambda self, address, nbytes: (ctypes.c_ubyte * nbytes).from_address(address)
+        )
 
 
 def make(folder, kind="raw", shape=(40, 48), values=random_values):
@@ -119,7 +131,7 @@ def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(
         assert f"{type(ERRORS[error]).__name__}: " in report.engine
         assert "\n" not in report.engine
         assert f"{report.reads_repeated} reads failed" in str(report)
-        (said,) = [one.getMessage() for one in caplog.records if one.name == engines.__name__]
+        (said,) = [one.getMessage() for one in caplog.records if one.name == direct.__name__]
         assert "which go through host memory without it" in said
 
 
@@ -130,7 +142,7 @@ def test_it_is_logged_once_and_told_of_each_read(tmp_path, caplog):
         for ticket, stop in zip(tickets, (9, 17, 40), strict=True):
             assert same(ticket.result().get(), array[:stop])
             assert ticket.report.reads_repeated > 0
-        assert len([one for one in caplog.records if one.name == engines.__name__]) == 1
+        assert len([one for one in caplog.records if one.name == direct.__name__]) == 1
 
 
 def test_an_error_of_the_file_is_an_error_all_the_same(tmp_path):
@@ -177,6 +189,10 @@ def test_direct_reads_that_fail_on_a_device(tmp_path, monkeypatch, cupy, kind, d
     kvikio = pytest.importorskip("kvikio")
     array, real = make(tmp_path / "a", kind, shape=(400, 480), values=plain_values), kvikio.CuFile
 
+    class Refused:
+        def get(self):
+            raise DRIVER
+
     class Failing:
         tried = 0
 
@@ -190,7 +206,7 @@ def test_direct_reads_that_fail_on_a_device(tmp_path, monkeypatch, cupy, kind, d
             if Failing.tried % 2:
                 return future
             future.get()
-            return engines._Refused(DRIVER)
+            return Refused()
 
     monkeypatch.setattr(kvikio, "CuFile", Failing)
     with Reader(0, direct=True, decode_on=decode_on) as reader:
