@@ -198,8 +198,15 @@ long fake_alive() {
 // Device memory that somebody else allocated; 0 bytes where it is gone.
 void fake_memory(unsigned long long address, size_t nbytes) {
     const std::lock_guard held(lock);
-    if (nbytes) device_memory[address] = nbytes;
-    else device_memory.erase(address);
+    if (!nbytes) {
+        device_memory.erase(address);
+        return;
+    }
+    // What lay there before is gone, whether or not somebody has said so.
+    auto next = device_memory.lower_bound(address);
+    if (next != device_memory.begin() && std::prev(next)->first + std::prev(next)->second > address) --next;
+    while (next != device_memory.end() && next->first < address + nbytes) next = device_memory.erase(next);
+    device_memory[address] = nbytes;
 }
 size_t fake_room(unsigned long long address) { return room(device_memory, address); }
 

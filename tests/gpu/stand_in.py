@@ -157,8 +157,12 @@ def installed(device):
         patch.setattr(core_device, "prepare", lambda specs: None)
         try:
             yield fake
+        except BaseException as error:
+            if fake.failure:  # which comes first: what follows may be for want of what it did not do
+                raise AssertionError(fake.failure) from error
+            raise
+        else:
+            assert not fake.failure, fake.failure
         finally:
-            failure = fake.failure
             fake.library.fake_forget_failure()
             fake.fail(0)
-        assert not failure, failure

@@ -202,7 +202,7 @@ class CoreDevice:
         device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             return None
-        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows)
+        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.weight_of_any))
         layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):

@@ -289,7 +289,8 @@ def test_filters_of_zarr_v3(tmp_path, made, sharded):
     array[:, :30] = np.random.default_rng(1).integers(0, 100, (23, 30))
     got, report = read_zarr_to_gpu(array, region=(slice(3, 20), slice(5, None)), strict=True, return_report=True)
     assert same(to_host(got), array[3:20, 5:])
-    assert report.chunks_decoded_by_host > 0
+    assert report.backend == "zarr-python"
+    assert "filter" in report.fallback
 
 
 @pytest.mark.parametrize("nbytes", [5, 10])

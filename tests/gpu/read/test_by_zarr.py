@@ -253,6 +253,7 @@ def test_on_a_device_the_copy_waits_for_the_caller_and_is_over_with_the_job(arra
     np.testing.assert_array_equal(whole.host, values)
     np.testing.assert_array_equal(planes.host.T, values[3])
     engine.close()
+    device.end()
 
 
 def test_reports_say_that_there_is_no_core(tmp_path, monkeypatch):
