@@ -296,6 +296,7 @@ class Pipeline:
                     producer.changed.wait(0.05)
             if producer.ready and producer.ready[0] is producer.taken:
                 producer.pop()
+                producer.wait_for_turn()
         self._waited += time.perf_counter() - begin
         return producer.taken
 
