@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from linumpy.stream.stats import Metric
 _PLAN_SECONDS = 0.01
 #: How long a consumer waits for a turn of the first thread, which takes about a fifth of that.
 _TURN_SECONDS = 0.001
+#: How many pops do not wait for one, where it took long to get Python's lock back.
+_POPS_WITHOUT_WAIT = 16
 #: How long the threads may take to end.
 _JOIN_SECONDS = 5.0
 
@@ -132,6 +135,7 @@ class Producer:
         self._partial: list[tuple[Pulled, list[Request]]] = []
         self._chosen: deque[_Chosen] = deque()
         self._coming = 0  # batches that were pulled and are not in `ready` yet
+        self._pops_without_wait = 0
         self._pulling = self._submitting = self._closed = self._waits_for_stage = False
         self._in_iterable = False  # the first thread runs code of the caller
         self._stage_free: Any = None
@@ -162,12 +166,20 @@ class Producer:
     def wait_for_turn(self) -> None:
         """Wait a moment where the first thread has missed a turn; called while holding :attr:`changed`.
 
-        A consumer that finds its batches read need not give Python's lock back, and the thread gets that lock only where
-        the interpreter takes it from the consumer: often just when :attr:`changed` is held, so that it waits on.
+        A consumer that finds its batches read need not give Python's lock back, and the thread gets that lock only
+        where the interpreter takes it from the consumer: often just when :attr:`changed` is held, so that it waits on.
+        Beside several busy threads it takes longer to get the lock back than is gained, and few pops wait.
         """
         behind = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
-        if behind and not self._in_iterable and not self.is_own_thread:
-            self.changed.wait(_TURN_SECONDS)
+        if not behind or self._in_iterable or self.is_own_thread:
+            return
+        if self._pops_without_wait:
+            self._pops_without_wait -= 1
+            return
+        begin = time.perf_counter()
+        self.changed.wait(_TURN_SECONDS)
+        if time.perf_counter() - begin > _TURN_SECONDS + 1.5 * sys.getswitchinterval():
+            self._pops_without_wait = _POPS_WITHOUT_WAIT
 
     def _wake_up(self) -> None:
         """Let threads go on that have something to do; called while holding :attr:`changed`."""

@@ -53,7 +53,11 @@ def program(sanitizers):
     return kept([compiler(), sanitizers, *sources()], ".core-tests", make)
 
 
-@pytest.mark.parametrize("sanitizers", ["", "address;undefined", "thread"], ids=["plain", "address", "thread"])
+@pytest.mark.parametrize(
+    "sanitizers",
+    [pytest.param("", marks=pytest.mark.slow), "address;undefined", "thread"],
+    ids=["plain", "address", "thread"],
+)
 def test_core(sanitizers):
     done = subprocess.run(
         [program(sanitizers)], capture_output=True, text=True, timeout=300, env={**os.environ, **ENVIRONMENT}

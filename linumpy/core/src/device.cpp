@@ -316,8 +316,8 @@ void Device::start_some() {
     else start_sealed();
 }
 
-// Start sealed slabs while there is device memory for them; returns whether there was one. Several threads may read their slabs at the same time; copies
-// and kernels are queued by one at a time, so that slabs end about in the order of the queue.
+// Start sealed slabs while there is device memory for them; returns whether there was one. Several threads may read their
+// slabs at the same time; copies and kernels are queued by one at a time, so that slabs end about in their order.
 bool Device::start_sealed() {
     for (bool any = false;; any = true) {
         Slab *slab;
