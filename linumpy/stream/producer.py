@@ -178,7 +178,7 @@ class Producer:
             return
         begin = time.perf_counter()
         self.changed.wait(_TURN_SECONDS)
-        if time.perf_counter() - begin > _TURN_SECONDS + 1.5 * sys.getswitchinterval():
+        if time.perf_counter() - begin > _TURN_SECONDS + sys.getswitchinterval():
             self._pops_without_wait = _POPS_WITHOUT_WAIT
 
     def _wake_up(self) -> None:

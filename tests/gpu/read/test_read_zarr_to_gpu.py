@@ -120,7 +120,8 @@ def test_the_driver_sees_no_more_than_the_bound(tmp_path, cupy):
     before = cupy.cuda.runtime.memGetInfo()[0]
     got = read_zarr_to_gpu(array, scratch_bytes=2**24)
     used = before - cupy.cuda.runtime.memGetInfo()[0]
-    assert used <= got.nbytes + 2**24 + 2**22  # the driver hands out whole blocks of 2 MiB
+    # The driver hands out whole blocks of 2 MiB, one of which holds what it keeps for the streams of a new reader.
+    assert used <= got.nbytes + 2**24 + 2**22 + 2**21
 
 
 def test_too_large_for_the_device_is_said_before_the_first_read(tmp_path):
