@@ -7,27 +7,11 @@ namespace lc {
 namespace {
 
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
-constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
-// Free bytes behind stored ones: the decoders look at whole words.
-constexpr i64 MARGIN = 256, ALIGN = 64, PAGE = 4096;
+constexpr i64 ALIGN = 64, PAGE = 4096;
 // Seconds that a slab stays open while other jobs go on filling it.
 constexpr double OPEN_SECONDS = 2e-3;
 
-i64 aligned(i64 nbytes, i64 to = ALIGN) { return (nbytes + to - 1) / to * to; }
-
-// Bytes by which what lies behind the stored ones of a slab is moved back.
-i64 stored_room(const Slab &slab) { return aligned(slab.used, 256); }
-
-struct Record {  // `Stream` of decode.cuh
-    i64 source, source_nbytes, target, target_nbytes;
-    int32_t chunk, codec;
-};
-struct Order {  // `Order` of blosc.cu
-    i64 source, target, nbytes;
-    u32 block_nbytes, typesize;
-    int32_t mode, chunk;
-};
-static_assert(sizeof(Record) == RECORD_NBYTES && sizeof(Order) == RECORD_NBYTES);
+i64 aligned(i64 nbytes) { return (nbytes + ALIGN - 1) / ALIGN * ALIGN; }
 
 }  // namespace
 
@@ -385,7 +369,7 @@ void Device::queue(Slab &slab) {
             mark(slab, 3);
         } else if (slab.decodes()) {
             const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
-            const DevicePointer behind = slab.device + static_cast<DevicePointer>(stored_room(slab));
+            const DevicePointer behind = slab.device + static_cast<DevicePointer>(slab.stored_room());
             launch_decoders(slab);
             mark(slab, 2);
             write_scatter(slab, behind + static_cast<DevicePointer>(layout.decoded), table);
@@ -402,105 +386,6 @@ void Device::queue(Slab &slab) {
         }
     }
     driver_.record(slab.done, slab.stream);
-}
-
-// Record one of the events that times are taken from.
-void Device::mark(Slab &slab, int number) {
-    if (!slab.timed) return;
-    if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
-    driver_.record(slab.marks[number], slab.stream);
-}
-
-// Add what the device took for a slab that has ended to what it took so far, and to the jobs that have rows in it.
-void Device::add_times(Slab &slab) {
-    const auto nanoseconds = [&](int begin, int end) {
-        return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
-    };
-    const i64 decode = slab.decodes() ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
-    copies_ += slab.copied_nbytes > 0;
-    copied_nbytes_ += slab.copied_nbytes;
-    copy_nanoseconds_ += nanoseconds(0, 1);
-    slabs_decoded_ += slab.decodes();
-    decoded_nbytes_ += slab.decodes() ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
-    decode_nanoseconds_ += decode;
-    scatter_nanoseconds_ += scatter;
-    std::unordered_set<Job *> jobs;
-    for (const Row &row : slab.rows)
-        if (row.batch->timed && jobs.insert(row.job).second) {
-            row.job->device_decode_nanoseconds += decode;
-            row.job->device_scatter_nanoseconds += scatter;
-        }
-}
-
-void Device::add_to(lc_stats &stats) const {
-    stats.kept_hits = kept_ ? kept_->hits.load() : 0;
-    stats.kept_misses = kept_ ? kept_->misses.load() : 0;
-    stats.kept_nbytes = kept_ ? kept_->kept_nbytes() : 0;
-    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
-    stats.slabs = slabs_done_;
-    stats.copies = copies_;
-    stats.copied_nbytes = copied_nbytes_;
-    stats.slabs_decoded = slabs_decoded_;
-    stats.decoded_nbytes = decoded_nbytes_;
-    stats.device_copy_seconds = seconds(copy_nanoseconds_);
-    stats.device_decode_seconds = seconds(decode_nanoseconds_);
-    stats.device_scatter_seconds = seconds(scatter_nanoseconds_);
-}
-
-void Device::launch_decoders(Slab &slab) {
-    const lc_decode_plan &plan = *slab.plan;
-    const i64 count = static_cast<i64>(slab.chunks.size());
-    u8 *memory = slab.words + table_nbytes_;
-    i64 *counters = reinterpret_cast<i64 *>(memory);
-    std::fill(counters, counters + COUNTERS, 0);
-    counters[0] = plan.counter ? count : 0;
-    Record *records = reinterpret_cast<Record *>(memory + 8 * COUNTERS);
-    i64 *places = reinterpret_cast<i64 *>(records + count);
-    Order *orders = reinterpret_cast<Order *>(places + count);
-    for (i64 n = 0; n < count; ++n) {
-        const StagedChunk &chunk = slab.chunks[static_cast<size_t>(n)];
-        const i64 place = n * plan.chunk_room;
-        records[n] = {chunk.source,
-                      chunk.nbytes - plan.checksum_nbytes,
-                      place,
-                      plan.target_nbytes,
-                      static_cast<int32_t>(n),
-                      static_cast<int32_t>(plan.codec)};
-        places[n] = place;
-        orders[n] = {};
-        if (plan.shuffle)
-            orders[n] = {place,
-                         place,
-                         plan.chunk_nbytes,
-                         static_cast<u32>(plan.chunk_nbytes),
-                         static_cast<u32>(plan.shuffle),
-                         1,
-                         static_cast<int32_t>(n)};
-    }
-    const i64 records_nbytes = 8 * COUNTERS + count * (2 * RECORD_NBYTES + 8);
-    u8 *zeros = memory + records_nbytes_;
-    std::memset(zeros, 0, static_cast<size_t>(4 * count));
-    const lc_decode_layout &layout = plan.layouts[count];
-    const i64 stored = stored_room(slab);
-    const DevicePointer words = slab.device + static_cast<DevicePointer>(stored + layout.words);
-    const DevicePointer status = slab.device + static_cast<DevicePointer>(stored + layout.status);
-    copy_stored(slab, plan.stored + slab.used + MARGIN);
-    driver_.copy_up(words, memory, records_nbytes, slab.stream);
-    driver_.copy_up(status, zeros, 4 * count, slab.stream);
-    mark(slab, 1);
-    for (i64 n = 0; n < layout.launches; ++n) {
-        const lc_launch &launch = plan.launches[count * plan.launch_count + n];
-        u64 values[LC_MAX_ARGUMENTS];
-        void *arguments[LC_MAX_ARGUMENTS];
-        for (i64 k = 0; k < launch.argument_count; ++k) {
-            const auto &rule = launch.arguments[k];
-            values[k] = static_cast<u64>(rule.constant) + static_cast<u64>(rule.base) * slab.device +
-                        static_cast<u64>(rule.status) * status + static_cast<u64>(rule.stored * stored);
-            arguments[k] = &values[k];
-        }
-        driver_.launch(launch.function, launch.grid_x, launch.grid_y, launch.block, launch.shared, slab.stream,
-                       arguments);
-    }
 }
 
 // The thread that waits for slabs.
@@ -536,109 +421,6 @@ void Device::loop() {
         reader_.note_progress();
         lock.lock();
     }
-}
-
-// Decode on the host what the device gave up.
-class Retry : public Work {
-public:
-    Retry(Reader &reader, StagedChunk chunk, std::vector<u8> stored, std::vector<Row> rows)
-        : reader_(reader), chunk_(std::move(chunk)), stored_(std::move(stored)), rows_(std::move(rows)) {}
-    bool claim(i64 &step) override {
-        step = 0;
-        return !claimed_.exchange(true);
-    }
-    bool has_more() const override { return !claimed_.load(); }
-    void run(i64) noexcept override {
-        const std::shared_ptr<Reader> held = reader_.shared_from_this();
-        reader_.decode_again(chunk_, stored_, rows_);
-        chunk_.wave.reset();
-        reader_.device()->flush();
-        reader_.device()->end_retry();
-        reader_.note_progress();
-    }
-
-private:
-    Reader &reader_;
-    StagedChunk chunk_;
-    std::vector<u8> stored_;
-    std::vector<Row> rows_;
-    std::atomic<bool> claimed_{false};
-};
-
-// Whether a job is left that wants any of these rows.
-bool is_wanted(std::span<const Row> rows) {
-    return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
-}
-
-// Let chunks be found that a slab has filled slots with, and let go of those that it read.
-void Device::end_kept(Slab &slab, const int32_t *status) {
-    if (slab.read.empty() && slab.filled.empty()) return;
-    const auto lock = kept_->lock();
-    for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
-    for (const KeptFill &fill : slab.filled) {
-        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status[fill.chunk]);
-        if (whole) kept_->publish(*fill.slot);
-        else kept_->forget(*fill.slot);
-        kept_->unpin(*fill.slot);
-    }
-}
-
-void Device::end(Slab &slab) {
-    if (!slab.error.empty()) {
-        lc_error error{};
-        error.code = LC_DEVICE;
-        slab.error.copy(error.text, sizeof error.text - 1);
-        for (const Row &row : slab.rows) row.job->fail(error);
-    }
-    if (slab.timed && slab.error.empty()) {
-        try {
-            add_times(slab);
-        } catch (const std::exception &) {  // times are not worth a job
-        }
-    }
-    ++slabs_done_;
-    const int32_t *status = status_of(slab);
-    end_kept(slab, status);  // before jobs are over: whoever waits for them finds their chunks kept
-    std::vector<char> again(slab.rows.size(), 0);
-    for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
-        StagedChunk &chunk = slab.chunks[n];
-        if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
-        try {
-            const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
-            std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
-                                  slab.rows.begin() + chunk.first_row + chunk.rows);
-            for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
-            auto retry =
-                std::make_shared<Retry>(reader_, chunk, std::vector<u8>(from, from + chunk.nbytes), std::move(rows));
-            begin_retry();
-            if (Pool::shared().add(std::move(retry), false)) {
-                end_retry();
-                throw std::bad_alloc();
-            }
-            std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
-        } catch (const std::exception &) {
-            lc_error error{};
-            error.code = LC_MEMORY;
-            for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
-        }
-    }
-    decoding_ -= static_cast<i64>(slab.chunks.size());
-    for (size_t n = 0, last; n < slab.rows.size(); n = last) {
-        Job &job = *slab.rows[n].job;
-        i64 parts = 0;
-        for (last = n; last < slab.rows.size() && slab.rows[last].job == &job; ++last) parts += !again[last];
-        if (parts) reader_.settle(job, parts);
-    }
-    slab.rows.clear();
-    slab.read.clear();
-    slab.filled.clear();
-    slab.chunks.clear();
-    slab.reads.clear();
-    slab.copies.clear();
-    slab.waves.clear();
-    slab.error.clear();
-    slab.timed = false;
-    slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
 }  // namespace lc

@@ -71,6 +71,11 @@ struct KeptUse {
 // In place of a plan: rows of a slab are copied from chunks that are kept, and nothing is copied up but tables.
 inline constexpr lc_decode_plan KEPT{};
 
+// Bytes of the records that the decoders read of each chunk, and counters before them.
+inline constexpr i64 RECORD_NBYTES = 40, COUNTERS = 4;
+// Free bytes before and behind stored ones: the decoders look at whole words.
+inline constexpr i64 MARGIN = 256;
+
 struct Slab {
     const lc_decode_plan *plan = nullptr;  // null: raw; or KEPT
     u8 *pinned = nullptr, *words = nullptr;
@@ -95,6 +100,8 @@ struct Slab {
     std::string error;
 
     bool decodes() const { return plan && plan != &KEPT; }
+    // Bytes by which what lies behind the stored ones is moved back.
+    i64 stored_room() const { return (used + 255) / 256 * 256; }
 };
 
 // A range of a slab that one thread fills, or has read directly. `chunk` is the number of the first chunk that it may

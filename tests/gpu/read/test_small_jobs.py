@@ -14,6 +14,7 @@ import zarr
 from stand_in import needs_stand_in
 from stores import random_values
 
+from linumpy.gpu.read.limits import SLABS
 from linumpy.gpu.read.reader import Reader
 
 pytestmark = needs_stand_in
@@ -58,13 +59,14 @@ def test_many_small_jobs_in_flat_memory(tmp_path, where, count):
     with reference.fake_device(1) as device, Reader(where, 2**22) as reader:
         before = some(reader, 2000)
         misses, files, threads = reader.stats().layout_misses, reference.open_files(), native_threads()
-        memory, alive, held = memory_of_process(), device.driver.alive(), device.given_out()
+        memory, held = memory_of_process(), device.given_out()
         done = some(reader, count)
         gc.collect()
         assert set(reference.open_files()) <= set(files)
         assert native_threads() <= threads + 8  # those of the pool and of slabs that were not needed before
         assert memory_of_process() - memory < 32 * 2**20
-        assert device.driver.alive() <= alive
+        # Of each slab a stream, an event, and two pieces of pinned memory; some slabs were not needed before.
+        assert device.driver.alive() <= 4 * SLABS
         assert device.given_out() - held < 2**20
         for array, values in zip(arrays, expected, strict=True):  # behind all others
             got = reader.submit(array).result()

@@ -1,0 +1,155 @@
+// The end of a slab: its times, chunks that the device gave up, chunks that are kept now, and jobs.
+#include <algorithm>
+#include <unordered_set>
+
+#include "device.hpp"
+
+namespace lc {
+
+// Record one of the events that times are taken from.
+void Device::mark(Slab &slab, int number) {
+    if (!slab.timed) return;
+    if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
+    driver_.record(slab.marks[number], slab.stream);
+}
+
+// Add what the device took for a slab that has ended to what it took so far, and to the jobs that have rows in it.
+void Device::add_times(Slab &slab) {
+    const auto nanoseconds = [&](int begin, int end) {
+        return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
+    };
+    const i64 decode = slab.decodes() ? nanoseconds(1, 2) : 0, scatter = nanoseconds(2, 3);
+    copies_ += slab.copied_nbytes > 0;
+    copied_nbytes_ += slab.copied_nbytes;
+    copy_nanoseconds_ += nanoseconds(0, 1);
+    slabs_decoded_ += slab.decodes();
+    decoded_nbytes_ += slab.decodes() ? static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_nbytes : 0;
+    decode_nanoseconds_ += decode;
+    scatter_nanoseconds_ += scatter;
+    std::unordered_set<Job *> jobs;
+    for (const Row &row : slab.rows)
+        if (row.batch->timed && jobs.insert(row.job).second) {
+            row.job->device_decode_nanoseconds += decode;
+            row.job->device_scatter_nanoseconds += scatter;
+        }
+}
+
+void Device::add_to(lc_stats &stats) const {
+    stats.kept_hits = kept_ ? kept_->hits.load() : 0;
+    stats.kept_misses = kept_ ? kept_->misses.load() : 0;
+    stats.kept_nbytes = kept_ ? kept_->kept_nbytes() : 0;
+    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
+    stats.slabs = slabs_done_;
+    stats.copies = copies_;
+    stats.copied_nbytes = copied_nbytes_;
+    stats.slabs_decoded = slabs_decoded_;
+    stats.decoded_nbytes = decoded_nbytes_;
+    stats.device_copy_seconds = seconds(copy_nanoseconds_);
+    stats.device_decode_seconds = seconds(decode_nanoseconds_);
+    stats.device_scatter_seconds = seconds(scatter_nanoseconds_);
+}
+
+// Decode on the host what the device gave up.
+class Retry : public Work {
+public:
+    Retry(Reader &reader, StagedChunk chunk, std::vector<u8> stored, std::vector<Row> rows)
+        : reader_(reader), chunk_(std::move(chunk)), stored_(std::move(stored)), rows_(std::move(rows)) {}
+    bool claim(i64 &step) override {
+        step = 0;
+        return !claimed_.exchange(true);
+    }
+    bool has_more() const override { return !claimed_.load(); }
+    void run(i64) noexcept override {
+        const std::shared_ptr<Reader> held = reader_.shared_from_this();
+        reader_.decode_again(chunk_, stored_, rows_);
+        chunk_.wave.reset();
+        reader_.device()->flush();
+        reader_.device()->end_retry();
+        reader_.note_progress();
+    }
+
+private:
+    Reader &reader_;
+    StagedChunk chunk_;
+    std::vector<u8> stored_;
+    std::vector<Row> rows_;
+    std::atomic<bool> claimed_{false};
+};
+
+// Whether a job is left that wants any of these rows.
+bool is_wanted(std::span<const Row> rows) {
+    return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
+}
+
+// Let chunks be found that a slab has filled slots with, and let go of those that it read.
+void Device::end_kept(Slab &slab, const int32_t *status) {
+    if (slab.read.empty() && slab.filled.empty()) return;
+    const auto lock = kept_->lock();
+    for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
+    for (const KeptFill &fill : slab.filled) {
+        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status[fill.chunk]);
+        if (whole) kept_->publish(*fill.slot);
+        else kept_->forget(*fill.slot);
+        kept_->unpin(*fill.slot);
+    }
+}
+
+void Device::end(Slab &slab) {
+    if (!slab.error.empty()) {
+        lc_error error{};
+        error.code = LC_DEVICE;
+        slab.error.copy(error.text, sizeof error.text - 1);
+        for (const Row &row : slab.rows) row.job->fail(error);
+    }
+    if (slab.timed && slab.error.empty()) {
+        try {
+            add_times(slab);
+        } catch (const std::exception &) {  // times are not worth a job
+        }
+    }
+    ++slabs_done_;
+    const int32_t *status = status_of(slab);
+    end_kept(slab, status);  // before jobs are over: whoever waits for them finds their chunks kept
+    std::vector<char> again(slab.rows.size(), 0);
+    for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
+        StagedChunk &chunk = slab.chunks[n];
+        if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
+        try {
+            const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
+            std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
+                                  slab.rows.begin() + chunk.first_row + chunk.rows);
+            for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
+            auto retry =
+                std::make_shared<Retry>(reader_, chunk, std::vector<u8>(from, from + chunk.nbytes), std::move(rows));
+            begin_retry();
+            if (Pool::shared().add(std::move(retry), false)) {
+                end_retry();
+                throw std::bad_alloc();
+            }
+            std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
+        } catch (const std::exception &) {
+            lc_error error{};
+            error.code = LC_MEMORY;
+            for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
+        }
+    }
+    decoding_ -= static_cast<i64>(slab.chunks.size());
+    for (size_t n = 0, last; n < slab.rows.size(); n = last) {
+        Job &job = *slab.rows[n].job;
+        i64 parts = 0;
+        for (last = n; last < slab.rows.size() && slab.rows[last].job == &job; ++last) parts += !again[last];
+        if (parts) reader_.settle(job, parts);
+    }
+    slab.rows.clear();
+    slab.read.clear();
+    slab.filled.clear();
+    slab.chunks.clear();
+    slab.reads.clear();
+    slab.copies.clear();
+    slab.waves.clear();
+    slab.error.clear();
+    slab.timed = false;
+    slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
+}
+
+}  // namespace lc
