@@ -22,7 +22,6 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.files import check_file
 from linumpy.io.ome import read_omezarr
 from linumpy.io.place import check_parent, check_place, refuse_url
-from linumpy.io.zarr_mode import read_on_host
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
@@ -184,10 +183,11 @@ def run_demo(
 
 def _read(path: Path, where: Device) -> tuple[Any, tuple[float, ...], str]:
     array, spacing = read_omezarr(path)
-    if not where.is_cuda:
-        return read_on_host(array), spacing, "zarr-python"
-    from linumpy.gpu.zarr_io import read_zarr_to_gpu
+    from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 
+    if not where.is_cuda:
+        volume, report = read_zarr(array, device="cpu", return_report=True)
+        return volume, spacing, f"{report.backend}: {report.engine}"
     with where.xp.cuda.Device(where.index):
         volume, report = read_zarr_to_gpu(array, return_report=True)
     return volume, spacing, f"{report.backend}: {report.engine}; {report.gds}"
