@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 4
+ABI = 5
 #: Set to "0" to do without the core, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -185,7 +185,6 @@ class Error(ctypes.Structure):
         ("b", c_int64),
         ("object", _Axes),
         ("chunk", _Axes),
-        ("has_chunk", c_int64),
         ("offset", c_int64),
         ("nbytes", c_int64),
         ("text", c_char * 256),

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 4
+#define LC_ABI 5
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -196,7 +196,6 @@ typedef struct {
     int64_t b;
     int64_t object[LC_MAX_RANK];  // coordinates of the stored object
     int64_t chunk[LC_MAX_RANK];  // coordinates of the (inner) chunk
-    int64_t has_chunk;
     int64_t offset;  // bytes of the chunk in its shard
     int64_t nbytes;
     char text[256];

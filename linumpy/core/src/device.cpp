@@ -200,7 +200,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
         const i64 base = plan ? plan->stored : 0;
         const i64 ahead = offset - first_byte_ - base - slab->used;
         const i64 begin = slab->used + (pages ? (ahead % PAGE + PAGE) % PAGE : 0);
-        const Range range{slab, slab->pinned + base + begin, begin, wanted, slab->reserved_chunks};
+        const Range range{slab, slab->pinned + base + begin, begin, wanted};
         slab->used += nbytes;
         slab->weight += weight;
         slab->reserved_rows += rows;

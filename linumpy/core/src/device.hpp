@@ -104,12 +104,11 @@ struct Slab {
     i64 stored_room() const { return (used + 255) / 256 * 256; }
 };
 
-// A range of a slab that one thread fills, or has read directly. `chunk` is the number of the first chunk that it may
-// commit.
+// A range of a slab that one thread fills, or has read directly.
 struct Range {
     Slab *slab = nullptr;
     u8 *memory = nullptr;
-    i64 offset = 0, nbytes = 0, chunk = 0;
+    i64 offset = 0, nbytes = 0;
     std::optional<DirectRead> read = {};
 };
 
@@ -158,7 +157,6 @@ public:
     void end_retry() { --retries_; }
 
 private:
-    Slab *free_slab();
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
     void allocate(Slab &slab, i64 nbytes);
     void flush_before(double limit);
@@ -182,7 +180,8 @@ private:
     void write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
     void launch_decoders(Slab &slab);
     void loop();
-    void end_kept(Slab &slab, const int32_t *status);
+    void end_kept(Slab &slab);
+    bool needs_host(const Slab &slab, size_t chunk) const;
     void end(Slab &slab);
 
     lc_device record_;

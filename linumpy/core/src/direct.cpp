@@ -13,44 +13,25 @@ namespace {
 
 StoredObject &object_of(const DirectRead &read) { return read.wave->objects[read.object]; }
 
-void check_version(const StoredObject &object, const Version &found) {
-    if (!(found == object.version)) fail(LC_REPLACED, 0, object.version.nbytes, found.nbytes);
-}
-
 // Compare the file at a path with the version that was located.
 void check_path(const StoredObject &object, const std::string &path) {
     if (version_at(path) == object.version) return;
     File file;
-    Version found;
-    bool is_regular = false;
     if (const int number = file.open(path)) fail(LC_OPEN, number);
-    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
-    check_version(object, found);
+    check_unchanged(object, file);
 }
 
 // Read by plain system calls.
 void read_plainly(const DirectRead &read, const std::string &path, u8 *to) {
-    const StoredObject &object = object_of(read);
     File file;
-    Version found;
-    bool is_regular = false;
     if (const int number = file.open(path)) fail(LC_OPEN, number);
-    const i64 got = file.read(to, read.nbytes, read.offset);
-    if (got < 0) fail(LC_READ, -got);
-    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
-    check_version(object, found);
-    if (got != read.nbytes) fail(LC_SHORT, 0, got, read.nbytes);
+    read_checked(object_of(read), file, to, read.nbytes, read.offset);
 }
 
 // Starts sealed slabs in a thread of the pool.
-class StartWork : public Work {
+class StartWork : public OneStep {
 public:
     explicit StartWork(Reader &reader) : reader_(reader) {}
-    bool claim(i64 &step) override {
-        step = 0;
-        return !claimed_.exchange(true);
-    }
-    bool has_more() const override { return !claimed_.load(); }
     void run(i64) noexcept override {
         const std::shared_ptr<Reader> held = reader_.shared_from_this();
         reader_.device()->start_sealed();
@@ -60,19 +41,7 @@ public:
 
 private:
     Reader &reader_;
-    std::atomic<bool> claimed_{false};
 };
-
-lc_error error_of(const DirectRead &read, const Failure &failure) {
-    lc_error error{};
-    error.code = failure.code;
-    error.number = failure.number;
-    error.a = failure.a;
-    error.b = failure.b;
-    std::copy_n(object_of(read).coordinates, LC_MAX_RANK, error.object);
-    std::copy_n(read.wave->chunks[read.chunk].coordinates, LC_MAX_RANK, error.chunk);
-    return error;
-}
 
 }  // namespace
 
@@ -117,7 +86,8 @@ void Device::read_direct(Slab &slab) {
                 unchanged = &object_of(read);
             }
         } catch (const FailedRead &error) {
-            for (const Row &row : rows_of(read)) row.job->fail(error_of(read, error.failure));
+            const lc_error told = error_of(*read.wave, read.object, read.chunk, error.failure);
+            for (const Row &row : rows_of(read)) row.job->fail(told);
             break_slots(read);
         }
     }
@@ -158,7 +128,7 @@ void Device::copy_back(Slab &slab) {
     bool any = false;
     for (size_t n = 0; n < slab.chunks.size(); ++n) {
         const StagedChunk &chunk = slab.chunks[n];
-        if (!status_of(slab)[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
+        if (!needs_host(slab, n)) continue;
         const i64 place = slab.plan->stored + chunk.source;
         driver_.copy_down(slab.pinned + place, slab.device + static_cast<DevicePointer>(place), chunk.nbytes,
                           slab.stream);

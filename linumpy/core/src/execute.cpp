@@ -92,7 +92,6 @@ std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &path)
     const i64 size = object_.version.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
     const Gate gate(nbytes);
     const u8 *stored = read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0);
-    check_unchanged();
     std::shared_ptr<const ShardIndex> index;
     try {
         index = parse_index(geometry_, stored, nbytes, size);
@@ -106,21 +105,37 @@ std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &path)
     return index;
 }
 
-void Execution::check_unchanged() const {
+void check_unchanged(const StoredObject &object, const File &file) {
     Version found;
     bool is_regular = false;
-    if (const int number = object_.file.look(found, is_regular)) fail(LC_READ, number);
-    if (!(found == object_.version)) fail(LC_REPLACED, 0, object_.version.nbytes, found.nbytes);
+    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
+    if (!(found == object.version)) fail(LC_REPLACED, 0, object.version.nbytes, found.nbytes);
+}
+
+void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset) {
+    const i64 got = file.read(to, nbytes, offset);
+    if (got < 0) fail(LC_READ, -got);
+    check_unchanged(object, file);  // a file that became shorter says more than the bytes that are missing
+    if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
+}
+
+lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset, i64 nbytes) {
+    lc_error error{};
+    error.code = failure.code;
+    error.number = failure.number;
+    error.a = failure.a;
+    error.b = failure.b;
+    std::copy_n(wave.objects[object].coordinates, LC_MAX_RANK, error.object);
+    std::copy_n(wave.chunks[chunk].coordinates, LC_MAX_RANK, error.chunk);
+    error.offset = offset;
+    error.nbytes = nbytes;
+    failure.text.copy(error.text, sizeof error.text - 1);
+    return error;
 }
 
 const u8 *Execution::read_exactly(i64 nbytes, i64 offset) {
     u8 *to = scratch().stored.reserve(nbytes);
-    const i64 got = object_.file.read(to, nbytes, offset);
-    if (got < 0) fail(LC_READ, -got);
-    if (got != nbytes) {
-        check_unchanged();  // a file that became shorter says more than the bytes that are missing
-        fail(LC_SHORT, 0, got, nbytes);
-    }
+    read_checked(object_, object_.file, to, nbytes, offset);
     return to;
 }
 
@@ -183,7 +198,6 @@ void Execution::read_group(const Span *spans, size_t count) {
     const i64 decoded = geometry_.encoded() ? geometry_.chunk_nbytes : 0;
     const Gate gate(nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0));
     const u8 *stored = read_exactly(nbytes, spans->offset);
-    check_unchanged();
     seconds.read += lap_.take();
     for (size_t n = 0; n < count; ++n) {
         const Span &span = spans[n];
@@ -226,10 +240,7 @@ bool Execution::read_straight(const Span &span) {
         if (box.extent[a] > 1 && layout.target_strides[a] != geometry_.chunk_strides[a]) return false;
     }
     if (nbytes != span.nbytes) return false;
-    const i64 got = object_.file.read(box.target, nbytes, span.offset);
-    if (got < 0) fail(LC_READ, -got);
-    check_unchanged();
-    if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
+    read_checked(object_, object_.file, box.target, nbytes, span.offset);
     seconds.read += lap_.take();
     finish(span.chunk, READ, nbytes);
     return true;
@@ -248,7 +259,6 @@ void Execution::read_pieces(u32 chunk, i64 offset) {
         Box layout = layout_of(*box);
         for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, most_read_)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
-            check_unchanged();
             seconds.read += lap_.take();
             std::copy(piece.extent, piece.extent + LC_MAX_RANK, layout.extent);
             copy_box(box->batch->regions.conversion, layout, stored, box->target + piece.target_offset);
@@ -313,17 +323,7 @@ void Execution::finish(u32 chunk, State how, i64 nbytes) {
 }
 
 void Execution::fail_chunk(u32 chunk, const Failure &failure, i64 offset, i64 nbytes) {
-    lc_error error{};
-    error.code = failure.code;
-    error.number = failure.number;
-    error.a = failure.a;
-    error.b = failure.b;
-    std::copy(object_.coordinates, object_.coordinates + LC_MAX_RANK, error.object);
-    std::copy(wave_.chunks[chunk].coordinates, wave_.chunks[chunk].coordinates + LC_MAX_RANK, error.chunk);
-    error.has_chunk = failure.code == LC_DECODE;
-    error.offset = offset;
-    error.nbytes = nbytes;
-    failure.text.copy(error.text, sizeof error.text - 1);
+    const lc_error error = error_of(wave_, task_.object, chunk, failure, offset, nbytes);
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) box->job->fail(error);
     finish(chunk, FAILED, 0);
@@ -346,11 +346,6 @@ void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
 }
 
 void Reader::execute(Wave &wave, const Task &task) noexcept {
-    const auto add = [](std::atomic<double> &sum, double value) {
-        double known = sum.load(std::memory_order_relaxed);
-        while (!sum.compare_exchange_weak(known, known + value)) {
-        }
-    };
     try {
         Execution execution(wave, task, *this);
         execution.run();
@@ -358,17 +353,13 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
         stats.bytes_read += execution.bytes_read;
         stats.files_opened += execution.files_opened;
         stats.decoded += execution.decoded;
-        add(stats.read_seconds, execution.seconds.read);
-        add(stats.decode_seconds, execution.seconds.decode);
-        add(stats.copy_seconds, execution.seconds.copy);
+        stats.read_seconds.fetch_add(execution.seconds.read);
+        stats.decode_seconds.fetch_add(execution.seconds.decode);
+        stats.copy_seconds.fetch_add(execution.seconds.copy);
     } catch (...) {  // no memory even for the records of the task
-        lc_error error{};
-        error.code = LC_MEMORY;
         for (u32 n = 0; n < task.chunks; ++n) {
             const WantedChunk &chunk = wave.chunks[task.first_chunk + n];
-            std::copy(wave.objects[task.object].coordinates, wave.objects[task.object].coordinates + LC_MAX_RANK,
-                      error.object);
-            std::copy(chunk.coordinates, chunk.coordinates + LC_MAX_RANK, error.chunk);
+            const lc_error error = error_of(wave, task.object, task.first_chunk + n, {LC_MEMORY, 0, 0, 0, {}});
             for (u32 k = 0; k < chunk.boxes; ++k) wave.boxes[chunk.first_box + k].job->fail(error);
         }
     }

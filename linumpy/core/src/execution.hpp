@@ -44,6 +44,13 @@ struct FailedRead { Failure failure; };
     throw FailedRead{{code, number, a, b, {}}};
 }
 
+// Throw where an open file is not what it was when its stored object was located.
+void check_unchanged(const StoredObject &object, const File &file);
+// Read bytes of a stored object, all of them, and look at its file behind the read; or throw.
+void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset);
+// What is told of a chunk that failed; for one that cannot be decoded, with its place in the stored object.
+lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
+
 // Seconds since the last look at a clock.
 class Lap {
 public:
@@ -92,7 +99,6 @@ private:
     void look_for_kept();
     void open_object(const std::string &path);
     std::shared_ptr<const ShardIndex> read_index(const std::string &path);
-    void check_unchanged() const;
     void read_all();
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);

@@ -27,6 +27,20 @@ private:
     std::shared_ptr<Work> next_;  // in the pool's queue; work is queued at most once, so that queueing takes no memory
 };
 
+// Work of one step; `arm` lets it be queued once more.
+class OneStep : public Work {
+public:
+    bool claim(i64 &step) override {
+        step = 0;
+        return !claimed_.exchange(true);
+    }
+    bool has_more() const override { return !claimed_.load(); }
+    void arm() { claimed_ = false; }
+
+private:
+    std::atomic<bool> claimed_{false};
+};
+
 // What a thread of a pool keeps from step to step. It is no object with a destructor that belongs to the thread: to
 // register one takes memory, and where there is none the C library aborts the process.
 struct ThreadMemory { virtual ~ThreadMemory() = default; };

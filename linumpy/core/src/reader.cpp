@@ -12,33 +12,20 @@ constexpr i64 WAVE_BOXES = 1 << 15, QUEUED_BOXES = 1 << 19;
 // Arrays that are known before those that no job reads any more are forgotten.
 constexpr size_t KNOWN_ARRAYS = 4096;
 
-void add(std::atomic<double> &sum, double value) {
-    double known = sum.load(std::memory_order_relaxed);
-    while (!sum.compare_exchange_weak(known, known + value)) {
-    }
-}
-
 std::chrono::duration<double> seconds_of(double seconds) { return std::chrono::duration<double>(seconds); }
 
 }  // namespace
 
 // Made once a reader, so that no memory is needed later to go on with what is queued.
-class PlanWork : public Work {
+class PlanWork : public OneStep {
 public:
     explicit PlanWork(std::weak_ptr<Reader> reader) : reader_(std::move(reader)) {}
-    void arm() { claimed_ = false; }
-    bool claim(i64 &step) override {
-        step = 0;
-        return !claimed_.exchange(true);
-    }
-    bool has_more() const override { return !claimed_.load(); }
     void run(i64) noexcept override {
         if (const std::shared_ptr<Reader> reader = reader_.lock()) reader->plan();
     }
 
 private:
     std::weak_ptr<Reader> reader_;
-    std::atomic<bool> claimed_{true};
 };
 
 // Jobs
@@ -314,7 +301,7 @@ void Reader::plan() noexcept {
     if (!wave) flush_if_idle();
     for (const auto &batch : left) abandon(*batch, LC_CANCELLED);
     changed_.notify_all();
-    add(stats.plan_seconds, now() - begin);
+    stats.plan_seconds.fetch_add(now() - begin);
     i64 step;
     if (alone && wave->claim(step)) wave->run(step);
 }

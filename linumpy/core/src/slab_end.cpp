@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "device.hpp"
+#include "execution.hpp"
 
 namespace lc {
 
@@ -50,15 +50,10 @@ void Device::add_to(lc_stats &stats) const {
 }
 
 // Decode on the host what the device gave up.
-class Retry : public Work {
+class Retry : public OneStep {
 public:
     Retry(Reader &reader, StagedChunk chunk, std::vector<u8> stored, std::vector<Row> rows)
         : reader_(reader), chunk_(std::move(chunk)), stored_(std::move(stored)), rows_(std::move(rows)) {}
-    bool claim(i64 &step) override {
-        step = 0;
-        return !claimed_.exchange(true);
-    }
-    bool has_more() const override { return !claimed_.load(); }
     void run(i64) noexcept override {
         const std::shared_ptr<Reader> held = reader_.shared_from_this();
         reader_.decode_again(chunk_, stored_, rows_);
@@ -73,7 +68,6 @@ private:
     StagedChunk chunk_;
     std::vector<u8> stored_;
     std::vector<Row> rows_;
-    std::atomic<bool> claimed_{false};
 };
 
 // Whether a job is left that wants any of these rows.
@@ -81,13 +75,19 @@ bool is_wanted(std::span<const Row> rows) {
     return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
 }
 
+// Whether the device gave up a chunk that somebody wants.
+bool Device::needs_host(const Slab &slab, size_t chunk) const {
+    const StagedChunk &one = slab.chunks[chunk];
+    return status_of(slab)[chunk] && is_wanted({slab.rows.data() + one.first_row, one.rows});
+}
+
 // Let chunks be found that a slab has filled slots with, and let go of those that it read.
-void Device::end_kept(Slab &slab, const int32_t *status) {
+void Device::end_kept(Slab &slab) {
     if (slab.read.empty() && slab.filled.empty()) return;
     const auto lock = kept_->lock();
     for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
     for (const KeptFill &fill : slab.filled) {
-        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status[fill.chunk]);
+        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status_of(slab)[fill.chunk]);
         if (whole) kept_->publish(*fill.slot);
         else kept_->forget(*fill.slot);
         kept_->unpin(*fill.slot);
@@ -108,12 +108,11 @@ void Device::end(Slab &slab) {
         }
     }
     ++slabs_done_;
-    const int32_t *status = status_of(slab);
-    end_kept(slab, status);  // before jobs are over: whoever waits for them finds their chunks kept
+    end_kept(slab);  // before jobs are over: whoever waits for them finds their chunks kept
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
-        if (!status[n] || !is_wanted({slab.rows.data() + chunk.first_row, chunk.rows})) continue;
+        if (!needs_host(slab, n)) continue;
         try {
             const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
@@ -128,8 +127,7 @@ void Device::end(Slab &slab) {
             }
             std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
         } catch (const std::exception &) {
-            lc_error error{};
-            error.code = LC_MEMORY;
+            const lc_error error = error_of(*chunk.wave, chunk.object, chunk.chunk, {LC_MEMORY, 0, 0, 0, {}});
             for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
         }
     }

@@ -38,7 +38,6 @@ void Execution::stage_group(const Span *spans, size_t count) {
         const Gate gate(spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes) +
                         (fits_slab(spans->chunk) ? 0 : geometry_.chunk_nbytes));
         const u8 *stored = read_exactly(spans->nbytes, spans->offset);
-        check_unchanged();
         seconds.read += lap_.take();
         stage_decoded(*spans, stored);
         return;
@@ -108,10 +107,7 @@ void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 c
         range.read = {wave, task_.object, chunk, offset, range.nbytes, range.offset};
         return;
     }
-    const i64 got = object_.file.read(range.memory, range.nbytes, offset);
-    if (got < 0) fail(LC_READ, -got);
-    check_unchanged();
-    if (got != range.nbytes) fail(LC_SHORT, 0, got, range.nbytes);
+    read_checked(object_, object_.file, range.memory, range.nbytes, offset);
 }
 
 // Whether a decoded chunk and the rows of its boxes fit one slab.
@@ -234,7 +230,7 @@ void Execution::stage_fill(u32 chunk) {
 
 // Decode on the host a chunk that the device gave up, and copy its boxes; or say why nobody can.
 void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
-    lc_error error{};
+    Failure failure;
     try {
         const Geometry &geometry = *rows.front().batch->regions.geometry;
         const Range range = device_->reserve(nullptr, geometry.chunk_nbytes, static_cast<i64>(rows.size()));
@@ -252,21 +248,15 @@ void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &store
         device_->commit(range, chunk.wave, rows);
         return;
     } catch (const DecodeError &refused) {
-        error.code = LC_DECODE;
-        std::string(refused.what()).copy(error.text, sizeof error.text - 1);
+        failure.code = LC_DECODE;
+        failure.text = refused.what();
     } catch (const DriverError &failed) {
-        error.code = LC_DEVICE;
-        std::string(failed.what()).copy(error.text, sizeof error.text - 1);
+        failure.code = LC_DEVICE;
+        failure.text = failed.what();
     } catch (const std::exception &) {
-        error.code = LC_MEMORY;
+        failure.code = LC_MEMORY;
     }
-    const StoredObject &object = chunk.wave->objects[chunk.object];
-    std::copy(object.coordinates, object.coordinates + LC_MAX_RANK, error.object);
-    const WantedChunk &wanted = chunk.wave->chunks[chunk.chunk];
-    std::copy(wanted.coordinates, wanted.coordinates + LC_MAX_RANK, error.chunk);
-    error.has_chunk = 1;
-    error.offset = chunk.offset;
-    error.nbytes = chunk.nbytes;
+    const lc_error error = error_of(*chunk.wave, chunk.object, chunk.chunk, failure, chunk.offset, chunk.nbytes);
     for (const Row &row : rows) {
         row.job->fail(error);
         settle(*row.job, 1);

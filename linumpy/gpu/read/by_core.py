@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.reader import CoreJob, CoreJobs, CoreReader, takes
+from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
 from linumpy.gpu.read.core_device import CoreDevice
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.report import ReadReport, job_report
@@ -37,10 +37,6 @@ class CoreEngine:
     def __init__(self, threads: int, device: CoreDevice | None) -> None:
         self._device = device
         self._core = CoreReader(threads, None if device is None else device.record())
-
-    def takes(self, layout: ArrayLayout) -> bool:
-        """Say whether the core reads arrays of this layout."""
-        return takes(layout)
 
     def submit(
         self,

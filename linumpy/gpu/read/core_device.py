@@ -17,11 +17,11 @@ from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
 from linumpy.gpu.read.direct import DirectReads
-from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of, way_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode.launches import Launch, plan_launches
-from linumpy.plan.decode.placement import choose_way, may_be_grouped
+from linumpy.plan.decode.placement import may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
 from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
 from linumpy.plan.layout import ArrayLayout
@@ -256,10 +256,8 @@ class CoreDevice:
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
             rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
         for most, count, slots in rooms:
-            way = choose_way(
-                chain, chunk_nbytes, chunks=_MOST_CHUNKS * SLOTS if slots else 1, room=count * most,
-                cores=limits.threads, table_nbytes=8, margin=256, decode_on="device",
-            )  # fmt: skip
+            chunks = _MOST_CHUNKS * SLOTS if slots else 1
+            way = way_within(count * most, chain, chunk_nbytes, chunks, limits.threads, "device")
             if way.slot is not None and way.slot.nbytes <= most:
                 return way.slot, slots
         return None, 0

@@ -97,15 +97,15 @@ def limits_for(
 
 def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodeWay:
     """Choose where chunks are decoded, by how many of them there are."""
+    return way_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
+
+
+def way_within(
+    room: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
+) -> DecodeWay:
+    """Choose where chunks are decoded, in so much device memory for all slots; the margin is the core's alignment."""
     return choose_way(
-        chain,
-        chunk_nbytes,
-        chunks=chunks,
-        room=SLOTS * limits.data_nbytes,
-        cores=limits.threads,
-        table_nbytes=8,
-        margin=256,
-        decode_on=limits.decode_on,
+        chain, chunk_nbytes, chunks=chunks, room=room, cores=cores, table_nbytes=8, margin=256, decode_on=decode_on
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from linumpy.core import native
+from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError, not_pickled
 from linumpy.gpu.kernels import address_of
@@ -133,7 +134,7 @@ class Reader:
 
     def _core_for(self, layout: ArrayLayout) -> CoreEngine | None:
         """Return the native core where it reads arrays of this layout."""
-        return self._core if self._core is not None and self._core.takes(layout) else None
+        return self._core if self._core is not None and takes(layout) else None
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the path of the array, and make a Reader there")
