@@ -17,7 +17,7 @@ from linumpy.benchmark.runner import CannotRunError, Case, Check, Entry, Mark, P
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, RaySamples, generate_training_samples, march
 from linumpy.rays.cameras import draw_rays
-from linumpy.rays.marching import find_samples, place, point_at, positions_of
+from linumpy.rays.marching import find_samples, point_at, positions_of, to_grid
 from linumpy.rays.setting import MOST_STEPS, make_setting
 
 _RAYS = 2**18
@@ -114,7 +114,7 @@ def _march(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
 
     def check(found: RaySamples) -> str:
         expected = march(to_host(rays[:_CHECKED]), host_grid, **options)
-        return _first_rays_differ(found, expected.n_steps, expected.positions)
+        return _first_rays_differ(found, to_host(expected.n_steps), to_host(expected.positions))
 
     third = (
         None
@@ -137,8 +137,8 @@ def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
         drawn = draw_rays(PCG32.seeded(1), host_images, n_rays, image_cdf=None, snap=False)
         setting = make_setting(host_grid.centre, host_grid.edge, 1, None, 0, _STEP, None, MOST_STEPS, 0)
         first = (one[:_CHECKED] for one in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
-        placed = place(setting, *first)
-        samples = find_samples(setting, host_grid.bits, placed)
+        placed = to_grid(setting, *first)
+        samples = find_samples(setting, to_host(host_grid.bits), placed)
         t = point_at(setting, placed.start[samples.ray], samples.point)
         positions = (positions_of(placed, samples.ray, t) - setting.box[0]) * setting.per_box
         return _first_rays_differ(found, samples.count, positions.clip(0, 1))
