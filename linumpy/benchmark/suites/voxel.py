@@ -19,8 +19,8 @@ from linumpy.benchmark.kernels import kernel_case
 from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, ready
 from linumpy.device import to_host
 from linumpy.voxel.backend import why_no_warp
-from linumpy.voxel.grid import Grid, make_grid
-from linumpy.voxel.mesh import ORIENTED, Mesh, make_mesh
+from linumpy.voxel.grid import VoxelGrid, make_grid
+from linumpy.voxel.mesh import ORIENTED, TriangleMesh, make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
 
 _CORES = 16
@@ -193,7 +193,7 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
     grid = make_grid((planes, side, side), _ORIGIN, _PITCH, side // 2)
     flat = 10 * radius / len(faces) * 4  # how far triangles lie below the sphere, at most
     whole = make_mesh(np, to_host(points), to_host(faces), grid)
-    small = Mesh(whole.corners[::_CORES], whole.bits, ORIENTED)
+    small = TriangleMesh(whole.corners[::_CORES], whole.bits, ORIENTED)
 
     def check(found: Any) -> str:
         axis = xp.arange(side) + 0.5 - centre
@@ -203,7 +203,7 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
         return f"{wrong} voxels are on the wrong side of a sphere" if wrong else ""
 
     def scipy() -> Any:
-        return ScipyBackend().voxelize(small, Grid((planes, side, side), _ORIGIN, _PITCH, side // 2))
+        return ScipyBackend().voxelize(small, VoxelGrid((planes, side, side), _ORIGIN, _PITCH, side // 2))
 
     nbytes = side**3
     case = kernel_case(
