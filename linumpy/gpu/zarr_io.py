@@ -28,7 +28,7 @@ from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import describe_way, limits_for
+from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
@@ -73,7 +73,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         return plan
     decoding = "none: chunks are raw"
     if layout.chain is not None:
-        decoding = describe_way(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
+        decoding = describe_placement(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
     return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 
