@@ -209,7 +209,7 @@ def _group_launches(slab: _Slab) -> list[DecodeLaunch]:
     listed = (slab.address(space.order), slab.address(space.groups))
     pool = (slab.address(space.pool), space.pool_nbytes)
     sort = (streams, slab.chunks, frames, blocks, counters, *listed, space.group_nbytes, status)
-    launches = [DecodeLaunch("zstd_cells", "zstd_places", (slab.chunks,), 32, sort, team=_TEAM)]
+    launches = [DecodeLaunch("zstd_cells", "zstd_offsets", (slab.chunks,), 32, sort, team=_TEAM)]
     execute_grid = (min(2 * processors, 2 * -(-space.group_nbytes // MAX_ZSTD_BLOCK)),)
     values_grid = (min(8 * processors, 2 * -(-space.group_nbytes // _VALUES_NBYTES)),)
     for number in range(space.group_count):

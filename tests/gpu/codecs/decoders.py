@@ -32,7 +32,7 @@ KERNELS = (
     ("zstd", "zstd_entropy", 0),
     ("zstd_execute", "zstd_execute", launches._TEAM),
     ("zstd", "zstd_frames", 0),
-    ("zstd_cells", "zstd_places", launches._TEAM),
+    ("zstd_cells", "zstd_offsets", launches._TEAM),
     ("zstd_cells", "zstd_cells", launches._TEAM),
     ("zstd_cells", "zstd_values", launches._TEAM),
 )
