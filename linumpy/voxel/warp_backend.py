@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from linumpy.voxel.labels import distances, fill_enclosed
 from linumpy.voxel.mesh import CLOSED, TriangleMesh
 from linumpy.voxel.operations import OPERATIONS, Backend
 from linumpy.voxel.warp_kernels import BRICK, RUN, kernels
-
-if TYPE_CHECKING:
-    import warp
 
 #: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``: its memory is passed to Warp.
 Mask: TypeAlias = Any
@@ -83,7 +80,7 @@ class WarpBackend(Backend):
             from cupyx.scipy import ndimage
         return ndimage
 
-    def _array(self, array: Mask, dtype: type, start: int = 0, count: int | None = None) -> warp.array:
+    def _array(self, array: Mask, dtype: type, start: int = 0, count: int | None = None) -> Any:
         """Wrap the memory of an array; with `count`, so many elements of `dtype` from byte `start` on."""
         memory = array.ctypes.data if self._index is None else array.data.ptr
         shape, strides = (array.shape, array.strides) if count is None else ((count,), None)
@@ -93,7 +90,7 @@ class WarpBackend(Backend):
         wrapped._linumpy_memory = array  # keeps the memory alive
         return wrapped
 
-    def _bytes(self, mask: Mask) -> warp.array:
+    def _bytes(self, mask: Mask) -> Any:
         return self._array(mask.view(np.uint8), self._wp.uint8)
 
     def _launch(self, name: str, dim: int | tuple[int, ...], *inputs: object) -> None:
@@ -245,7 +242,7 @@ class WarpBackend(Backend):
 
 
 @functools.lru_cache(maxsize=16)
-def _stream(device: str, pointer: int) -> warp.Stream:
+def _stream(device: str, pointer: int) -> Any:
     """Return Warp's object for a CUDA stream of CuPy."""
     import warp as wp
 
