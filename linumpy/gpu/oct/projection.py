@@ -256,9 +256,7 @@ def _plan_projection(
         threads=threads,
         shared=threads * _SHARED_BYTES,
         sizes=(*int64(n, inner, config.vectors, config.chunk), *uint32(config.lanes, config.blocks, config.parts)),
-        merge=kernel_spec("merge_partials", dtype, accumulate, want, config.vec, config.rows)
-        if config.parts > 1
-        else None,
+        merge=merge if config.parts > 1 else None,
         outputs=outer * inner,
         parts=config.parts,
     )

@@ -23,6 +23,8 @@ _LINES = 32  # maximum number of lines of a block at a time
 #: Minimum number of rows of a march, without those that it reads before them.
 _ROWS = 128
 
+_Numbers = tuple[np.generic, ...]
+
 
 @dataclass(frozen=True)
 class MarchLaunch:
@@ -120,7 +122,7 @@ def strips(p: MeanPass) -> MarchLaunch:
     size_a, size_b, depth = p.sizes
     wide, segment = -(-size_b // _STRIP), _segment(p.s)
     segments = -(-p.rows[1] // segment)
-    sizes: tuple[np.generic, ...] = (
+    sizes: _Numbers = (
         *int64(*p.strides),
         *int32(size_a, size_b, *p.rows),
         *uint32(wide, segments),
@@ -135,7 +137,7 @@ def rows_of_lines(p: MeanPass) -> MarchLaunch:
     size_a, size_b, depth = p.sizes
     plane, segment = size_b * depth, _segment(p.s)
     blocks = -(-plane // _THREADS)
-    sizes: tuple[np.generic, ...] = (
+    sizes: _Numbers = (
         *int64(*p.strides),
         *int32(size_a, *p.rows, depth),
         *int64(plane),
@@ -149,7 +151,7 @@ def rows_of_lines(p: MeanPass) -> MarchLaunch:
 def columns(p: ProfilePass) -> MarchLaunch:
     """Find the maximum of each profile in the output of :func:`strips`."""
     count, size_b, depth = p.sizes
-    sizes: tuple[np.generic, ...] = (*int64(count * size_b), *int32(count, size_b, depth), *int64(*p.strides))
+    sizes: _Numbers = (*int64(count * size_b), *int32(count, size_b, depth), *int64(*p.strides))
     spec = kernel_spec("march_columns", np.dtype(np.float32), kind=p.kind, radius=p.radius)
     blocks = -(-count * size_b // _COLUMN_THREADS)
     return MarchLaunch(spec, blocks, _COLUMN_THREADS, (p.mean, *p.maps, *p.profile, *sizes))
@@ -161,7 +163,7 @@ def lines(p: ProfilePass, s: int) -> MarchLaunch:
     segment = -(-_ROWS // _LINES) * _LINES
     segments = -(-size_b // segment)
     threads = next(n for n in _LINE_THREADS if depth <= n)
-    sizes: tuple[np.generic, ...] = (*int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*p.strides))
+    sizes: _Numbers = (*int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*p.strides))
     spec = kernel_spec("march_lines", np.dtype(np.float32), kind=p.kind, s=s, radius=p.radius, threads=threads)
     return MarchLaunch(spec, count * segments, threads, (p.mean, *p.maps, *p.profile, *sizes))
 
