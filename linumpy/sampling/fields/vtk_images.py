@@ -30,16 +30,18 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     Parameters
     ----------
     files : path or sequence of paths
-        ``.vti``, ``.pvti`` or legacy ``.vtk`` files of structured points, in the order of time; all of the same size.
+        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds or legacy ``.vtk`` files, in the order of time; all of the
+        same size.
     field : str, optional
         Name of the array; default are the active scalars, or the first array.
 
     Raises
     ------
     SourceError
-        A file is truncated or damaged, has no such array, or is of another size than the first.
+        A file is truncated or damaged, has no such array, or is of another size than the first; the vtk package is not
+        installed.
     UnsupportedLayoutError
-        A kind of file that is not read.
+        A kind of data set that is not read, or points that are not evenly spaced.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not paths:
