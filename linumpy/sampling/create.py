@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import is_device_array, require_cuda
-from linumpy.sampling import draws, regular
+from linumpy.sampling import regular
 from linumpy.sampling.arguments import whole
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume, check_order
+from linumpy.sampling.importance import weights_of
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
 
@@ -93,7 +94,7 @@ def make_sampler(
     cupy = require_cuda() if device.startswith("cuda") else None
     number = None if cupy is None else int(cupy.cuda.runtime.getDevice())
     field = opener(how, **source)
-    weights = draws.weights_of(field, mask, importance, number)
+    weights = weights_of(field, mask, importance, number)
     if weights is not None and cupy is not None:
         weights = weights.moved(cupy)
     if cupy is not None:

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array, require_cuda
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.sampling.arguments import whole
-from linumpy.sampling.field import Field
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
 
@@ -31,8 +29,6 @@ assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
-#: Points along each axis at which ``importance="gradient"`` evaluates the field.
-_GRADIENT_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -104,46 +100,6 @@ def weighted(density: np.ndarray) -> Draw:
     scaled = np.minimum(sums / sums[-1] * 2.0**63, 2.0**63).astype(np.uint64)
     scaled[np.flatnonzero(density.reshape(-1))[-1] :] = 2**63
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
-
-
-def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> Draw | None:
-    """Take a mask or an importance of :func:`linumpy.sampling.create_sampler`."""
-    if mask is not None and importance is not None:
-        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
-    if mask is not None:
-        made = np.asarray(mask.get() if is_device_array(mask) else mask)
-        if made.dtype.kind == "f" and np.isnan(made).any():
-            raise ValueError("mask holds NaN, which is neither inside nor outside: give 0 or another number")
-        return weighted(made != 0)
-    if importance is None:
-        return None
-    if isinstance(importance, str):
-        if importance != "gradient":
-            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
-        return weighted(gradient_density(field, device))
-    return weighted(np.asarray(importance.get() if is_device_array(importance) else importance, np.float64))
-
-
-def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Evaluate a field on a grid of points; returns the mean magnitude of its gradient in each cell of a coarser grid.
-
-    The shape is (Z, Y, X). A tenth of the mean is added everywhere, so that every cell is sampled.
-    """
-    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
-    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
-    coords = np.stack([x, y, z], -1).reshape(-1, 3)
-    values = np.empty((field.n_channels, len(coords)), np.float32)
-    if device is None:
-        field.decode(coords, values)
-    else:
-        cupy = require_cuda()
-        there = cupy.empty(values.shape, np.float32)
-        field.decode(cupy.asarray(coords), there)
-        values = there.get()
-    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
-    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
-    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
-    return coarse + (coarse.mean() * 0.1 or 1.0)
 
 
 def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:

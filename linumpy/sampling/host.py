@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import array_module
-from linumpy.sampling.boxes import BOX_VOXELS, Boxes, plan_boxes
+from linumpy.sampling.boxes import BOX_VOXELS, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.threads import in_threads
 
 ORDERS = (0, 1, 3)
@@ -80,8 +81,8 @@ def slope_along(u: np.ndarray, size: int) -> np.ndarray:
     return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
 
 
-class HostVolume:
-    """A volume in host memory; a :class:`~linumpy.sampling.field.Field`.
+class HostVolume(Field):
+    """A volume in host memory.
 
     Parameters
     ----------
@@ -117,34 +118,22 @@ class HostVolume:
         if value_range is None:
             value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
+        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
+        self.boxes = plan_boxes(self.dims, BOX_VOXELS)
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
 
-    @property
-    def values_dtype(self) -> np.dtype:
-        """Of the values that are decoded."""
-        return np.dtype(np.int32 if self._labels else np.float32)
+    def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
+        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
+        self._decode(coords, out, None)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there are derivatives."""
-        return self._order > 0
+    def decode_with_gradient(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray) -> None:
+        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
+        if self._order == 0:
+            super().decode_with_gradient(coords, out, gradient)
+        self._decode(coords, out, gradient)
 
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, for samples in their order."""
-        return plan_boxes(self.dims, BOX_VOXELS)
-
-    def decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None = None) -> None:
-        """Evaluate at points.
-
-        Parameters
-        ----------
-        coords, out
-            As of :meth:`linumpy.sampling.field.Field.decode`.
-        gradient : ndarray, optional
-            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
-        """
+    def _decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None) -> None:
         if self._check is not None:
             self._check()
 

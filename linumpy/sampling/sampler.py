@@ -13,21 +13,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling import draws, weighted
 from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
-from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
+from linumpy.sampling.boxes import MOST_SAMPLES, Window
 from linumpy.sampling.boxes import window as count_samples
 from linumpy.sampling.draws import Draw
-from linumpy.sampling.field import Field
+from linumpy.sampling.field import ORDERS, Field
 from linumpy.sampling.generator import Use, key_of
 from linumpy.sampling.weighted import OrderedCells
 
-ORDERS = ("iid", "binned", "stratified", "sobol")
 _NARROW = ("float16", "bfloat16")
-#: Boxes of fields that are no grid: 32 along each axis.
-_ANY_BOXES = Boxes((0, 1, 2) * 5)
 
 
 class Sampler:
@@ -65,12 +63,14 @@ class Sampler:
         window: int | None = None,
         spacing: tuple[float, ...] | None = None,
     ) -> None:
+        if not isinstance(field, Field):
+            raise TypeError(f"field is a {type(field).__name__}; derive its class from linumpy.sampling.Field")
         self.field, self.device, self.spacing = field, device, spacing
         self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
         if window is not None:
             window = whole("window", window, 1, MOST_SAMPLES, "samples that are put in order together")
-        self._window_size = window or getattr(field, "window_size", None)
+        self._window_size = window or field.window_size
         self._window: Uploaded | None = None
         self._used = 0  # samples of the window that were given out
         self._next = 0  # number of the next sample of the stream
@@ -162,10 +162,8 @@ class Sampler:
                 if gradient is None:
                     self.field.decode(points, made)
                     return
-                if not getattr(self.field, "has_gradient", False):
-                    raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
                 slopes = view_of(gradient, "gradient", (self.n_channels(), 3, count), np.float32, self.device)
-                self.field.decode(points, made, slopes)  # type: ignore[call-arg]
+                self.field.decode_with_gradient(points, made, slopes)
 
     @property
     def _xp(self) -> Any:
@@ -178,7 +176,7 @@ class Sampler:
     @property
     def values_dtype(self) -> np.dtype:
         """Of the values: float32, or int32 for labels."""
-        return getattr(self.field, "values_dtype", np.dtype(np.float32))
+        return self.field.values_dtype
 
     def _values(self, given: Any, count: int) -> _Values:
         return _Values(given, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
@@ -188,9 +186,8 @@ class Sampler:
             raise ValueError(f"order={order!r}: choose one of {', '.join(ORDERS)}")
         if self._weights is not None and order not in ("iid", "binned"):
             raise ValueError(f"order={order!r} with mask or importance: choose 'iid' or 'binned'")
-        allowed = getattr(self.field, "orders", ORDERS)
-        if order not in allowed:
-            raise ValueError(f"order={order!r}: this sampler has {', '.join(allowed)}")
+        if order not in self.field.orders:
+            raise ValueError(f"order={order!r}: this sampler has {', '.join(self.field.orders)}")
         return order
 
     def _fill(self, coords: Any, values: Any, order: str | None) -> None:
@@ -198,16 +195,17 @@ class Sampler:
         if not len(coords):
             return
         with self._lock:
-            if order == "binned" and (self._weights is not None or not hasattr(self.field, "sample_in_order")):
+            if order == "binned" and (self._weights is not None or not self.field.has_own_order):
                 self._fill_binned(coords, values)
                 return
             first, self._next = self._next, self._next + len(coords)
-        own = getattr(self.field, "sample_in_order" if order == "binned" else "sample", None)
-        if own is not None and order in ("iid", "binned") and self._weights is None:
-            own(self._key, first, coords, values)
-            return
-        draws.draw(self._drawn(order), self._key, first, coords)
-        self.field.decode(coords, values)
+        if order == "binned":
+            self.field.sample_in_order(self._key, first, coords, values)
+        elif order == "iid" and self._weights is None:
+            self.field.sample(self._key, first, coords, values)
+        else:
+            draws.draw(self._drawn(order), self._key, first, coords)
+            self.field.decode(coords, values)
 
     def _drawn(self, order: str) -> Draw:
         if order not in self._draws:
@@ -234,31 +232,22 @@ class Sampler:
                 values[:, done : done + part] = made
             done, self._used = done + part, self._used + part
 
-    def _fill_part(self, made: Window, coords: Any, values: Any) -> None:
-        field: Any = self.field
-        if self._weights is not None:
-            weighted.draw(made, self._ordered_cells(self._weights), self._used, coords)
-            field.decode(coords, values)
-            return
-        if hasattr(field, "sample_window") and field.pays_in_boxes(made.total):
-            field.sample_window(made, self._used, coords, values)
-            return
-        made.draw(self._used, coords)
-        field.decode(coords, values)
+    def _fill_part(self, window: Window, coords: Array, values: Array) -> None:
+        if self._weights is None:
+            self.field.sample_window(window, self._used, coords, values)
+        else:
+            weighted.draw(window, self._ordered_cells(self._weights), self._used, coords)
+            self.field.decode(coords, values)
 
     def _ordered_cells(self, weights: Draw) -> OrderedCells:
         if self._cells is None:
-            made = weighted.in_order(weights, self._boxes).moved(self._xp)
+            made = weighted.in_order(weights, self.field.boxes).moved(self._xp)
             self._cells = Uploaded(made, None) if self.device is None else uploaded(made)
         return self._cells.get()
 
-    @property
-    def _boxes(self) -> Boxes:
-        return getattr(self.field, "boxes", _ANY_BOXES)
-
     def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        made = count_samples(self._boxes, self._key, first, size, self._xp)
+        made = count_samples(self.field.boxes, self._key, first, size, self._xp)
         return Uploaded(made, None) if self.device is None else uploaded(made)
 
 

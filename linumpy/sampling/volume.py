@@ -18,6 +18,7 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, in
 from linumpy.gpu.read.request import free_memory
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 
 #: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
@@ -79,8 +80,8 @@ class Shape:
     box_copies: bool = True
 
 
-class DeviceVolume:
-    """A volume in device memory; a :class:`~linumpy.sampling.field.Field`.
+class DeviceVolume(Field):
+    """A volume in device memory.
 
     Parameters
     ----------
@@ -123,37 +124,23 @@ class DeviceVolume:
         if value_range is None:
             value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
+        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
+        self.boxes = plan_boxes(self.dims, shape.box_voxels)
         self._low_high = low_high
         self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._chosen(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
         self._box_indices: Uploaded | None = None
 
-    @property
-    def values_dtype(self) -> np.dtype:
-        """Of the values that are decoded."""
-        return np.dtype(np.int32 if self._labels else np.float32)
+    def decode(self, coords: Any, out: Any) -> None:
+        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
+        if len(coords):
+            self._launch(coords, out, None, draw=False)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there are derivatives."""
-        return self._order > 0
-
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, for samples in their order."""
-        return plan_boxes(self.dims, self._cut.box_voxels)
-
-    def decode(self, coords: Any, out: Any, gradient: Any = None) -> None:
-        """Evaluate at points.
-
-        Parameters
-        ----------
-        coords, out
-            As of :meth:`linumpy.sampling.field.Field.decode`.
-        gradient : ndarray, optional
-            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
-        """
+    def decode_with_gradient(self, coords: Any, out: Any, gradient: Any) -> None:
+        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
+        if self._order == 0:
+            super().decode_with_gradient(coords, out, gradient)
         if len(coords):
             self._launch(coords, out, gradient, draw=False)
 
@@ -165,12 +152,15 @@ class DeviceVolume:
         elif len(coords):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
-    def pays_in_boxes(self, count: int) -> bool:
-        """Say whether so many samples are worth reading the whole volume."""
-        return self._order == 1 and count * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST
-
     def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
-        """Make the samples from `begin` on of a window in the order of its boxes, which are :attr:`boxes`."""
+        """Make samples of a window box by box, where there are enough to read the whole volume for."""
+        if self._order == 1 and window.total * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST:
+            self.sample_boxes(window, begin, coords, out)
+        else:
+            super().sample_window(window, begin, coords, out)
+
+    def sample_boxes(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+        """Make the samples from `begin` on of a window, linear, from boxes of the volume in shared memory."""
         if not len(coords):
             return
         if self._box_indices is None:

@@ -15,6 +15,7 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.field import Field
 from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
 
@@ -52,7 +53,7 @@ def open_exabrick(
         raise SourceError(f"{os.fspath(bricks)}: {error}") from error
 
 
-class BrickField:
+class BrickField(Field):
     """Bricks of cells of several levels as a field.
 
     Attributes

@@ -16,6 +16,7 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.field import Field
 from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.fields.elements import weights_of
@@ -81,7 +82,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
     return mesh.values
 
 
-class StitchedField:
+class StitchedField(Field):
     """Grids of vertices and unstructured elements as a field.
 
     Attributes

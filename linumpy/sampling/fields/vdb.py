@@ -16,6 +16,7 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
+from linumpy.sampling.field import Field
 from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
@@ -54,7 +55,7 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
         raise SourceError(f"{os.fspath(filename)}: {error}") from error
 
 
-class SparseGrid:
+class SparseGrid(Field):
     """A tree of voxels as a field.
 
     Attributes

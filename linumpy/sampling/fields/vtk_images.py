@@ -16,6 +16,7 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
+from linumpy.sampling.field import Field
 from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.files.vtk import read_vtk
 from linumpy.sampling.host import HostVolume
@@ -55,7 +56,7 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     return ImageField(np.concatenate(steps))
 
 
-class ImageField:
+class ImageField(Field):
     """Voxels of an image as a field.
 
     Attributes

@@ -21,7 +21,8 @@ import numpy as np
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.io.volume import Volume
 from linumpy.sampling import draws
-from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
+from linumpy.sampling.boxes import MOST_SAMPLES, Window, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.host import normalisation
 from linumpy.sampling.paging.plan import Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
@@ -188,7 +189,7 @@ class PageCache:
         self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
 
 
-class PagedVolume:
+class PagedVolume(Field):
     """A field whose voxels are read as they are needed; linear interpolation.
 
     Parameters
@@ -205,8 +206,6 @@ class PagedVolume:
         Samples that are put in the order of boxes together, by default.
     """
 
-    has_gradient = False
-
     def __init__(
         self,
         cache: PageCache,
@@ -222,15 +221,11 @@ class PagedVolume:
         self.dims = cache.paging.dims
         self.n_channels = int(cache.slots.shape[1])
         self.value_range = value_range
+        self.boxes = plan_boxes(self.dims, 2 * math.prod(self._paging.page))  # about as large as pages
         self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
         self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
         self._counted: Pieces | None = None
         self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
-
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, about as large as pages."""
-        return plan_boxes(self.dims, 2 * math.prod(self._paging.page))
 
     def decode(self, coords: Any, out: Any) -> None:
         """Evaluate at points; finding out which pages they need waits for the device once."""
@@ -264,10 +259,6 @@ class PagedVolume:
             part = min(len(coords) - done, values.shape[1] - at)
             out[:, done : done + part] = values[:, at : at + part]
             done += part
-
-    def pays_in_boxes(self, count: int) -> bool:
-        """Say whether :meth:`sample_window` is to be used: always."""
-        return True
 
     def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
         """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""

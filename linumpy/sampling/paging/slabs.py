@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.sampling.field import Field
 from linumpy.sampling.generator import Use, numbers
 from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.regular import RawFile
@@ -100,7 +101,7 @@ class _Slab:
     voxels: np.ndarray  # (C, planes, rows, X), float32 in 0 to 1
 
 
-class SlabVolume:
+class SlabVolume(Field):
     """A field whose samples come from the slabs in memory.
 
     Parameters
@@ -118,7 +119,7 @@ class SlabVolume:
     """
 
     orders = ("iid", "binned")
-    has_gradient = False
+    has_own_order = True
 
     def __init__(
         self,
