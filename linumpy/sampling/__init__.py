@@ -106,24 +106,10 @@ def create_sampler(
     GpuUnavailableError
         A CUDA device is asked for and there is none.
     """
-    from linumpy.sampling.create import make_sampler
+    from linumpy.sampling.create import Drawing, Evaluation, make_sampler
 
-    return make_sampler(
-        type,
-        device,
-        seed=seed,
-        order=order,
-        spline_order=spline_order,
-        interpolation=interpolation,
-        labels=labels,
-        mask=mask,
-        importance=importance,
-        strata=strata,
-        window=window,
-        layout=layout,
-        memory_limit=memory_limit,
-        source=source,
-    )
+    how = Evaluation(spline_order, labels, layout, memory_limit, seed)
+    return make_sampler(type, device, how, Drawing(order, mask, importance, strata, window), source, interpolation)
 
 
 def sample(sampler: Sampler, coords: Any, values: Any, count: int, order: str | None = None) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.rounding import cast_elements
-from linumpy.sampling.arguments import whole
 from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
 
@@ -103,16 +103,6 @@ def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
     return made.newbyteorder(">") if is_big_endian else made
 
 
-def open_raw(
-    filename: str | os.PathLike[str], dims: Any, dtype: Any, n_channels: int, offset: int, is_big_endian: bool
-) -> RawFile:
-    """Describe a file; see :func:`linumpy.sampling.create_sampler` for the parameters."""
-    x, y, z = checked_dims(dims)
-    channels = whole("n_channels", n_channels, 1, 2**31, "number of volumes in the file")
-    begin = whole("offset", offset, 0, 2**62, "bytes before the first voxel")
-    return RawFile(os.fspath(filename), (channels, z, y, x), raw_dtype(dtype, is_big_endian), begin)
-
-
 def checked_dims(dims: Any) -> tuple[int, int, int]:
     """Take voxels along x, y and z."""
     try:
@@ -168,7 +158,7 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
     return dtype.str[1:] in ("u1", "i1", "u2", "i2") and float(np.float32(low_high[0])) == low_high[0]
 
 
-def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: bool) -> tuple[Any, bool]:
+def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
     """Bring voxels into device memory, part by part.
 
     Parameters

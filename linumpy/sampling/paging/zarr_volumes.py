@@ -15,40 +15,34 @@ import zarr
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.read.request import free_memory
-from linumpy.io.source import Source, open_node
+from linumpy.io.source import open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
-from linumpy.sampling.regular import is_kept
+from linumpy.sampling.regular import check_range, is_kept
+from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
 
 #: Of the range, by which values may be off.
 _PRECISION = 1e-6
 
 
-def open_channels(
-    source: Source, level: int = 0, channel_axis: int | None = None, channel: int | None = None, time: int | None = None
-) -> list[Volume]:
+def open_channels(source: ZarrSource) -> list[Volume]:
     """Open the channels of an image or an array, unread.
 
     Parameters
     ----------
-    source : path, zarr.Array, zarr.Group or store
+    source : ZarrSource
         An array (Z, Y, X); one of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
-    level : int
-        Of an OME-Zarr image.
-    channel_axis : int, optional
-        The axis of channels of an array of four axes.
-    channel, time : int, optional
-        The one to take of an OME-Zarr image.
 
     Returns
     -------
     list of Volume
         One for each channel; all of the same shape and dtype.
     """
-    node = open_node(source)
+    level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
+    node = open_node(source.source)
     if isinstance(node, zarr.Array):
         if 0 in node.shape:
             raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
@@ -115,35 +109,21 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
     return made
 
 
-def open_pages(
-    volumes: list[Volume],
-    *,
-    low_high: tuple[float, float] | None,
-    value_range: tuple[float, float] | None,
-    cache_bytes: int | None = None,
-    ahead: int | None = None,
-    window: int | None = None,
-    reader: Any = None,
-    xp: Any = None,
-) -> PagedVolume:
+def open_pages(source: PagedSource, *, window: int | None = None, xp: Any = None) -> PagedVolume:
     """Open a volume whose pages are read as they are needed.
 
     Parameters
     ----------
-    volumes : list of Volume
-        Its channels.
-    low_high, value_range, window
+    source : PagedSource
+        Its `cache_bytes` are a quarter of the free device memory by default, its `ahead` as many samples as take half
+        of `cache_bytes`, at 4 bytes for each and channel, and its `reader` is one of its own.
+    window : int, optional
         As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
-    cache_bytes : int, optional
-        Device memory for pages; by default a quarter of what is free.
-    ahead : int, optional
-        Independent samples that are made in one pass over the volume: 4 bytes for each and channel. By default as many
-        as take half of `cache_bytes`.
-    reader : Reader, optional
-        By default one of its own.
     xp : module, optional
         CuPy, which is the default; NumPy in tests.
     """
+    volumes, low_high = open_channels(source), check_range(source.range)
+    cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
     first = volumes[0]
     check_dtype(first.dtype)
     kept = first.dtype.str[1:] in KEPT
@@ -170,7 +150,7 @@ def open_pages(
         cache,
         xp,
         low_high=low_high,
-        value_range=(0.0, 1.0) if low_high else value_range or _known_range(first.dtype),
+        value_range=(0.0, 1.0) if low_high else _known_range(first.dtype),
         ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
         window=window,
     )
