@@ -77,11 +77,11 @@ class Boxes:
     def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
         left = list(self.halved)
-        made = np.zeros_like(z)
+        box = np.zeros_like(z)
         for axis in self.axes:
             left[axis] -= 1
-            made = made << 1 | (z, y, x)[axis] >> left[axis] & 1
-        return made
+            box = box << 1 | (z, y, x)[axis] >> left[axis] & 1
+        return box
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
@@ -109,11 +109,11 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
         widths = [n / 2**k for n, k in zip(shape, boxes.halved, strict=True)]
         missing = [axis for axis in range(3) if boxes.halved[axis] < _FEWEST_HALVINGS]
         if math.prod(boxes.voxels(shape)) > voxels:
-            axis = max(range(3), key=lambda one: (widths[one], -one))
+            axis = max(range(3), key=lambda number: (widths[number], -number))
             if widths[axis] < 1 or boxes.halved[axis] >= _MOST_HALVINGS:
                 break
         elif missing:
-            axis = max(missing, key=lambda one: (widths[one], -one))
+            axis = max(missing, key=lambda number: (widths[number], -number))
         else:
             break
         axes.append(axis)

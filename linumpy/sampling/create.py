@@ -300,7 +300,7 @@ def _print_source(file: RawFile, low_high: Range, cache: str) -> None:
 def _spacing(given: Any) -> tuple[float, ...] | None:
     if given is None:
         return None
-    made = tuple(float(v) for v in given)
-    if len(made) != 3 or not all(v > 0 for v in made):
+    spacing = tuple(float(v) for v in given)
+    if len(spacing) != 3 or not all(v > 0 for v in spacing):
         raise ValueError(f"spacing={given!r}: give three numbers above 0, along x, y and z")
-    return made
+    return spacing

@@ -159,7 +159,7 @@ def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.n
     bits = [word >> np.uint64(32 - COORDINATE_BITS) for word in words]
     if how.use == Use.STRATIFIED:
         bits = _in_strata(bits, how.strata_bits, key, index)
-    return np.stack([as_coordinate(one) for one in bits], axis=1)
+    return np.stack([as_coordinate(word) for word in bits], axis=1)
 
 
 def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
@@ -167,8 +167,8 @@ def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.n
     stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
     side = np.uint64((1 << b) - 1)
     return [
-        one >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
-        for axis, one in enumerate(bits)
+        word >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
+        for axis, word in enumerate(bits)
     ]
 
 
@@ -196,5 +196,5 @@ def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
     float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
     the number below.
     """
-    made = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
-    return np.where(made.astype(np.float64) * cells >= cell + 1.0, np.nextafter(made, np.float32(0)), made)
+    coords = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
+    return np.where(coords.astype(np.float64) * cells >= cell + 1.0, np.nextafter(coords, np.float32(0)), coords)

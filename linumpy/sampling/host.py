@@ -182,24 +182,24 @@ class HostVolume(Field):
     def _coefficients(self, voxels: np.ndarray) -> np.ndarray:
         from scipy import ndimage
 
-        made = np.empty(voxels.shape, np.float32)
-        for channel, out in zip(voxels, made, strict=True):
+        coefficients = np.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, coefficients, strict=True):
             out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
-        return made
+        return coefficients
 
-    def _cubic(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _cubic(self, channel: int, positions: list[Position], has_slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
         taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(positions, self.dims, strict=True)]
-        value, made = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
+        value, slopes = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
         for z, wz, sz in taps[0]:
             for y, wy, sy in taps[1]:
                 for x, wx, sx in taps[2]:
                     v = self._take(channel, (z * self.dims[1] + y) * self.dims[2] + x)
                     value += wz * wy * wx * v
-                    if slopes:
-                        made[0] += sz * wy * wx * v
-                        made[1] += wz * sy * wx * v
-                        made[2] += wz * wy * sx * v
-        return value, made
+                    if has_slopes:
+                        slopes[0] += sz * wy * wx * v
+                        slopes[1] += wz * sy * wx * v
+                        slopes[2] += wz * wy * sx * v
+        return value, slopes
 
 
 def linear(
@@ -238,10 +238,10 @@ def linear(
 
 
 def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
-    made = b - a
-    made *= f
-    made += a
-    return made
+    mixed = b - a
+    mixed *= f
+    mixed += a
+    return mixed
 
 
 def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

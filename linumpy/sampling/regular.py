@@ -25,7 +25,7 @@ _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
 _LONGEST = 2**24
 #: Of a range: float32 holds such values, their difference and one over it.
 _LARGEST = 1e36
-#: Bytes that are converted on their way to a device at a time.
+#: Bytes that are converted and copied to a device at a time.
 _PART_NBYTES = 64 * 2**20
 
 
@@ -95,24 +95,24 @@ def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
         A dtype whose voxels are not sampled.
     """
     try:
-        made = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        checked = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
         raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
-    if made.str[1:] not in _KINDS:
+    if checked.str[1:] not in _KINDS:
         raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
-    return made.newbyteorder(">") if is_big_endian else made
+    return checked.newbyteorder(">") if is_big_endian else checked
 
 
 def checked_dims(dims: Any) -> tuple[int, int, int]:
     """Take voxels along x, y and z."""
     try:
-        made = tuple(int(n) for n in dims)
-        exact = all(n == given and not isinstance(given, bool) for n, given in zip(made, dims, strict=True))
+        sizes = tuple(int(n) for n in dims)
+        exact = all(n == given and not isinstance(given, bool) for n, given in zip(sizes, dims, strict=True))
     except (TypeError, ValueError):
-        made, exact = (), False
-    if not exact or len(made) != 3 or not all(1 <= n < _LONGEST for n in made):
+        sizes, exact = (), False
+    if not exact or len(sizes) != 3 or not all(1 <= n < _LONGEST for n in sizes):
         raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_LONGEST - 1}")
-    return made[0], made[1], made[2]
+    return sizes[0], sizes[1], sizes[2]
 
 
 def as_channels(array: Any) -> Any:
@@ -186,21 +186,21 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
         return _normalised_there(voxels, low_high), low_high is not None
     native = voxels.dtype.newbyteorder("=")
     target = native if kept else np.dtype(np.int32 if labels else np.float32)
-    made = cupy.empty(voxels.shape, target)
+    target_voxels = cupy.empty(voxels.shape, target)
     planes = max(1, _PART_NBYTES // max(1, voxels[0, 0].size * 8))
-    for channel, out in zip(voxels, made, strict=True):
+    for channel, out in zip(voxels, target_voxels, strict=True):
         for z in range(0, len(channel), planes):
             part = channel[z : z + planes]
             out[z : z + planes].set(
                 np.ascontiguousarray(cast_elements(part, target) if kept or labels else normalised(part, low_high))
             )
-    return made, low_high is not None and not kept
+    return target_voxels, low_high is not None and not kept
 
 
 def _normalised_there(voxels: Any, low_high: tuple[float, float] | None) -> Any:
     import cupy
 
-    made = cupy.empty(voxels.shape, np.float32)
-    for source, out in zip(voxels, made, strict=True):
+    result = cupy.empty(voxels.shape, np.float32)
+    for source, out in zip(voxels, result, strict=True):
         out[...] = normalised(source, low_high)
-    return made
+    return result

@@ -150,20 +150,20 @@ class Sampler:
         count = checked_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device)
-            with self._values(values, count) as made:
-                self._fill(points, made, order)
+            with self._values(values, count) as target:
+                self._fill(points, target, order)
 
     def decode_into(self, coords: Any, values: Any, count: int, gradient: Any = None) -> None:
         """Fill the caller's values; see :func:`linumpy.sampling.decode`."""
         count = checked_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device, writes=False)
-            with self._values(values, count) as made:
+            with self._values(values, count) as target:
                 if gradient is None:
-                    self.field.decode(points, made)
+                    self.field.decode(points, target)
                     return
                 slopes = view_of(gradient, "gradient", (self.n_channels(), 3, count), np.float32, self.device)
-                self.field.decode_with_gradient(points, made, slopes)
+                self.field.decode_with_gradient(points, target, slopes)
 
     @property
     def _xp(self) -> Any:
@@ -209,10 +209,10 @@ class Sampler:
 
     def _drawn(self, order: str) -> Draw:
         if order not in self._draws:
-            made = self._weights
-            if made is None:
-                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
-            self._draws[order] = made.moved(self._xp)
+            how = self._weights
+            if how is None:
+                how = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
+            self._draws[order] = how.moved(self._xp)
         return self._draws[order]
 
     def _fill_binned(self, coords: Any, values: Any) -> None:
@@ -227,9 +227,9 @@ class Sampler:
             if part == len(coords):
                 self._fill_part(window, points, values)
             else:
-                made = self._xp.empty((self.n_channels(), part), values.dtype)
-                self._fill_part(window, points, made)
-                values[:, done : done + part] = made
+                part_values = self._xp.empty((self.n_channels(), part), values.dtype)
+                self._fill_part(window, points, part_values)
+                values[:, done : done + part] = part_values
             done, self._used = done + part, self._used + part
 
     def _fill_part(self, window: Window, coords: Array, values: Array) -> None:
@@ -241,19 +241,19 @@ class Sampler:
 
     def _ordered_cells(self, weights: Draw) -> OrderedCells:
         if self._cells is None:
-            made = weighted.in_order(weights, self.field.boxes).moved(self._xp)
-            self._cells = Uploaded(made, None) if self.device is None else uploaded(made)
+            cells = weighted.in_order(weights, self.field.boxes).moved(self._xp)
+            self._cells = Uploaded(cells, None) if self.device is None else uploaded(cells)
         return self._cells.get()
 
     def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        made = count_samples(self.field.boxes, self._key, first, size, self._xp)
-        return Uploaded(made, None) if self.device is None else uploaded(made)
+        window = count_samples(self.field.boxes, self._key, first, size, self._xp)
+        return Uploaded(window, None) if self.device is None else uploaded(window)
 
 
 @dataclasses.dataclass
 class _Values:
-    """The caller's values as an array of the field's dtype; those of 16 bits by way of a float32 array."""
+    """The caller's values as an array of the field's dtype; those of 16 bits are converted from a float32 array."""
 
     given: Any
     shape: tuple[int, int]
@@ -275,8 +275,8 @@ class _Values:
         if is_torch(self.given):
             import torch
 
-            made = torch.from_dlpack(self._made).reshape(self.given.shape)
-            self.given.detach().copy_(made)
+            source = torch.from_dlpack(self._made).reshape(self.given.shape)
+            self.given.detach().copy_(source)
         else:
             self._target[...] = self._made
 

@@ -1,7 +1,7 @@
 """A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
 
 In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
-with float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
+with float32 weights. Work is queued on CuPy's current stream. Tests pass NumPy arrays and emulate the kernels.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class DeviceVolume(Field):
         if not len(coords):
             return
         if self._box_indices is None:
-            made = self._xp.asarray(_box_indices(window.boxes))
-            self._box_indices = uploaded(made) if is_device_array(made) else Uploaded(made, None)
+            indices = self._xp.asarray(_box_indices(window.boxes))
+            self._box_indices = uploaded(indices) if is_device_array(indices) else Uploaded(indices, None)
         kernel, nbytes = self._in_boxes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
@@ -200,11 +200,11 @@ class DeviceVolume(Field):
     def _coefficients(self, voxels: Any) -> Any:
         from linumpy.gpu.interpolation import spline_filter
 
-        made = self._xp.empty(voxels.shape, np.float32)
-        for channel, out in zip(voxels, made, strict=True):
+        coefficients = self._xp.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, coefficients, strict=True):
             voxels_in_range = normalised(channel, self._low_high)
             out[...] = spline_filter(voxels_in_range, order=3, output=np.float32, mode="mirror")
-        return made
+        return coefficients
 
     def _chosen(self, layout: str | None, limit: int | None) -> str:
         if layout is not None and layout not in LAYOUTS:

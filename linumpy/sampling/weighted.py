@@ -132,10 +132,10 @@ def _on_host(window: Window, cells: OrderedCells, position: np.ndarray) -> np.nd
     if cells.cumulative is None:
         # along * size >> 63, whose product does not fit into 64 bits.
         size, high, low = np.uint64(cells.ids.size), along >> np.uint64(31), along << np.uint64(1) & _LOW
-        found: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
+        entry: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
     else:
-        found = np.searchsorted(cells.cumulative, along, side="right")
-    at = np.unravel_index(cells.ids[found], cells.grid)
+        entry = np.searchsorted(cells.cumulative, along, side="right")
+    at = np.unravel_index(cells.ids[entry], cells.grid)
     words = _numbers(window, Use.BINNED_POINT, position)
     coords = np.empty((position.size, 3), np.float32)
     for axis, word in enumerate(words[:3]):

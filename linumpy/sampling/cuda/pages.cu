@@ -17,7 +17,7 @@ struct Pages {
     int begin[3];    // first voxel, and the one behind the last, whose cells are sampled now
     int end[3];
 };
-static_assert(sizeof(Pages) == 72, "linumpy.sampling.pages writes 72 bytes");
+static_assert(sizeof(Pages) == 72, "linumpy.sampling.paging.pages writes 72 bytes");
 
 // Marks the pages that hold the cells of points; marks: a byte for each page.
 extern "C" __global__ void __launch_bounds__(THREADS)

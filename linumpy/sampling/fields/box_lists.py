@@ -143,8 +143,8 @@ def _pairs(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 def _lists(first: np.ndarray, last: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the list of each cell begins, (cells + 1,), and the lists."""
-    found = [(numbers, (at[:, 0] * cells[1] + at[:, 1]) * cells[2] + at[:, 2]) for numbers, at in _pairs(first, last)]
-    return _grouped([numbers for numbers, _ in found], [at for _, at in found], math.prod(cells.tolist()))
+    pairs = [(numbers, (at[:, 0] * cells[1] + at[:, 1]) * cells[2] + at[:, 2]) for numbers, at in _pairs(first, last)]
+    return _grouped([numbers for numbers, _ in pairs], [at for _, at in pairs], math.prod(cells.tolist()))
 
 
 def _grouped(items: list[np.ndarray], cells: list[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,20 +9,16 @@ of tiles, or of the background.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
-from linumpy.sampling.field import Field
 from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
 
-_SPEC = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
 #: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
 _MOST_NODES = 2**26
 _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
@@ -55,7 +51,7 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
         raise SourceError(f"{os.fspath(filename)}: {error}") from error
 
 
-class SparseGrid(Field):
+class SparseGrid(device_tables.TableField):
     """A tree of voxels as a field.
 
     Attributes
@@ -67,6 +63,8 @@ class SparseGrid(Field):
     shape : (int, int, int)
         Voxels of the box along x, y, z.
     """
+
+    _spec = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
 
     def __init__(self, tree: VoxelTree) -> None:
         self.n_channels = len(tree.background)
@@ -98,13 +96,6 @@ class SparseGrid(Field):
             self._frame.view(np.uint8), top, tree.children, tree.leaves, tree.tiles
         )
 
-    def decode(self, coords: Any, out: Any) -> None:
-        """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
-        if is_device_array(coords):
-            device_tables.launch(_SPEC, coords, out, self._tables)
-        else:
-            device_tables.on_host(self._decode_host, coords, out)
-
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         _, _, children, leaves, tiles = self._tables.host
         size, shift = self._frame["size"][0], self._frame["shift"][0]
@@ -116,11 +107,11 @@ class SparseGrid(Field):
         for corner in np.ndindex(2, 2, 2):
             voxel = np.stack([ends[side, :, axis] for axis, side in enumerate(corner)], -1)
             share = np.prod([weight[:, a] if side else 1 - weight[:, a] for a, side in enumerate(corner)], 0)
-            found = self._find(voxel, children)
+            leaf = self._find(voxel, children)
             inside = voxel % LEAF @ np.array([LEAF**2, LEAF, 1])
-            values = tiles[np.where(found < 0, -1 - found, 0)].T
-            of_leaf = found >= 0
-            values[:, of_leaf] = leaves[:, found[of_leaf], inside[of_leaf]]
+            values = tiles[np.where(leaf < 0, -1 - leaf, 0)].T
+            of_leaf = leaf >= 0
+            values[:, of_leaf] = leaves[:, leaf[of_leaf], inside[of_leaf]]
             out += np.where(share == 0, np.float32(0), share * values)
 
     def _find(self, voxel: np.ndarray, children: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ class Cursor:
         return self.size - self.position
 
     def fail(self, problem: str) -> SourceError:
-        """Make the error that tells of a problem of this file; the caller raises it."""
+        """Make an error that names this file; the caller raises it."""
         return SourceError(f"{self.name}: {problem}")
 
     def seek(self, position: int, what: str) -> None:

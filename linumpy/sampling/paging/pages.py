@@ -1,8 +1,8 @@
 """A Zarr volume larger than device memory: ``zarr`` on the device ``cuda_out_of_core``.
 
 In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
-samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the ones used
-longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
+samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the least
+recently used are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
 missing pages of the next are read.
 
 A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.io.volume import Volume
 from linumpy.sampling import draws
@@ -119,12 +121,12 @@ class PageCache:
         start, stop = self.paging.bounds(pages)
         for channel, volume in enumerate(self._volumes):
             regions = np.empty((len(pages), len(volume.index), 2), np.int64)
-            kept = [one is None for one in volume.index]
-            regions[:, kept, 0], regions[:, kept, 1] = start, stop
+            in_space = [index is None for index in volume.index]
+            regions[:, in_space, 0], regions[:, in_space, 1] = start, stop
             for axis, at in enumerate(volume.index):
                 if at is not None:
                     regions[:, axis] = at, at + 1
-            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, kept))
+            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
 
     def wait(self, pages: np.ndarray) -> None:
         """Wait until pages are there; kernels queued on the current stream from now on may read them.
@@ -189,6 +191,18 @@ class PageCache:
         self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
 
 
+@dataclass(frozen=True)
+class _Future:
+    """Values of independent samples that later calls return."""
+
+    key: tuple[int, int]
+    first: int
+    values: Array  # (channels, samples)
+
+    def holds(self, key: tuple[int, int], number: int) -> bool:
+        return self.key == key and self.first <= number < self.first + self.values.shape[1]
+
+
 class PagedVolume(Field):
     """A field whose voxels are read as they are needed; linear interpolation.
 
@@ -201,7 +215,7 @@ class PagedVolume(Field):
     value_range : (float, float)
         Of what is decoded.
     ahead : int
-        Independent samples whose values are made together, in one pass over the volume: 4 bytes each.
+        Independent samples whose values are computed together, in one pass over the volume: 4 bytes each.
     window : int
         Samples that are put in the order of boxes together, by default.
     """
@@ -223,7 +237,7 @@ class PagedVolume(Field):
         self.value_range = value_range
         self.boxes = plan_boxes(self.dims, 2 * math.prod(self._paging.page))  # about as large as pages
         self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
-        self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
+        self._future: _Future | None = None
         self._counted: Pieces | None = None
         self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
 
@@ -250,14 +264,12 @@ class PagedVolume(Field):
     def _copy_ahead(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
         done = 0
         while done < len(coords):
-            made = self._made
-            if made is None or made[0] != key or not made[1] <= first + done < made[1] + made[2].shape[1]:
+            if self._future is None or not self._future.holds(key, first + done):
                 self._make_ahead(key, first + done)
                 continue
-            _, begin, values = made
-            at = first + done - begin
-            part = min(len(coords) - done, values.shape[1] - at)
-            out[:, done : done + part] = values[:, at : at + part]
+            values = self._future.values[:, first + done - self._future.first :]
+            part = min(len(coords) - done, values.shape[1])
+            out[:, done : done + part] = values[:, :part]
             done += part
 
     def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
@@ -280,12 +292,12 @@ class PagedVolume(Field):
             self._launch(coords, out, record, low, high, draw=False)
 
     def _make_ahead(self, key: tuple[int, int], first: int) -> None:
-        values = self._made[2] if self._made else self._xp.empty((self.n_channels, self._ahead), np.float32)
-        self._made = None
+        values = self._future.values if self._future else self._xp.empty((self.n_channels, self._ahead), np.float32)
+        self._future = None
         record = self._record(values.shape[1])
         record["key"], record["first"] = key, first
         self._pass(None, values, record, None)
-        self._made = key, first, values
+        self._future = _Future(key, first, values)
 
     def _pass(self, coords: Any, out: Any, record: np.ndarray, needed: np.ndarray | None) -> None:
         """Sample one part of the volume after another; those first whose pages are there."""
@@ -294,7 +306,7 @@ class PagedVolume(Field):
             pages = self._paging.with_neighbours(begin, end, needed)
             if len(pages):
                 parts.append((begin, end, pages))
-        parts.sort(key=lambda one: not self._cache.holds(one[2]))
+        parts.sort(key=lambda part: not self._cache.holds(part[2]))
         for number, (begin, end, pages) in enumerate(parts):
             self._cache.request(pages)
             self._cache.wait(pages)

@@ -106,7 +106,7 @@ def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_V
         open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
         if not open_axes:
             break
-        axis = min(open_axes, key=lambda one: page[one])
+        axis = min(open_axes, key=lambda number: page[number])
         page[axis] *= 2
     return page[0], page[1], page[2]
 
@@ -147,16 +147,16 @@ class Pieces:
     def upcoming(self, box: int, most: int) -> np.ndarray:
         """Return about `most` pages that boxes from one on need, where it is time to ask for them; else none."""
         self._reached = max(self._reached, box)
-        found = np.empty(0, np.int64)
+        pages = np.empty(0, np.int64)
         if self._reached - box > self._step // 2:
-            return found
+            return pages
         begin, count, step = self._reached, self.window.boxes.count, max(1, most // _PAGES_OF_A_BOX)
-        while len(found) < most and self._reached < count:
+        while len(pages) < most and self._reached < count:
             end = min(self._reached + step, count)
-            found = np.union1d(found, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
+            pages = np.union1d(pages, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
             self._reached = end
         self._step = self._reached - begin
-        return found
+        return pages
 
     def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Number the pages of boxes (n, 3), with the next ones along each axis; some several times."""

@@ -32,7 +32,7 @@ _PLANES = 16
 
 
 @dataclass(frozen=True)
-class Slabs:
+class SlabPlan:
     """How a volume is cut: `z` × `y` boxes of whole rows, equal parts of the unit cube.
 
     Attributes
@@ -55,16 +55,16 @@ class Slabs:
     def box(self, number: int) -> tuple[slice, slice]:
         """Return the planes and the rows that interpolation in a slab needs."""
         at = divmod(number, self.y)
-        made = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
-        return made[0], made[1]
+        spans = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
+        return spans[0], spans[1]
 
     def of(self, coords: np.ndarray) -> np.ndarray:
         """Return the slab of each point."""
-        made: Any = 0
+        number: Any = 0
         for column, n in ((2, self.z), (1, self.y)):
             index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
-            made = made * n + np.clip(index, 0, n - 1).astype(np.int64)
-        return made
+            number = number * n + np.clip(index, 0, n - 1).astype(np.int64)
+        return number
 
 
 def _needed(k: int, n: int, size: int) -> slice:
@@ -75,15 +75,15 @@ def _needed(k: int, n: int, size: int) -> slice:
     return slice(first, max(first, min(size - 1, math.floor(high + slack) + 1)) + 1)
 
 
-def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> Slabs:
+def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> SlabPlan:
     """Cut a volume (C, Z, Y, X) into slabs of about so many bytes."""
     channels, z, y, x = shape
     plane = channels * y * x * itemsize
     if plane * 2 <= nbytes or z == 1:
-        return Slabs((z, y, x), min(z, max(1, math.ceil(z * plane / nbytes))), 1)
+        return SlabPlan((z, y, x), min(z, max(1, math.ceil(z * plane / nbytes))), 1)
     planes = min(_PLANES, z)
     rows = max(1, nbytes // (planes * channels * x * itemsize))
-    return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
+    return SlabPlan((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
 
 
 def _readers() -> ThreadPoolExecutor:
@@ -95,7 +95,7 @@ def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Slab:
+class _HeldSlab:
     number: int
     first: tuple[int, int]  # plane and row of the volume
     voxels: np.ndarray  # (C, planes, rows, X), float32 in 0 to 1
@@ -143,9 +143,9 @@ class SlabVolume(Field):
         source.check_size(os.fstat(self._file).st_size)
         self._pool, self._process = _readers(), os.getpid()
         self._taken = 0  # slabs of the order that were taken
-        self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
-        self._coming: list[Future[_Slab]] = []
-        self._slabs: list[_Slab] = []
+        self._turn: tuple[int, np.ndarray] | None = None  # number of the turn, and the order of its slabs
+        self._coming: list[Future[_HeldSlab]] = []
+        self._slabs: list[_HeldSlab] = []
         self._lock = threading.Lock()
 
     def sample(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
@@ -166,9 +166,9 @@ class SlabVolume(Field):
             parts = np.split(order, starts[1:]) if len(needed) else []
             for number, part in zip(needed.tolist(), parts, strict=True):
                 slab = have.get(number) or self._read(number)
-                made = np.empty((self.n_channels, len(part)), np.float32)
-                self._evaluate(slab, coords[part], made)
-                out[:, part] = made
+                values = np.empty((self.n_channels, len(part)), np.float32)
+                self._evaluate(slab, coords[part], values)
+                out[:, part] = values
 
     def _batch(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray, in_order: bool) -> None:
         with self._lock:
@@ -190,7 +190,7 @@ class SlabVolume(Field):
 
     def _fill(
         self,
-        slab: _Slab,
+        slab: _HeldSlab,
         key: tuple[int, int],
         first: int,
         coords: np.ndarray,
@@ -210,27 +210,27 @@ class SlabVolume(Field):
             points[:, 0] = (words[0] >> np.uint64(8)) * 2.0**-24
             points[:, 1] = (at[1] + (words[1] + 0.5) * 2.0**-32) / self.plan.y
             points[:, 2] = (at[0] + (words[2] + 0.5) * 2.0**-32) / self.plan.z
-            made = np.empty((self.n_channels, len(index)), np.float32)
-            self._values(slab, points, made)
+            values = np.empty((self.n_channels, len(index)), np.float32)
+            self._values(slab, points, values)
             coords[where] = points
-            out[:, where] = made
+            out[:, where] = values
 
         in_threads(part, span.stop - span.start)
 
-    def _evaluate(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _evaluate(self, slab: _HeldSlab, coords: np.ndarray, out: np.ndarray) -> None:
         def part(begin: int, end: int) -> None:
             self._values(slab, coords[begin:end], out[:, begin:end])
 
         in_threads(part, len(coords))
 
-    def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _values(self, slab: _HeldSlab, coords: np.ndarray, out: np.ndarray) -> None:
         _, planes, rows, columns = slab.voxels.shape
         positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
         positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
         positions[1] = (positions[1][0] - slab.first[1], positions[1][1])
-        for channel, made in zip(slab.voxels, out, strict=True):
+        for channel, values in zip(slab.voxels, out, strict=True):
             take = functools.partial(_take, channel.reshape(-1))
-            made[...] = linear(take, positions, (planes, rows, columns))[0]
+            values[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
         """Wait for the requested slabs, which replace the oldest ones; the first time all slabs are requested."""
@@ -240,7 +240,7 @@ class SlabVolume(Field):
             self._ask(self.held)
         coming, self._coming = self._coming, []
         try:
-            arrived = [one.result() for one in coming]
+            arrived = [slab.result() for slab in coming]
         except BaseException:
             # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
             self._taken -= len(coming)
@@ -264,7 +264,7 @@ class SlabVolume(Field):
     def _ask(self, count: int) -> None:
         have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
 
-        def take(number: int) -> _Slab:
+        def take(number: int) -> _HeldSlab:
             return have.get(number) or self._read(number)
 
         self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
@@ -278,7 +278,7 @@ class SlabVolume(Field):
             self._turn = turn, np.lexsort((words[1], words[0]))
         return int(self._turn[1][index])
 
-    def _read(self, number: int) -> _Slab:
+    def _read(self, number: int) -> _HeldSlab:
         planes, rows = self.plan.box(number)
         channels, z, y, x = self._source.shape
         raw = np.empty((channels, planes.stop - planes.start, rows.stop - rows.start, x), self._source.dtype)
@@ -289,7 +289,7 @@ class SlabVolume(Field):
                 continue
             for k in range(len(raw[c])):
                 self._pread(raw[c, k], (((c * z + planes.start + k) * y) + rows.start) * row_nbytes)
-        return _Slab(number, (planes.start, rows.start), normalised(raw, self._low_high))
+        return _HeldSlab(number, (planes.start, rows.start), normalised(raw, self._low_high))
 
     def _pread(self, out: np.ndarray, offset: int) -> None:
         target = out.reshape(-1).view(np.uint8).data

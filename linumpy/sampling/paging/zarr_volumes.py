@@ -56,12 +56,14 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     volumes = select_volumes(open_image(node), level, channel=channel, time=time)
     if "t" in volumes.leading:
         raise ValueError(f"{volumes.name} has several times: choose one by time=")
-    made = list(volumes.volumes.values())
-    if made[0].ndim != 3:
-        raise ValueError(f"{volumes.name} has {made[0].ndim} axes of space; three are sampled")
-    if 0 in made[0].shape:
-        raise ValueError(f"{volumes.name} has shape {made[0].shape}: an axis is empty, so there is nothing to sample")
-    return made
+    channels = list(volumes.volumes.values())
+    if channels[0].ndim != 3:
+        raise ValueError(f"{volumes.name} has {channels[0].ndim} axes of space; three are sampled")
+    if 0 in channels[0].shape:
+        raise ValueError(
+            f"{volumes.name} has shape {channels[0].shape}: an axis is empty, so there is nothing to sample"
+        )
+    return channels
 
 
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
@@ -87,10 +89,10 @@ def read_channels(volumes: list[Volume]) -> np.ndarray:
     """Read all channels into host memory: (C, Z, Y, X)."""
     first = volumes[0]
     check_dtype(first.dtype)
-    made = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
-    for volume, out in zip(volumes, made, strict=True):
+    voxels = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
+    for volume, out in zip(volumes, voxels, strict=True):
         out[...] = volume.read()
-    return made
+    return voxels
 
 
 def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Any:
@@ -99,14 +101,14 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 
     first = volumes[0]
     check_dtype(first.dtype)
-    # Others become float32 on the way, unless they are looked at first: labels for their range, or to be normalised.
+    # Others are read as float32, unless labels are checked or voxels normalised in their own dtype first.
     stays = labels or low_high is not None or is_kept(first.dtype, None)
     dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
-    made = require_cuda().empty((len(volumes), *first.shape), dtype)
+    voxels = require_cuda().empty((len(volumes), *first.shape), dtype)
     box = tuple(slice(0, n) for n in first.shape)
-    for volume, out in zip(volumes, made, strict=True):
+    for volume, out in zip(volumes, voxels, strict=True):
         read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
-    return made
+    return voxels
 
 
 def open_pages(source: PagedSource, *, window: int | None = None, xp: Any = None) -> PagedVolume:
