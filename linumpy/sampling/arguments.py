@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 
 #: Largest number of samples of a call.
@@ -58,8 +60,8 @@ def is_torch(given: Any) -> bool:
 
 
 def view_of(
-    given: Any, name: str, shape: tuple[int, ...], dtype: Any, device: int | None, *, writes: bool = True
-) -> Any:
+    given: Any, name: str, shape: tuple[int, ...], dtype: DTypeLike, device: int | None, *, writes: bool = True
+) -> Array:
     """See an argument as an array.
 
     Parameters

@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
 from linumpy.sampling.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
@@ -143,14 +144,14 @@ class Window:
     key: tuple[int, int]
     first: int
     total: int
-    starts: Any
+    starts: Array
 
     @functools.cached_property
     def record(self) -> np.ndarray:
         """The structure of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)
 
-    def draw(self, begin: int, coords: Any) -> None:
+    def draw(self, begin: int, coords: Array) -> None:
         """Write coordinates of the samples from `begin` on; shape (n, 3), float32, in the memory of :attr:`starts`."""
         if isinstance(self.starts, np.ndarray):
 
@@ -161,7 +162,7 @@ class Window:
         else:
             self.launch(begin, coords)
 
-    def launch(self, begin: int, coords: Any) -> None:
+    def launch(self, begin: int, coords: Array) -> None:
         """Draw on a device."""
         count = len(coords)
         if count:
@@ -169,7 +170,7 @@ class Window:
             load(_spec("draw_boxes"))((-(-count // _THREADS),), (_THREADS,), args)
 
     def _on_host(self, position: np.ndarray) -> np.ndarray:
-        box = np.searchsorted(self.starts, position, side="right") - 1
+        box = np.searchsorted(np.asarray(self.starts), position, side="right") - 1
         # Several boxes begin where one is empty: the last of them holds the sample.
         at = self.boxes.indices(box)
         words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
@@ -183,7 +184,7 @@ class Window:
         return coords
 
 
-def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Any = np) -> Window:
+def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
     """Count how many samples fall into each box.
 
     Parameters
@@ -212,7 +213,7 @@ def _spec(name: str) -> KernelSpec:
     return KernelSpec("boxes", name, (), "linumpy.sampling.cuda")
 
 
-def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Any) -> Any:
+def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
     """Count on a device; returns where the samples of each box begin."""
     record = _record(boxes, key, first, total)
     top = int(record["top"])

@@ -7,10 +7,12 @@ bits on the host and on a device. Each depends on its number alone, so batches m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.sampling.arguments import whole
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
@@ -52,10 +54,10 @@ class Draw:
     use: Use = Use.IID
     strata_bits: int = 0
     grid: tuple[int, int, int] = (1, 1, 1)
-    ids: Any = None
-    cumulative: Any = None
+    ids: Array | None = None
+    cumulative: Array | None = None
 
-    def moved(self, xp: Any) -> Draw:
+    def moved(self, xp: ModuleType) -> Draw:
         """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
         tables = (None if table is None else xp.asarray(table) for table in (self.ids, self.cumulative))
         return Draw(self.use, self.strata_bits, self.grid, *tables)
@@ -102,7 +104,7 @@ def weighted(density: np.ndarray) -> Draw:
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
 
 
-def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
+def draw(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Fill an array with coordinates.
 
     Parameters
@@ -127,7 +129,7 @@ def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
         launch(how, key, first, coords)
 
 
-def launch(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
+def launch(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Draw on a device."""
     if not len(coords):
         return
@@ -181,7 +183,7 @@ def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
         cells = how.ids[(low * count + (high * count >> half)) >> half]
     else:
         wanted = (high << half | low) >> np.uint64(1)
-        cells = np.searchsorted(how.cumulative, wanted, side="right")
+        cells = np.searchsorted(np.asarray(how.cumulative), wanted, side="right")
     at = np.unravel_index(cells, how.grid)
     words = numbers(index, Use.WEIGHTED, key)
     coords = np.empty((index.size, 3), np.float32)

@@ -7,10 +7,10 @@ In: coordinates in the unit cube. Out: values there. The sampler checks arrays a
 from __future__ import annotations
 
 import abc
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import Boxes, Window
 
@@ -47,7 +47,7 @@ class Field(abc.ABC):
     has_own_order: bool = False
 
     @abc.abstractmethod
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field.
 
         Parameters
@@ -60,7 +60,7 @@ class Field(abc.ABC):
             ``coords``.
         """
 
-    def decode_with_gradient(self, coords: Any, out: Any, gradient: Any) -> None:
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
         """Evaluate the field and its derivatives; by default there are none, which is a ``ValueError``.
 
         Parameters
@@ -72,7 +72,7 @@ class Field(abc.ABC):
         """
         raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
 
-    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate the field at them; fills both arrays.
 
         Parameters
@@ -87,11 +87,11 @@ class Field(abc.ABC):
         draws.draw(draws.Draw(), key, first, coords)
         self.decode(coords, out)
 
-    def sample_in_order(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw points in an order of the field's own, where :attr:`has_own_order`; see :meth:`sample`."""
         raise NotImplementedError("has_own_order is set, and sample_in_order is not overridden")
 
-    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make the samples from `begin` on of a window in the order of :attr:`boxes`; fills both arrays."""
         window.draw(begin, coords)
         self.decode(coords, out)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.sampling.boxes import BOX_VOXELS, plan_boxes
 from linumpy.sampling.field import Field
@@ -30,7 +31,7 @@ def normalisation(low: float, high: float) -> tuple[float, float]:
     return low, 1 / (high - low) if high > low else 0.0
 
 
-def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
+def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
     """Return voxels, NumPy or CuPy, as float32, by `low_high` brought into 0 to 1; NaN stays NaN."""
     if low_high is None:
         return values.astype(np.float32)
@@ -43,7 +44,7 @@ def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
     return moved.astype(np.float32)
 
 
-def range_of(voxels: Any) -> tuple[float, float]:
+def range_of(voxels: Array) -> tuple[float, float]:
     """Return the smallest and the largest voxel, NumPy or CuPy; of those that are NaN only where all are."""
     low, high = float(voxels.min()), float(voxels.max())
     if low == low:
@@ -123,17 +124,17 @@ class HostVolume(Field):
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
 
-    def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
         self._decode(coords, out, None)
 
-    def decode_with_gradient(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray) -> None:
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
         """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
         if self._order == 0:
             super().decode_with_gradient(coords, out, gradient)
         self._decode(coords, out, gradient)
 
-    def _decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None) -> None:
+    def _decode(self, coords: Array, out: Array, gradient: Array | None) -> None:
         if self._check is not None:
             self._check()
 

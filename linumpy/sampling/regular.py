@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.gpu.rounding import cast_elements
@@ -86,7 +87,7 @@ class RawFile:
             raise OSError(errno.EIO, problem, self.filename)
 
 
-def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
+def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
     """Take the name of a dtype, such as ``"uint16"`` or ``"float"``, and a byte order.
 
     Raises
@@ -115,14 +116,14 @@ def checked_dims(dims: Any) -> tuple[int, int, int]:
     return sizes[0], sizes[1], sizes[2]
 
 
-def as_channels(array: Any) -> Any:
+def as_channels(array: Array) -> Array:
     """See an array (Z, Y, X) or (C, Z, Y, X) as one with channels; NumPy or CuPy, of a dtype that is sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
         )
     if array.dtype == bool:
-        array = array.view(np.uint8)
+        array = array.view(np.uint8)  # type: ignore[attr-defined]
     if array.dtype.str[1:] not in _KINDS:
         raise ValueError(
             f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits"
@@ -197,7 +198,7 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     return target_voxels, low_high is not None and not kept
 
 
-def _normalised_there(voxels: Any, low_high: tuple[float, float] | None) -> Any:
+def _normalised_there(voxels: Array, low_high: tuple[float, float] | None) -> Array:
     import cupy
 
     result = cupy.empty(voxels.shape, np.float32)

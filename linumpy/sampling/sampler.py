@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -90,7 +91,7 @@ class Sampler:
         """Return how many values there are at each point."""
         return self.field.n_channels
 
-    def sample(self, count: int, order: str | None = None) -> tuple[Any, Any]:
+    def sample(self, count: int, order: str | None = None) -> tuple[Array, Array]:
         """Draw samples into new arrays.
 
         Parameters
@@ -166,7 +167,7 @@ class Sampler:
                 self.field.decode_with_gradient(points, target, slopes)
 
     @property
-    def _xp(self) -> Any:
+    def _xp(self) -> ModuleType:
         if self.device is None:
             return np
         import cupy
@@ -190,7 +191,7 @@ class Sampler:
             raise ValueError(f"order={order!r}: this sampler has {', '.join(self.field.orders)}")
         return order
 
-    def _fill(self, coords: Any, values: Any, order: str | None) -> None:
+    def _fill(self, coords: Array, values: Array, order: str | None) -> None:
         order = self.order if order is None else self._checked_order(order)
         if not len(coords):
             return
@@ -215,7 +216,7 @@ class Sampler:
             self._draws[order] = how.moved(self._xp)
         return self._draws[order]
 
-    def _fill_binned(self, coords: Any, values: Any) -> None:
+    def _fill_binned(self, coords: Array, values: Array) -> None:
         done = 0
         while done < len(coords):
             size = self._window_size or min(len(coords) - done, MOST_SAMPLES)
@@ -259,9 +260,9 @@ class _Values:
     shape: tuple[int, int]
     dtype: np.dtype
     device: int | None
-    xp: Any
+    xp: ModuleType
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Array:
         self._made = None
         if dtype_name(self.given, "float32") not in _NARROW or self.dtype != np.float32:
             return view_of(self.given, "values", self.shape, self.dtype, self.device)
@@ -280,7 +281,7 @@ class _Values:
         else:
             self._target[...] = self._made
 
-    def _narrow(self) -> Any:
+    def _narrow(self) -> Array:
         if is_torch(self.given):
             # NumPy has no bfloat16, so memory and shape are checked of a view as int16.
             import torch

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.gpu.read.request import free_memory
@@ -106,7 +107,7 @@ class DeviceVolume(Field):
 
     def __init__(
         self,
-        voxels: Any,
+        voxels: Array,
         *,
         spline_order: int = 1,
         layout: str | None = None,
@@ -127,24 +128,24 @@ class DeviceVolume(Field):
         self.values_dtype = np.dtype(np.int32 if labels else np.float32)
         self.boxes = plan_boxes(self.dims, shape.box_voxels)
         self._low_high = low_high
-        self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
+        self._linear: Any = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._chosen(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
         self._box_indices: Uploaded | None = None
 
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
         if len(coords):
             self._launch(coords, out, None, draw=False)
 
-    def decode_with_gradient(self, coords: Any, out: Any, gradient: Any) -> None:
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
         """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
         if self._order == 0:
             super().decode_with_gradient(coords, out, gradient)
         if len(coords):
             self._launch(coords, out, gradient, draw=False)
 
-    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate at them, in one kernel where the spline is linear; fills both arrays."""
         if self._order != 1:
             draws.launch(draws.Draw(), key, first, coords)
@@ -152,14 +153,14 @@ class DeviceVolume(Field):
         elif len(coords):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
-    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make samples of a window box by box, where there are enough to read the whole volume for."""
         if self._order == 1 and window.total * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST:
             self.sample_boxes(window, begin, coords, out)
         else:
             super().sample_window(window, begin, coords, out)
 
-    def sample_boxes(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def sample_boxes(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make the samples from `begin` on of a window, linear, from boxes of the volume in shared memory."""
         if not len(coords):
             return
@@ -197,7 +198,7 @@ class DeviceVolume(Field):
         kernel.max_dynamic_shared_size_bytes = max(kernel.max_dynamic_shared_size_bytes, nbytes)
         return kernel, nbytes
 
-    def _coefficients(self, voxels: Any) -> Any:
+    def _coefficients(self, voxels: Array) -> Array:
         from linumpy.gpu.interpolation import spline_filter
 
         coefficients = self._xp.empty(voxels.shape, np.float32)
@@ -220,7 +221,7 @@ class DeviceVolume(Field):
         cached = [name for name in most if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
         return (cached or most or ["rows"])[0]
 
-    def _pack(self) -> Any:
+    def _pack(self) -> Array:
         packed = self._xp.empty((self.n_channels, self._packed_size), self._linear.dtype)
         blocks = -(-math.prod(self.dims) // _THREADS)
         kernel = load(_spec("pack", self._defines(LAYOUTS[self.layout])))
@@ -240,7 +241,7 @@ class DeviceVolume(Field):
             return -(-z // run) * run * y * x * 4
         return z * y * x * 8 if self.layout == "cells" else 0
 
-    def _record(self, count: int, coords: Any) -> np.ndarray:
+    def _record(self, count: int, coords: Array | None) -> np.ndarray:
         record = np.zeros((), VOLUME_RECORD)
         record["count"], record["voxels"], record["packed"] = count, math.prod(self.dims), self._packed_size
         record["dims"], record["channels"], record["march"] = self.dims, self.n_channels, 1
@@ -261,7 +262,14 @@ class DeviceVolume(Field):
         }
 
     def _launch(
-        self, coords: Any, out: Any, gradient: Any, *, draw: bool, key: tuple[int, int] = (0, 0), first: int = 0
+        self,
+        coords: Array,
+        out: Array,
+        gradient: Array | None,
+        *,
+        draw: bool,
+        key: tuple[int, int] = (0, 0),
+        first: int = 0,
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.sampling.field import Field
@@ -77,10 +77,10 @@ class ImageField(Field):
         self._devices: dict[int, DeviceVolume] = {}
         self._lock = threading.Lock()
 
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
-            self._on(int(coords.device.id)).decode(coords, out)
+            self._on(int(coords.device.id)).decode(coords, out)  # type: ignore[attr-defined]  # of CuPy's array
         else:
             self._host.decode(coords, out)
 

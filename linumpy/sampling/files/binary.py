@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from linumpy.errors import SourceError
 
@@ -59,7 +60,7 @@ class Cursor:
         self.position += nbytes
         return taken
 
-    def array(self, dtype: Any, count: int, what: str) -> np.ndarray:
+    def array(self, dtype: DTypeLike, count: int, what: str) -> np.ndarray:
         """Read `count` records; a copy in memory that may be written to."""
         dtype = np.dtype(dtype)
         self._check(count * dtype.itemsize, what, f"{count} records of {dtype.itemsize} bytes")
@@ -70,18 +71,18 @@ class Cursor:
         self.position += values.nbytes
         return values
 
-    def number(self, dtype: Any, what: str) -> Any:
+    def number(self, dtype: DTypeLike, what: str) -> Any:
         """Read one number, as Python's."""
         dtype = np.dtype(dtype)
         return np.frombuffer(self.take(dtype.itemsize, what), dtype)[0].item()
 
-    def count(self, dtype: Any, itemsize: int, what: str) -> int:
+    def count(self, dtype: DTypeLike, itemsize: int, what: str) -> int:
         """Read how many records of `itemsize` bytes or more follow: not negative, and no more than the file holds."""
         count = self.number(dtype, f"the number of {what}")
         self._check(count * itemsize, what, f"{count} records of {itemsize} bytes")
         return count
 
-    def text(self, what: str, width: Any = "<u4") -> str:
+    def text(self, what: str, width: DTypeLike = "<u4") -> str:
         """Read a string behind its length."""
         return self.take(self.count(width, 1, what), what).decode("utf-8", "replace")
 

@@ -15,7 +15,8 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,8 +27,12 @@ from linumpy.sampling import draws
 from linumpy.sampling.boxes import MOST_SAMPLES, Window, plan_boxes
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging.plan import Paging, Pieces
+from linumpy.sampling.paging.plan import Page, Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.gpu.read.ticket import Ticket
 
 _PAGES = np.dtype(
     [
@@ -64,7 +69,7 @@ class PageCache:
     """
 
     def __init__(
-        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Any, xp: Any
+        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Reader, xp: ModuleType
     ) -> None:
         self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
         self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
@@ -72,7 +77,7 @@ class PageCache:
         self._page = np.full(slots, -1, np.int64)  # in each slot
         self._used = np.full(slots, -1, np.int64)  # when, by a clock of requests; -1 for slots that are empty
         self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills a slot; -1 for none
-        self._reads: dict[int, list[Any]] = {}  # tickets
+        self._reads: dict[int, list[Ticket]] = {}
         self._now = self._last_read = 0
         self.table = xp.zeros(paging.pages, np.int32)
         self._is_current = False
@@ -223,7 +228,7 @@ class PagedVolume(Field):
     def __init__(
         self,
         cache: PageCache,
-        xp: Any,
+        xp: ModuleType,
         *,
         low_high: tuple[float, float] | None,
         value_range: tuple[float, float],
@@ -241,13 +246,13 @@ class PagedVolume(Field):
         self._counted: Pieces | None = None
         self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
 
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at points; finding out which pages they need waits for the device once."""
         if len(coords):
             with self._lock:
                 self._decode(coords, out)
 
-    def _decode(self, coords: Any, out: Any) -> None:
+    def _decode(self, coords: Array, out: Array) -> None:
         marks = self._xp.zeros(self._paging.pages, np.uint8)
         record = self._record(len(coords))
         args = (coords, marks, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
@@ -255,13 +260,13 @@ class PagedVolume(Field):
         needed = (marks if isinstance(marks, np.ndarray) else marks.get()).astype(bool)
         self._pass(coords, out, record, needed)
 
-    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate at them."""
         draws.draw(draws.Draw(), key, first, coords)
         with self._lock:
             self._copy_ahead(key, first, coords, out)
 
-    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         done = 0
         while done < len(coords):
             if self._future is None or not self._future.holds(key, first + done):
@@ -272,13 +277,13 @@ class PagedVolume(Field):
             out[:, done : done + part] = values[:, :part]
             done += part
 
-    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""
         if len(coords):
             with self._lock:
                 self._sample_window(window, begin, coords, out)
 
-    def _sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def _sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         if self._counted is None or self._counted.window is not window:
             self._counted = Pieces(window, self._paging)
         window.draw(begin, coords)
@@ -299,7 +304,7 @@ class PagedVolume(Field):
         self._pass(None, values, record, None)
         self._future = _Future(key, first, values)
 
-    def _pass(self, coords: Any, out: Any, record: np.ndarray, needed: np.ndarray | None) -> None:
+    def _pass(self, coords: Array | None, out: Array, record: np.ndarray, needed: np.ndarray | None) -> None:
         """Sample one part of the volume after another; those first whose pages are there."""
         parts = []
         for begin, end in self._paging.parts():
@@ -312,11 +317,12 @@ class PagedVolume(Field):
             self._cache.wait(pages)
             if number + 1 < len(parts):
                 self._cache.request(parts[number + 1][2], keep=pages)
-            low = tuple(b * p for b, p in zip(begin, self._paging.page, strict=True))
-            high = tuple(e * p for e, p in zip(end, self._paging.page, strict=True))
+            low, high = self._paging.first_voxel(begin), self._paging.first_voxel(end)
             self._launch(coords, out, record, low, high, draw=coords is None)
 
-    def _launch(self, coords: Any, out: Any, record: np.ndarray, begin: Any, end: Any, *, draw: bool) -> None:
+    def _launch(
+        self, coords: Array | None, out: Array, record: np.ndarray, begin: Page, end: Page, *, draw: bool
+    ) -> None:
         count = int(record["count"])
         pages = self._pages_record(begin, end, count)
         kernel = load(_spec("sample_pages", self._defines(draw)))
@@ -330,7 +336,7 @@ class PagedVolume(Field):
             record["low"], record["scale"] = normalisation(*self._low_high)
         return record
 
-    def _pages_record(self, begin: Any, end: Any, count: int) -> np.ndarray:
+    def _pages_record(self, begin: Page, end: Page, count: int) -> np.ndarray:
         record = np.zeros((), _PAGES)
         voxels = math.prod(self._paging.page)
         record["slot"], record["channel"], record["values"] = voxels * self.n_channels, voxels, count

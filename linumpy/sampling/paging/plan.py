@@ -14,10 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
+from linumpy.device import to_host
 from linumpy.sampling.boxes import Window
 
 #: Voxels of a page, about: several chunks where those are smaller.
 _PAGE_VOXELS = 2**18
+#: Coordinates of a page, or of a voxel: z, y, x.
 Page = tuple[int, int, int]
 #: That one box needs beyond those of the boxes before it, at most; for estimates.
 _PAGES_OF_A_BOX = 8
@@ -54,6 +56,11 @@ class Paging:
         """Return the first voxels of pages, and those behind the last, (n, 3)."""
         start = np.stack(np.unravel_index(numbers, self.pages), axis=1) * self.page
         return start, np.minimum(start + self.page, self.dims)
+
+    def first_voxel(self, page: Page) -> Page:
+        """Return the first voxel of a page along each axis."""
+        z, y, x = (index * size for index, size in zip(page, self.page, strict=True))
+        return z, y, x
 
     def parts(self) -> Iterator[tuple[Page, Page]]:
         """First page, and the one behind the last, of each part."""
@@ -116,7 +123,7 @@ class Pieces:
 
     def __init__(self, window: Window, paging: Paging) -> None:
         self.window, self._paging = window, paging
-        self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
+        self._starts = to_host(window.starts)
         at = window.boxes.indices(np.arange(window.boxes.count))
         lows, highs = [], []
         for index, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
@@ -166,8 +173,8 @@ class Pieces:
         return self._paging.numbers(at[(at <= end[:, None]).all(-1)])
 
     def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
-        first, last, page, count = low.tolist(), high.tolist(), self._paging.page, self._paging.pages
+        first, last, count = low.tolist(), high.tolist(), self._paging.pages
         z, y, x = (np.arange(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
-        begin = first[0] * page[0], first[1] * page[1], first[2] * page[2]
-        end = (last[0] + 1) * page[0], (last[1] + 1) * page[1], (last[2] + 1) * page[2]
+        begin = self._paging.first_voxel((first[0], first[1], first[2]))
+        end = self._paging.first_voxel((last[0] + 1, last[1] + 1, last[2] + 1))
         return begin, end, ((z[:, None, None] * count[1] + y[:, None]) * count[2] + x).reshape(-1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.sampling.field import Field
 from linumpy.sampling.generator import Use, numbers
 from linumpy.sampling.host import along, linear, normalised
@@ -58,7 +59,7 @@ class SlabPlan:
         spans = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
         return spans[0], spans[1]
 
-    def of(self, coords: np.ndarray) -> np.ndarray:
+    def of(self, coords: Array) -> np.ndarray:
         """Return the slab of each point."""
         number: Any = 0
         for column, n in ((2, self.z), (1, self.y)):
@@ -148,15 +149,15 @@ class SlabVolume(Field):
         self._slabs: list[_HeldSlab] = []
         self._lock = threading.Lock()
 
-    def sample(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw points uniformly in the slabs that are in memory and evaluate them; then replace some of the slabs."""
         self._batch(key, first, coords, out, in_order=False)
 
-    def sample_in_order(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+    def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """The same, but samples of a slab follow each other."""
         self._batch(key, first, coords, out, in_order=True)
 
-    def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at any points; slabs that are not in memory are read for this call alone."""
         with self._lock:
             have = {slab.number: slab for slab in self._slabs}
@@ -170,7 +171,7 @@ class SlabVolume(Field):
                 self._evaluate(slab, coords[part], values)
                 out[:, part] = values
 
-    def _batch(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray, in_order: bool) -> None:
+    def _batch(self, key: tuple[int, int], first: int, coords: Array, out: Array, in_order: bool) -> None:
         with self._lock:
             self._receive()
             count, held = len(coords), len(self._slabs)
@@ -193,8 +194,8 @@ class SlabVolume(Field):
         slab: _HeldSlab,
         key: tuple[int, int],
         first: int,
-        coords: np.ndarray,
-        out: np.ndarray,
+        coords: Array,
+        out: Array,
         span: slice,
         order: np.ndarray | None,
     ) -> None:
@@ -217,13 +218,13 @@ class SlabVolume(Field):
 
         in_threads(part, span.stop - span.start)
 
-    def _evaluate(self, slab: _HeldSlab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _evaluate(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         def part(begin: int, end: int) -> None:
             self._values(slab, coords[begin:end], out[:, begin:end])
 
         in_threads(part, len(coords))
 
-    def _values(self, slab: _HeldSlab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _values(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         _, planes, rows, columns = slab.voxels.shape
         positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
         positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
@@ -291,7 +292,7 @@ class SlabVolume(Field):
                 self._pread(raw[c, k], (((c * z + planes.start + k) * y) + rows.start) * row_nbytes)
         return _HeldSlab(number, (planes.start, rows.start), normalised(raw, self._low_high))
 
-    def _pread(self, out: np.ndarray, offset: int) -> None:
+    def _pread(self, out: Array, offset: int) -> None:
         target = out.reshape(-1).view(np.uint8).data
         begin = self._source.offset + offset
         while len(target):

@@ -7,11 +7,12 @@ for axes that are not said, and what reading gives.
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.read.request import free_memory
@@ -95,7 +96,7 @@ def read_channels(volumes: list[Volume]) -> np.ndarray:
     return voxels
 
 
-def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Any:
+def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Array:
     """Read all channels into device memory: (C, Z, Y, X), in a dtype that kernels sample."""
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
@@ -111,7 +112,7 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
     return voxels
 
 
-def open_pages(source: PagedSource, *, window: int | None = None, xp: Any = None) -> PagedVolume:
+def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
     """Open a volume whose pages are read as they are needed.
 
     Parameters
