@@ -164,7 +164,7 @@ def _boxes(
     boxes = np.empty((len(crop), 3, 2), np.int64)
     np.maximum((lower + base[crop]) * unit[crop], start[crop], out=boxes[:, :, 0])
     np.minimum((upper + base[crop]) * unit[crop], stop[crop], out=boxes[:, :, 1])
-    are_cut = (volumes <= counts.prod(axis=1) * _LARGEST_PART).tolist()
+    are_cut = ((volumes > 0) & (volumes <= counts.prod(axis=1) * _LARGEST_PART)).tolist()
     return [
         boxes[first:last] if is_cut else None
         for first, last, is_cut in zip([0, *ends[:-1]], ends, are_cut, strict=True)
