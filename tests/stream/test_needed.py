@@ -278,8 +278,6 @@ def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, wa
         expected, whole = run(images, pad)
     assert [one.tobytes() for one in got] == [one.tobytes() for one in expected]
     assert stats.plan.output_bytes < 0.9 * whole.plan.output_bytes
-    if way == "core":
-        assert stats.io.input_bytes < 0.9 * whole.io.input_bytes
     if way == "zarr-python":
         assert 0 < voxels < 0.9 * (sum(read) - voxels)
 
@@ -296,6 +294,31 @@ def take_nothing(monkeypatch):
         return replace(info, source=source, unsupported="the test says so", look=None)
 
     monkeypatch.setattr(sources_module, "open_info", opened)
+
+
+@pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
+def test_the_bytes_of_the_chunks_that_are_needed_are_read_once(tmp_path, pipeline, monkeypatch):
+    """One crop: chunks that several crops need are read once or more, as it happens."""
+    values = np.random.default_rng(0).integers(0, 60_000, (64, 64, 64)).astype("u2")
+    path = make_array(tmp_path / "a.zarr", values, (8, 8, 8))
+    p, seen = pipeline(batch_size=1, augment=AUGMENT, pad="reflect", spacing=(1, 1, 1)), []
+
+    def submit(reader, jobs, fallback, memory):
+        seen.extend(jobs)
+        return sources_module.submit(reader, jobs, fallback, memory)
+
+    monkeypatch.setattr(producer_module, "submit", submit)
+    p.push(stream.Sample(path, ((20, 50),) * 3))
+    p.pop().release()
+    (job,) = seen
+    files, chunks = 0, 0
+    for box in job.needed.tolist():
+        for at in np.ndindex(*((b - 1) // 8 - a // 8 + 1 for a, b in box)):
+            names = [str(a // 8 + k) for (a, _), k in zip(box, at, strict=True)]
+            files += (tmp_path / "a.zarr" / "c").joinpath(*names).stat().st_size
+            chunks += 1
+    assert p.stats.io.input_bytes == files
+    assert chunks < 0.9 * np.prod([(b - 1) // 8 - a // 8 + 1 for a, b in job.region])
 
 
 def test_an_error_is_that_of_a_chunk_that_is_needed(tmp_path, pipeline):
