@@ -55,6 +55,14 @@ def range_of(voxels: Array) -> tuple[float, float]:
     return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
 
 
+def finite_range(*parts: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest finite value of arrays; (0, 0) where there is none."""
+    finite = [values for values in (part[np.isfinite(part)] for part in parts) if values.size]
+    if not finite:
+        return 0.0, 0.0
+    return float(min(values.min() for values in finite)), float(max(values.max() for values in finite))
+
+
 Position = tuple[np.ndarray, np.ndarray]
 
 

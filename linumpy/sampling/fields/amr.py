@@ -15,6 +15,7 @@ from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
+from linumpy.sampling.host import finite_range
 
 #: Entries that a brick has in the lists on average: a few for the lists of cells along each of its axes.
 _PER_BRICK = 64
@@ -120,9 +121,3 @@ class BrickField(device_tables.TableField):
             row = (cell[there, 2] * size[there, 1] + cell[there, 1]) * size[there, 0] + cell[there, 0]
             sums[0, targets[there]] += share[there] * values[brick["offset"][there] + row]
             sums[1, targets[there]] += share[there]
-
-
-def finite_range(values: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest of the finite values; (0, 0) where there is none."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

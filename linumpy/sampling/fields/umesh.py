@@ -15,10 +15,10 @@ import numpy as np
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
-from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
+from linumpy.sampling.host import finite_range
 
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
@@ -103,7 +103,7 @@ class StitchedField(device_tables.TableField):
         self.domain = np.stack([low.min(0), high.max(0)])
         origin, extent = self.domain[0], self.domain[1] - self.domain[0]
         used = np.unique(self._corners[self._corners >= 0])
-        self.value_range = finite_range(np.concatenate([blocks.values, values[used]]))
+        self.value_range = finite_range(blocks.values, values[used])
         self._grids, self._values = _grid_records(blocks, origin), blocks.values
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
         # Rounded as vertices are, so that what touches still does.

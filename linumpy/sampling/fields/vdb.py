@@ -18,6 +18,7 @@ from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
+from linumpy.sampling.host import finite_range
 
 #: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
 _MOST_NODES = 2**26
@@ -73,7 +74,7 @@ class SparseGrid(device_tables.TableField):
         nodes = tree.high // NODE - first + 1
         if np.prod(nodes.astype(float)) > _MOST_NODES:
             raise ValueError(f"the box of its active voxels has {self.shape} voxels, too many to be sampled as one box")
-        self.value_range = _value_range(tree)
+        self.value_range = finite_range(tree.leaves, tree.tiles)
         top = np.full(nodes, -1, np.int32)
         for origin, size, tile in zip(tree.blocks, tree.block_sizes, tree.block_tiles, strict=True):
             start = origin // NODE - first
@@ -119,9 +120,3 @@ class SparseGrid(device_tables.TableField):
         node = self._tables.host[1][tuple((voxel // NODE).T)]
         child = voxel // LEAF % NODE_CHILDREN @ np.array([NODE_CHILDREN**2, NODE_CHILDREN, 1])
         return np.where(node < 0, node, children[np.maximum(node, 0), child] if len(children) else node)
-
-
-def _value_range(tree: VoxelTree) -> tuple[float, float]:
-    parts = [part[np.isfinite(part)] for part in (tree.leaves, tree.tiles)]
-    some = [part for part in parts if part.size]
-    return (float(min(part.min() for part in some)), float(max(part.max() for part in some))) if some else (0.0, 0.0)

@@ -17,9 +17,8 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.sampling.field import Field
-from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.files.vtk import read_vtk
-from linumpy.sampling.host import HostVolume
+from linumpy.sampling.host import HostVolume, finite_range
 from linumpy.sampling.volume import KEPT, DeviceVolume
 
 Path = str | os.PathLike[str]

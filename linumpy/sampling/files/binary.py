@@ -7,6 +7,8 @@ the file, the field and the byte where it begins.
 from __future__ import annotations
 
 import os
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -15,6 +17,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.errors import SourceError
+
+#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
+_MOST_RATIO = 2**16
 
 
 class Cursor:
@@ -99,3 +104,27 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Cursor]:
     """Open a file for reading."""
     with open(path, "rb") as file:
         yield Cursor(file, os.fspath(path))
+
+
+def unzip(content: bytes, nbytes: int) -> bytes:
+    """Decode a zlib stream of a known size; ValueError where it has another."""
+    try:
+        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(decoded) != nbytes:
+        raise ValueError(f"they are not {nbytes} bytes once unzipped")
+    return decoded
+
+
+def unpack_blosc(content: bytes, nbytes: int) -> bytes:
+    """Decode a Blosc buffer of a known size; ValueError where it has another."""
+    from numcodecs import Blosc
+
+    sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
+    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
+        raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
+    try:
+        return bytes(Blosc().decode(content))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error

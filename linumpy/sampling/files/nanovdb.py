@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened
-from linumpy.sampling.files.openvdb import unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import UPPER, Levels, VoxelTree, flatten, mask_of, offsets_of
 
 _MAGIC_FILES = (0x304244566F6E614E, 0x324244566F6E614E)  # NanoVDB0 and NanoVDB2

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened
+from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import (
     NODE,
     NODE_CHILDREN,
@@ -40,8 +38,6 @@ _MAPS = {
     **dict.fromkeys(["AffineMap", "UnitaryMap"], 128),
     "TranslationMap": 24,
 }
-#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
-_MOST_RATIO = 2**16
 _SEPARATOR = "\x1e"  # of a name and the number that makes it unique
 
 
@@ -266,27 +262,3 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Stored) -> b
     except ValueError as error:
         raise cursor.fail(f"compressed values in front of byte {cursor.position}: {error}") from error
     return decoded
-
-
-def unzip(content: bytes, nbytes: int) -> bytes:
-    """Decode a zlib stream of a known size; ValueError where it has another."""
-    try:
-        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if len(decoded) != nbytes:
-        raise ValueError(f"they are not {nbytes} bytes once unzipped")
-    return decoded
-
-
-def unpack_blosc(content: bytes, nbytes: int) -> bytes:
-    """Decode a Blosc buffer of a known size; ValueError where it has another."""
-    from numcodecs import Blosc
-
-    sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
-    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
-        raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
-    try:
-        return bytes(Blosc().decode(content))
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
