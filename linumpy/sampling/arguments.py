@@ -69,15 +69,15 @@ def view_of(
     given : int or array
         A pointer, or an array. A pointer is trusted to have as many bytes as `shape` and `dtype` say.
     name : str
-        Of the argument, for errors.
+        Name of the argument, for errors.
     shape : tuple of int
-        Which it must have; an array may lack an axis of length 1 at the front.
+        Required shape; an array may lack an axis of length 1 at the front.
     dtype : dtype
-        Which it must have.
+        Required dtype.
     device : int or None
-        Number of the device on which it must lie; None: host memory.
+        Number of the device on which the array must lie; None: host memory.
     writes : bool
-        It will be written to.
+        The array is written to.
 
     Returns
     -------

@@ -22,7 +22,7 @@ from linumpy.gpu.kernels import KernelSpec, int32, int64, load
 from linumpy.sampling.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
 
-#: Three of them are two words of the generator, so a call of it makes two samples.
+#: Bits of a coordinate in a box: three coordinates are two words of the generator, so a call of it makes two samples.
 FIELD_BITS = 21
 _FEWEST_HALVINGS = COORDINATE_BITS - FIELD_BITS
 _MOST_HALVINGS = 20
@@ -30,12 +30,12 @@ _MOST_HALVINGS = 20
 _MOST_LEVELS = 24
 #: Largest number of samples of a window: their pairs are numbered in 32 bits.
 MOST_SAMPLES = 2**33
-#: Voxels that interpolation in a box of a volume needs at most, so that they are held in shared memory.
+#: Largest number of voxels that interpolation in a box needs, so that they fit in shared memory.
 BOX_VOXELS = 13_000
 _THREADS = 256
-#: Levels whose nodes are split by several blocks each, and those that a block splits in shared memory at most.
+#: Levels whose nodes several blocks split each, and the largest number that a block splits in shared memory.
 _TOP, _BELOW = 8, 12
-#: Calls of the generator by a thread for a level, and blocks of a level at most.
+#: Calls of the generator by a thread for a level, and the largest number of blocks of a level.
 _CALLS_OF_A_THREAD, _MOST_BLOCKS = 4, 512
 _BATCH = 2**13
 _BOXES = np.dtype(
@@ -124,7 +124,7 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
 
 @dataclass(frozen=True)
 class Window:
-    """Samples that are put in the order of the boxes together.
+    """Samples that are sorted by box together.
 
     Attributes
     ----------

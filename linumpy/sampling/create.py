@@ -1,7 +1,7 @@
 """Makes samplers by the type of volume and the device.
 
-In: a type, a device, and what names the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
-``ValueError`` and ``TypeError`` that name the argument, and what opening the volume gives.
+In: a type, a device, and the arguments of the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
+``ValueError`` and ``TypeError`` that name the argument, and errors of opening the volume.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Evaluation:
     labels : bool
         Values are int32, of the nearest voxel.
     layout : str or None
-        Of a volume on a device.
+        Layout of a volume on a device.
     memory_limit : int or None
-        Bytes that such a layout may take.
+        Largest size of that layout in bytes.
     seed : int or None
-        Of the stream.
+        Seed of the stream.
     """
 
     spline_order: int
@@ -74,13 +74,13 @@ class Drawing:
     Attributes
     ----------
     order : str
-        Of samples.
+        Order of the samples.
     mask, importance
-        Where there are more samples.
+        Where samples are drawn, and where more of them.
     strata : int
         Boxes along each axis.
     window : int or None
-        Samples that are put in order together.
+        Number of samples that are sorted together.
     """
 
     order: str

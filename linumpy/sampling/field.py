@@ -33,7 +33,7 @@ class Field(abc.ABC):
     boxes : Boxes
         Boxes of the volume, for samples in their order; by default 32 along each axis.
     window_size : int or None
-        Samples that are put in the order of boxes together, where the caller does not say; None: those of a call.
+        Number of samples that are sorted by box together, unless the caller gives it; None: those of a call.
     has_own_order : bool
         Whether order ``"binned"`` is that of :meth:`sample_in_order`, and not of :attr:`boxes`.
     """

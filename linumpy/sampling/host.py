@@ -36,7 +36,7 @@ def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
     if low_high is None:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
-    # Cut first: infinity times the 0 of a range of no width would be NaN.
+    # Clip first: infinity times the 0 of a range of no width would be NaN.
     moved = values.astype(np.float64)
     moved.clip(*low_high, out=moved)
     moved -= low

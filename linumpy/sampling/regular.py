@@ -20,11 +20,11 @@ from linumpy.gpu.rounding import cast_elements
 from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
 
-#: dtypes by the names that other samplers use, besides NumPy's.
+#: Names of dtypes in other samplers, besides NumPy's.
 _NAMES = {"float": "f4", "double": "f8", "half": "f2"}
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
 _LONGEST = 2**24
-#: Of a range: float32 holds such values, their difference and one over it.
+#: Largest value of a range: float32 holds it, the difference of two and its inverse.
 _LARGEST = 1e36
 #: Bytes that are converted and copied to a device at a time.
 _PART_NBYTES = 64 * 2**20
@@ -32,7 +32,7 @@ _PART_NBYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class RawFile:
-    """Voxels in a file, without a header of their own.
+    """Voxels in a file without a header.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class RawFile:
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
 
     def check_mapped(self, voxels: np.memmap) -> None:
-        """Refuse to go on with a mapped file that was shortened: reading beyond its end would end the process."""
+        """Refuse a mapped file that was shortened: reading beyond its end would end the process."""
         size = voxels._mmap.size()  # type: ignore[attr-defined]  # of the file that is mapped, as it is now
         if size < self.offset + self.nbytes:
             problem = f"{self.offset + self.nbytes} bytes were mapped, and the file has {size} now"

@@ -35,21 +35,21 @@ class Sampler:
     Parameters
     ----------
     field : Field
-        What is sampled.
+        The volume.
     device : int or None
-        Number of the device whose memory it works in; None: host memory.
+        Number of the device on which arrays lie; None: host memory.
     seed : int, optional
-        Of the stream; by default a new one.
+        Seed of the stream; by default random.
     order : {"iid", "binned", "stratified", "sobol"}
-        As of :func:`linumpy.sampling.create_sampler`.
+        See :func:`linumpy.sampling.create_sampler`.
     weights : Draw, optional
         How points are drawn by weights or inside a mask.
     strata : int
         Boxes along each axis for ``order="stratified"``.
     window : int, optional
-        Samples that are put in the order of boxes together; by default those of a call.
+        Number of samples that are sorted by box together; by default those of a call.
     spacing : tuple of float, optional
-        Of the voxels along x, y and z, as given by the caller.
+        Voxel spacing along x, y and z, as the caller gave it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
+"""A volume in device memory, in a layout of ``volume.cuh``: values at points, and random samples.
 
 In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
 with float32 weights. Work is queued on CuPy's current stream. Tests pass NumPy arrays and emulate the kernels.
@@ -22,23 +22,23 @@ from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 
-#: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
+#: Layouts by their numbers in volume.cuh; and the size of each copy, in sizes of the volume.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
 _FACTORS = {"rows": 0, "bricks": 1, "quads": 4, "cells": 8}
-#: dtypes that are kept as they are; others become float32.
+#: dtypes that kernels sample; voxels of others are converted to float32.
 KEPT = ("u1", "i1", "u2", "i2", "f2", "f4")
 _PACKAGE = "linumpy.sampling.cuda"
 _THREADS, _WARPS = 256, 8
 _NOTHING = np.uint64(0)
-#: Of a GPU's second cache, what copies of a small volume may take.
+#: Largest copy of a volume that stays in a GPU's second cache.
 _CACHED_NBYTES = 40 * 2**20
-#: Voxels for each sample above which a box is not worth reading into shared memory.
+#: Voxels for each sample up to which boxes are read into shared memory.
 _SPARSE = 16
-#: Voxels along an axis from which on a point's cell is not found by additions.
+#: Voxels along an axis from which on the kernel that finds cells by additions is not exact.
 _LONGEST = 2**22
-#: Samples of a box that a block makes at least, where a box has many.
+#: Smallest number of samples of a box that a block makes, if the box has as many.
 _BLOCK_SAMPLES = 16_384
-#: Samples from which on a warp makes several tiles, one after another.
+#: Number of samples from which on a warp makes several tiles in turn.
 _MANY = 2**22
 _MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
@@ -53,19 +53,19 @@ assert VOLUME_RECORD.itemsize == 72
 
 @dataclass(frozen=True)
 class Shape:
-    """How the kernels are cut, as measured on an H200.
+    """Launch parameters of the kernels, as measured on an H200.
 
     Attributes
     ----------
     groups : int
-        Samples of a lane at the same time, at points anywhere.
+        Samples that a lane evaluates at the same time, at any points.
     blocks, box_blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread: of points anywhere, and in boxes.
+        Smallest number of resident blocks of a multiprocessor, which limits registers: for any points, and in boxes.
     ahead : int
-        Of the coordinates of the next points: 0, they are read when they are needed; 1, before these are evaluated; 2,
-        they are brought into the second cache.
+        When the coordinates of the next points are read: 0, when they are needed; 1, before the current ones are
+        evaluated; 2, they are prefetched into the second cache.
     box_voxels : int
-        Voxels of a box in shared memory at most.
+        Largest number of voxels of a box in shared memory.
     box_threads : int
         Threads of a block that makes the samples of a box.
     box_copies : bool

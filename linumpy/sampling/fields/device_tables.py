@@ -1,7 +1,7 @@
 """Fields that NumPy and a kernel evaluate from the same tables, which lie on each device that evaluates the field.
 
-In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: the arrays on the device
-of the coordinates, uploaded once and kept as long as the field; a kernel queued on CuPy's current stream.
+In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: values. Tables are
+uploaded once a device and kept as long as the field; kernels are queued on CuPy's current stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read binary files whose counts may be wrong: nothing is allocated before the file is known to hold it.
+"""Read binary files whose counts may be wrong: they are checked against the file size before memory is allocated.
 
 In: a path, or bytes already in memory. Out: little-endian numbers and arrays. Errors: :class:`SourceError`, which names
 the file, the field and the byte where it begins.

@@ -3,7 +3,7 @@
 In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
 samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the least
 recently used are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
-missing pages of the next are read.
+missing pages of the next part are read.
 
 A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
 in one pass over the volume and returned by later calls; the stream of samples is the same.
@@ -45,7 +45,7 @@ assert _PAGES.itemsize == 72
 _THREADS, _GROUPS = 256, 4
 _NOTHING = np.uint64(0)
 _NO_PAGES = np.empty(0, np.int64)
-#: Pages that are read as one job.
+#: Largest number of pages that a job reads.
 _TOGETHER = 256
 
 
@@ -95,7 +95,7 @@ class PageCache:
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
         """Begin to read the pages that are missing, into slots of any pages but those to keep.
 
-        Where there are pages to keep, fewer are read if there are no slots for all.
+        If there are pages to keep, fewer pages are read where slots do not suffice.
         """
         if not len(pages):
             return

@@ -17,11 +17,11 @@ import numpy as np
 from linumpy.device import to_host
 from linumpy.sampling.boxes import Window
 
-#: Voxels of a page, about: several chunks where those are smaller.
+#: Approximate number of voxels of a page, which joins several chunks if they are smaller.
 _PAGE_VOXELS = 2**18
 #: Coordinates of a page, or of a voxel: z, y, x.
 Page = tuple[int, int, int]
-#: That one box needs beyond those of the boxes before it, at most; for estimates.
+#: Largest number of pages that a box needs and the boxes before it do not; for estimates.
 _PAGES_OF_A_BOX = 8
 
 

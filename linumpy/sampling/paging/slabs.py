@@ -1,8 +1,8 @@
 """A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
 
 In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, values at any points. A
-slab is a box of whole rows, with the voxels that interpolation needs beside it. So many of them are held, and after
-each batch some are replaced by the next ones, in a random order in which each slab comes once before any comes again.
+slab is a box of whole rows, with the neighbouring voxels that interpolation needs. A fixed number of slabs is in
+memory; after each batch some are replaced by the next ones, in a random order that repeats no slab before all came.
 The file is read by ``pread``: a file that is shortened while it is sampled is an :class:`OSError`.
 """
 
@@ -28,7 +28,7 @@ from linumpy.sampling.regular import RawFile
 from linumpy.sampling.threads import in_threads, threads
 
 _SLAB_NBYTES = 8 * 2**20
-#: Planes of a slab where one plane is larger than a slab.
+#: Planes of a slab if a single plane is larger than a slab.
 _PLANES = 16
 
 
@@ -112,11 +112,11 @@ class SlabVolume(Field):
     low_high : (float, float)
         Brought into 0 to 1, voxel by voxel.
     slabs, replaced : int
-        Slabs in memory, and those that are replaced after each batch.
+        Number of slabs in memory, and of those that are replaced after each batch.
     key : (int, int)
-        Of the generator: it puts the slabs in order.
+        Key of the generator, which shuffles the slabs.
     slab_nbytes : int
-        Bytes of a slab in the file, about.
+        Approximate size of a slab in the file, in bytes.
     """
 
     orders = ("iid", "binned")
@@ -243,7 +243,7 @@ class SlabVolume(Field):
         try:
             arrived = [slab.result() for slab in coming]
         except BaseException:
-            # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
+            # The next batch requests the same slabs again: a turn must not lack slabs because of one failed read.
             self._taken -= len(coming)
             if self._slabs:
                 self._ask(len(coming))
