@@ -87,11 +87,6 @@ class PageCache:
         """Say whether pages are there, or being read."""
         return bool((self._slot[pages] >= 0).all())
 
-    @property
-    def held(self) -> np.ndarray:
-        """Pages that are there, or being read."""
-        return np.flatnonzero(self._slot >= 0)
-
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
         """Begin to read the pages that are missing, into slots of any pages but those to keep.
 
