@@ -13,8 +13,8 @@ def maker(name, **options):
     def make(xp, scale):
         data = xp.ones(round(1000 * scale))
         return kernel_case(
-            name, data.shape, "float64", lambda: data + 1, lambda: data + 1, lambda got: "" if got[0] == 2 else "no",
-            2 * data.nbytes, **options,
+            name, data, lambda: data + 1, lambda: data + 1, lambda got: "" if got[0] == 2 else "no", 2 * data.nbytes,
+            **options,
         )  # fmt: skip
 
     return make

@@ -174,30 +174,9 @@ class StoreSpec:
 class StoredArray:
     """An array in a local folder, ready to be read.
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    path : Path
-        Folder of the array.
-    shape, chunks : tuple of int
-        Of the array and of its (inner) chunks.
-    dtype : numpy.dtype
-        In this machine's byte order.
-    shards : tuple of int or None
-        Shape of a shard.
-    codecs : str
-        The codec chain.
-    zarr_format : int
-        2 or 3.
-    files : tuple of Path
-        The files that hold its chunks, and its metadata.
-    stored_bytes : int
-        Bytes of the chunks on the disk.
-    data : str
-        What kind of voxels it holds.
-    region : tuple of (int, int), or None
-        What is read of the array; None for all.
+    Sizes are in voxels, of the array, its (inner) chunks and its shards; `dtype` is in this machine's byte order; `files`
+    hold its chunks and its metadata, and `stored_bytes` are those of the chunks; `data` says what the voxels are; a
+    `region` gives the first and last-but-one voxel along each axis of what is read, None all.
     """
 
     name: str

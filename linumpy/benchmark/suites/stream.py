@@ -28,6 +28,7 @@ import zarr
 
 from linumpy.benchmark.cases import CannotRunError, Case, Check, Entry, Mark, Prepared, Suite
 from linumpy.benchmark.data import change_for_ratio, check_size, generator, oct_voxels, work_folder
+from linumpy.benchmark.suites.callers import CALLERS, IDLE, Caller
 from linumpy.device import require_cuda, resolve
 from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
 from linumpy.stream import Augment, Config, CropSampler, Pipeline, Sample, Volume
@@ -122,75 +123,6 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cached": ("chunks cached", {}),  # as large as the arrays
     "augmented": ("augmented", {"augment": _AUGMENT, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}),
 }
-
-
-@dataclass(frozen=True)
-class Caller:
-    """What a caller does besides taking batches.
-
-    Attributes
-    ----------
-    title : str
-        For people.
-    step_seconds : float
-        Plain Python between two batches, which holds the interpreter's lock.
-    threads : int
-        Other threads of plain Python that never sleep.
-    least : float
-        GiB/s that linumpy is to reach; 0 where the time of a batch counts.
-    batch_seconds : float
-        That time.
-    """
-
-    title: str
-    step_seconds: float = 0.0
-    threads: int = 0
-    least: float = 0.0
-    batch_seconds: float = 0.0
-
-    def mark(self, nbytes: int) -> Mark:
-        """Return the mark for a batch of so many bytes."""
-        if self.least:
-            return Mark(self.least)
-        label = f"GiB/s: {1e3 * self.batch_seconds:g} ms a batch"
-        return Mark(round(nbytes / 2**30 / self.batch_seconds, 2), label=label)
-
-    def step(self) -> None:
-        """Compute for a while, as a training step does."""
-        end = time.perf_counter() + self.step_seconds
-        while time.perf_counter() < end:
-            pass
-
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Run the other threads meanwhile."""
-        stopped = False
-
-        def spin() -> None:
-            while not stopped:
-                pass
-
-        name = "linumpy-benchmark-busy"
-        threads = [threading.Thread(target=spin, name=name, daemon=True) for _ in range(self.threads)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            stopped = True
-            for thread in threads:
-                thread.join()
-
-
-_IDLE = Caller("an idle caller", least=15.0)
-#: The marks are those of W1a on an H200; a step hides the reading, which takes less time.
-CALLERS = (
-    _IDLE,
-    Caller("5 ms of Python a batch", 0.005, batch_seconds=0.0055),
-    Caller("10 ms of Python a batch", 0.010, batch_seconds=0.0108),
-    Caller("beside a busy thread of Python", threads=1, least=8.0),
-    Caller("beside two such threads", threads=2, least=6.0),
-)
 
 
 @dataclass(frozen=True)
@@ -350,7 +282,7 @@ def _case(name: str, work: Work) -> Case:
     return Case(
         f"{name}: {load.title}",
         work.nbytes,
-        (*entries, *_peers(work, _IDLE, work.peer_batches / work.batches)),
+        (*entries, *_peers(work, IDLE, work.peer_batches / work.batches)),
         description=(
             f"{work.batches} batches of {load.batch} crops, {len(work.paths)} array(s), chunks {load.chunk} in shards "
             f"{load.shard}, to {work.dtype}; peers read a part of them, in the stored dtype",
@@ -387,7 +319,7 @@ def _peers(work: Work, caller: Caller, share: float) -> tuple[Entry, Entry]:
     title = f"zarr, {_PEER_THREADS} threads"
     return (
         Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), **options),
-        Entry("zarr", title, lambda: _zarr(work, caller), warm_ups=1 if caller is _IDLE else 0, **options),
+        Entry("zarr", title, lambda: _zarr(work, caller), warm_ups=1 if caller is IDLE else 0, **options),
     )
 
 
@@ -395,7 +327,7 @@ def _peers(work: Work, caller: Caller, share: float) -> tuple[Entry, Entry]:
 
 
 @contextlib.contextmanager
-def _ours(work: Work, caller: Caller = _IDLE, **options: Any) -> Iterator[Prepared]:
+def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
     config = Config(
         batch_size=work.load.batch, host_buffer_bytes=work.buffer_nbytes, device_buffer_bytes=work.buffer_nbytes,
         dtype=work.dtype, lookahead_batches=work.lookahead, device=None if work.use_gpu else "cpu",
