@@ -174,8 +174,8 @@ class StoreSpec:
 class StoredArray:
     """An array in a local folder, ready to be read.
 
-    Sizes are in voxels, of the array, its (inner) chunks and its shards; `dtype` is in this machine's byte order; `files`
-    hold its chunks and its metadata, and `stored_bytes` are those of the chunks; `data` says what the voxels are; a
+    Sizes are in voxels, of the array, its (inner) chunks and its shards; `dtype` is in this machine's byte order;
+    `files` hold chunks and metadata, and `stored_bytes` are those of the chunks; `data` says what the voxels are;
     `region` gives the first and last-but-one voxel along each axis of what is read, None all.
     """
 

@@ -13,8 +13,6 @@ import importlib
 import math
 import os
 import shutil
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
