@@ -22,8 +22,8 @@ from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
 #: What VTK reports of legacy files whose values are complete.
 _HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
-#: Distance of a point from its position on an even grid, in steps of the grid, up to which the grid counts as even:
-#: float32 coordinates are rounded.
+#: Distance of a point from its position on an even grid up to which the grid counts as even, in steps of the grid; more,
+#: up to a quarter of a step, where float32 coordinates are that far from zero.
 _UNEVEN = 1e-3
 _KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
@@ -85,13 +85,9 @@ def _read_grid(name: str, is_legacy: bool) -> Any:
         if not any(harmless in text for harmless in _HARMLESS):
             raise SourceError(f"{name}: VTK cannot read it: {re.sub(r'^[ (]*vtk[^:]*: ', '', text)}")
     grid = reader.GetOutputDataObject(0)
-    if grid is None or not (
-        grid.IsA("vtkImageData") or grid.IsA("vtkRectilinearGrid") or grid.IsA("vtkStructuredGrid")
-    ):
-        kind = "nothing" if grid is None else grid.GetClassName()
-        raise UnsupportedLayoutError(
-            f"{name}: holds {kind}, and only images, rectilinear and structured grids are read"
-        )
+    if grid is None or not any(map(grid.IsA, _KINDS)):
+        kind = "no data set" if grid is None else grid.GetClassName()
+        raise UnsupportedLayoutError(f"{name}: holds {kind}, and only {', '.join(_KINDS)} are read")
     return grid
 
 
@@ -138,28 +134,30 @@ def _check_structured(name: str, grid: Any) -> None:
 
     points = vtk_to_numpy(grid.GetPoints().GetData()).reshape(*_shape(grid, False), 3)
     lines = [np.moveaxis(points[..., number], 2 - number, 2) for number in range(3)]
-    steps = [_check_even(name, axis, along[0, 0]) for axis, along in zip("XYZ", lines, strict=True)]
-    for axis, along, step in zip("XYZ", lines, steps, strict=True):
-        if not np.abs(along - along[0, 0]).max() <= _UNEVEN * (step or max(steps)):
+    tolerances = [_check_even(name, axis, along[0, 0]) for axis, along in zip("XYZ", lines, strict=True)]
+    for axis, along, tolerance in zip("XYZ", lines, tolerances, strict=True):
+        if not np.abs(along - along[0, 0]).max() <= (tolerance or max(tolerances)):
             raise UnsupportedLayoutError(
                 f"{name}: {axis} of its points changes along another axis of the grid, so it is no image; {_RESAMPLE}"
             )
 
 
 def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
-    """Refuse points that are not evenly spaced along an axis; returns the distance between them, 0 for a single one."""
+    """Refuse points that are not evenly spaced along an axis; returns how far they may be off, 0 for a single point."""
     points = coordinates.astype(np.float64)
     if len(points) == 1:
         return 0.0
     even = np.linspace(points[0], points[-1], len(points))
     step = float(abs(even[1] - even[0]))
-    if not (step > 0 and np.abs(points - even).max() <= _UNEVEN * step):
+    rounding = float(np.abs(points).max()) * 2.0**-22 if coordinates.dtype == np.float32 else 0.0
+    tolerance = min(max(_UNEVEN * step, rounding), step / 4)
+    if not (step > 0 and np.abs(points - even).max() <= tolerance):
         steps = np.abs(np.diff(points))
         raise UnsupportedLayoutError(
             f"{name}: its points are {steps.min():g} to {steps.max():g} apart along {axis}, and only even distances "
             f"are read; {_RESAMPLE}"
         )
-    return step
+    return tolerance
 
 
 def _values(name: str, grid: Any, header: Header | None, field: str | None) -> np.ndarray:

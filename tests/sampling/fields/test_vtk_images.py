@@ -343,19 +343,23 @@ def test_cells_that_no_piece_holds(tmp_path):
         read_vtk(tmp_path / "a.vti", "cell")
 
 
-def text_grid(kind, coordinates, values, cells=None):
+def text_grid(kind, coordinates, values, cells=None, precision=64):
     """A rectilinear (three lines of coordinates) or structured (points, (Z, Y, X, 3)) grid as text."""
     extent = " ".join(f"0 {n - 1}" for n in values.shape[::-1])
 
-    def array(name, numbers, components=1):
+    def array(name, numbers, components=1, precision=64):
         text = " ".join(map(repr, np.ravel(numbers).tolist()))
         attributes = f'Name="{name}" format="ascii" NumberOfComponents="{components}"'
-        return f'<DataArray type="Float64" {attributes}>{text}</DataArray>'
+        return f'<DataArray type="Float{precision}" {attributes}>{text}</DataArray>'
 
     if kind == "RectilinearGrid":
-        where = "<Coordinates>" + "".join(map(array, "xyz", coordinates)) + "</Coordinates>"
+        where = (
+            "<Coordinates>"
+            + "".join(array(n, line, 1, precision) for n, line in zip("xyz", coordinates, strict=True))
+            + "</Coordinates>"
+        )
     else:
-        where = "<Points>" + array("p", coordinates, 3) + "</Points>"
+        where = "<Points>" + array("p", coordinates, 3, precision) + "</Points>"
     data = f"<PointData>{array('a', values)}</PointData>"
     if cells is not None:
         data += f"<CellData>{array('c', cells)}</CellData>"
@@ -365,7 +369,7 @@ def text_grid(kind, coordinates, values, cells=None):
     )
 
 
-def even_axes(shape, scale=(0.5, -2.0, 1e-3), origin=(-7.0, 1e3, 0.1)):
+def even_axes(shape, scale=(0.5, -2.0, 1e-3), origin=(-7.0, 3e6, 0.1)):
     """Coordinates along x, y, z; y falls."""
     return [o + s * np.arange(n) for o, s, n in zip(origin, scale, shape[::-1], strict=True)]
 
@@ -380,8 +384,8 @@ def test_evenly_spaced_grids_are_images(tmp_path, shape):
     rng = np.random.default_rng(1)
     values, cells = rng.random(shape), rng.random([max(1, n - 1) for n in shape])
     axes = [line.astype(np.float32).astype(float) for line in even_axes(shape)]
-    (tmp_path / "a.vtr").write_text(text_grid("RectilinearGrid", axes, values, cells))
-    (tmp_path / "a.vts").write_text(text_grid("StructuredGrid", as_points(axes), values, cells))
+    (tmp_path / "a.vtr").write_text(text_grid("RectilinearGrid", axes, values, cells, 32))
+    (tmp_path / "a.vts").write_text(text_grid("StructuredGrid", as_points(axes), values, cells, 32))
     for name in ("a.vtr", "a.vts"):
         np.testing.assert_array_equal(read_vtk(tmp_path / name), values[None])
         np.testing.assert_array_equal(read_vtk(tmp_path / name, "c"), cells[None])
