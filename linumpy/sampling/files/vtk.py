@@ -22,8 +22,8 @@ from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
 #: What VTK reports of legacy files whose values are complete.
 _HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
-#: Distance of a point from its position on an even grid up to which the grid counts as even, in steps of the grid. It is
-#: larger, up to a quarter of a step, where float32 rounds the coordinates by more.
+#: Distance of a point from its position on an even grid up to which the grid counts as even, in steps of the grid.
+#: Larger, up to a quarter of a step, where float32 rounds the coordinates by more.
 _UNEVEN = 1e-3
 _KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"

@@ -300,7 +300,7 @@ def test_pieces_lie_below_the_folder_of_their_index(outside, source):
         index(str(outside[0].parent / "good.vti"))
 
 
-def test_links_to_pieces_are_followed_before_their_place_is_looked_at(outside):
+def test_links_to_pieces_are_followed_before_their_folder_is_checked(outside):
     folder, values, index = outside
     (folder / "link.vti").symlink_to("../good.vti")
     (folder / "zero.vti").symlink_to("/dev/zero")
