@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace lc {
 namespace {
@@ -33,6 +34,8 @@ i64 memory_nbytes() {
 
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<MemoryGate *> shared_gate{nullptr};
+// Of the thread that helped last: threads of callers keep none, since nobody tells when they end.
+std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
     T *known = slot.load();
@@ -138,17 +141,36 @@ void Pool::loop() {
     }
 }
 
+bool Pool::begin_help(const Work &work) noexcept {
+    const std::lock_guard lock(mutex_);
+    i64 step;
+    if (stopping_ || first_.get() != &work || !take()->claim(step)) return false;
+    ++helping_;
+    thread_memory() = spare_memory.exchange(nullptr);
+    return true;
+}
+
+void Pool::end_help() noexcept {
+    delete spare_memory.exchange(std::exchange(thread_memory(), nullptr));
+    {
+        const std::lock_guard lock(mutex_);
+        if (--helping_ || !stopping_) return;
+    }
+    changed_.notify_all();
+}
+
 void Pool::stop() noexcept {
     std::vector<pthread_t> threads;
     std::shared_ptr<Work> left;
     {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         stopping_ = true;
         threads.swap(threads_);
         left = std::move(first_);
         last_ = nullptr;
+        changed_.notify_all();
+        changed_.wait(lock, [this] { return !helping_; });
     }
-    changed_.notify_all();
     for (pthread_t thread : threads) pthread_join(thread, nullptr);
     while (left) left = std::shared_ptr<Work>(std::move(left->next_));  // one by one: no recursion
 }

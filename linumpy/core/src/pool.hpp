@@ -53,6 +53,10 @@ public:
     // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
     // started where there is none at all: then nothing was queued.
     int add(std::shared_ptr<Work> work, bool first) noexcept;
+    // Take queued work of one step back for the calling thread, where it is the next and no thread has begun it; `stop`
+    // waits for `end_help`, and so does the memory that the thread borrowed.
+    bool begin_help(const Work &work) noexcept;
+    void end_help() noexcept;
     // Finish the steps that are under way and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
@@ -72,7 +76,7 @@ private:
     std::shared_ptr<Work> first_;
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
-    i64 most_, idle_ = 0;
+    i64 most_, idle_ = 0, helping_ = 0;
     std::atomic<bool> stopping_{false};
 };
 
