@@ -175,7 +175,7 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
             batch->number = ++batches_;
             queue_.push_back(batch);
             queued_boxes_ += batch->queued_boxes;
-            state = schedule_plan();
+            state = schedule_plan(batch->is_small);
             if (state) {
                 queue_.pop_back();
                 queued_boxes_ -= batch->queued_boxes;
@@ -245,7 +245,13 @@ void Reader::settle(Job &job, i64 parts) {
 
 // Planning. `planning_` is true from here until a thread has planned, so that one thread at a time does.
 
-int Reader::schedule_plan() noexcept {
+// Whether a thread that waits may carry out all that is queued.
+bool Reader::is_little() const {
+    return queued_boxes_ <= HELPED_BOXES &&
+           std::all_of(queue_.begin(), queue_.end(), [](const auto &batch) { return batch->is_small; });
+}
+
+int Reader::schedule_plan(bool for_later) noexcept {
     if (planning_ || queue_.empty()) return 0;
     i64 waiting = 0;
     std::erase_if(active_, [&](const std::weak_ptr<Wave> &one) {
@@ -255,7 +261,8 @@ int Reader::schedule_plan() noexcept {
     });
     if (waiting > WAITING_TASKS) return 0;
     plan_work_->arm();
-    const int state = Pool::shared().add(plan_work_, true);
+    Pool &pool = Pool::shared();
+    const int state = for_later && is_little() ? pool.add_for_later(plan_work_) : pool.add(plan_work_, true);
     planning_ = !state;
     return state;
 }
@@ -290,8 +297,7 @@ void Reader::help() noexcept {
     std::shared_ptr<PlanWork> work;
     {
         const std::lock_guard lock(mutex_);
-        if (!planning_ || queued_boxes_ > HELPED_BOXES) return;
-        if (!std::all_of(queue_.begin(), queue_.end(), [](const auto &batch) { return batch->is_small; })) return;
+        if (!planning_ || !is_little()) return;
         work = plan_work_;
     }
     if (!Pool::shared().begin_help(*work)) return;

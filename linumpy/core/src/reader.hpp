@@ -229,7 +229,8 @@ private:
     void collect(Batch &batch);
     void look(Batch &batch);
     void abandon(Batch &batch, i64 code);
-    int schedule_plan() noexcept;
+    bool is_little() const;
+    int schedule_plan(bool for_later = false) noexcept;
     void flush_if_idle();
 
     std::mutex mutex_;

@@ -20,7 +20,6 @@ from linumpy.core import native
 from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError, not_pickled
-from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.by_core import CoreEngine
 from linumpy.gpu.read.by_zarr import ZarrEngine
 from linumpy.gpu.read.core_device import CoreDevice
@@ -29,9 +28,11 @@ from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
 from linumpy.gpu.read.outputs import (
     Regions,
+    addresses_of,
     alike,
     bounds_of,
     check_output,
+    columns_of,
     rows_of,
     shapes_of,
     strides_of,
@@ -206,8 +207,7 @@ class Reader:
             boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, array.tolist(), strict=True)]
             if len({len(box.start) for box in boxes}) > 1:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
-            start, stop = (np.array([getattr(box, side) for box in boxes], np.int64) for side in ("start", "stop"))
-            kept = np.array([box.kept for box in boxes], bool)
+            start, stop, kept = columns_of(boxes)
         return self._submit(layouts, array, start, stop, kept, outs, dtype)
 
     def submit_rows(
@@ -318,8 +318,7 @@ class Reader:
     ) -> Ticket:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
-        start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
-        kept = np.array([box.kept], bool).reshape(1, -1)
+        start, stop, kept = columns_of([box])
         outs = None if out is None else [out]
         return self._submit([layout], np.zeros(1, np.int64), start, stop, kept, outs, dtype, timed=timed)[0]
 
@@ -381,7 +380,7 @@ class Reader:
                 start,
                 stop,
                 strides_of(arrays, kept, start.shape),
-                np.array([address_of(one) for one in arrays], np.int64),
+                addresses_of(arrays),
             )
             tickets: list[Any] = [None] * len(arrays)
             try:
