@@ -53,26 +53,29 @@ class Regions:
         )  # fmt: skip
 
 
-def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take regions apart into first voxels and those behind the last; raise where one leaves its array."""
+def bounds_of(
+    regions: np.ndarray, layouts: list[ArrayLayout], numbers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
+    """Take regions apart into first voxels, those behind the last, and shapes; raise where one leaves its array."""
     rank = layouts[0].rank
     if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
         raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
     if any(layout.rank != rank for layout in layouts):
         raise RegionError(f"regions have {rank} axes, but not all arrays do")
-    start, stop = regions.transpose(2, 0, 1).astype(np.int64, order="C")
-    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)
-    wrong = (start < 0) | (stop < start) | (stop > (shape if len(shape) == 1 else shape[array]))
-    if wrong.any():
+    bounds = regions.transpose(2, 0, 1).astype(np.int64, order="C")
+    start, stop = bounds.view(np.uint64)  # a negative number is larger than any size
+    shape = np.array([layout.shape for layout in layouts], np.uint64).reshape(-1, rank)
+    wrong = (start > stop) | (stop > (shape if len(shape) == 1 else shape[numbers]))
+    if np.count_nonzero(wrong):
         row = int(np.flatnonzero(wrong.any(axis=1))[0])
-        shape = layouts[array[row]].shape
-        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
-    return start, stop
+        of = layouts[numbers[row]].shape
+        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {of}")
+    return bounds[0], bounds[1], list(map(tuple, (bounds[1] - bounds[0]).tolist()))
 
 
 def columns_of(boxes: list[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Give the first voxels of regions, those behind the last, and which axes each keeps; None where all are kept."""
-    start, stop = (np.array(side, np.int64).reshape(len(boxes), -1) for side in zip(*((box.start, box.stop) for box in boxes), strict=True))
+    start, stop = np.array([[box.start for box in boxes], [box.stop for box in boxes]], np.int64)
     return start, stop, None if all(all(box.kept) for box in boxes) else np.array([box.kept for box in boxes], bool)
 
 
@@ -86,13 +89,6 @@ def targets_of(
     wanted = [getattr(out, "dtype", None) for out in outs]
     known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
     return [known[pair] for pair in zip(numbers, wanted, strict=True)]
-
-
-def shapes_of(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
-    """Shapes of the outputs: of the axes that regions keep."""
-    if kept is None:
-        return [tuple(row) for row in extent.tolist()]
-    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
 
 
 def alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
