@@ -19,7 +19,7 @@ from linumpy.gpu.read import core_device
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.io.layout import read_layout
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
 
 #: Scratch of readers: of a few slabs, of small ones, and of one a chunk hardly fits.

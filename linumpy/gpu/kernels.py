@@ -55,7 +55,7 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str, package: str = SHARED) -> str:
-    """Read a CUDA source of a package, with each header it includes, of that package or shared, inserted.
+    """Read a CUDA source of a package, with the headers it includes, of that package or shared, inserted once each.
 
     CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
     """
@@ -64,10 +64,16 @@ def source_text(source: str, package: str = SHARED) -> str:
 
 
 def _with_headers(text: str, package: str) -> str:
+    included: set[str] = set()
+
     def header(found: re.Match[str]) -> str:
-        own = importlib.resources.files(package) / found[1]
-        found_at = own if own.is_file() else importlib.resources.files(SHARED) / found[1]
-        return found_at.read_text(encoding="utf-8")
+        name = found[1]
+        if name in included:
+            return ""
+        included.add(name)
+        own = importlib.resources.files(package) / name
+        file = own if own.is_file() else importlib.resources.files(SHARED) / name
+        return _INCLUDE.sub(header, file.read_text(encoding="utf-8"))
 
     return _INCLUDE.sub(header, text)
 

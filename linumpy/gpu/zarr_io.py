@@ -32,7 +32,8 @@ from linumpy.gpu.read.limits import describe_way, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.io.open import open_source
+from linumpy.io.source import Source
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
 

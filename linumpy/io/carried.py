@@ -19,7 +19,8 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
-from linumpy.io.ome import MICROMETERS, OmeZarrImage, ome_attributes
+from linumpy.io.ngff import MICROMETERS
+from linumpy.io.ome import OmeZarrImage, ome_attributes
 from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.or
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,60 +19,19 @@ import zarr
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
+from linumpy.io.ngff import (
+    Axis,
+    Spacing,
+    axes_of,
+    compose_scales,
+    datasets_of,
+    spatial_axes_of,
+    to_micrometers,
+    transformations_of_levels,
+)
+from linumpy.io.source import open_node
 
 log = logging.getLogger(__name__)
-
-Spacing = Sequence[float] | Mapping[str, float]
-"""Voxel spacing in µm: a number for each axis of space in their order, or by the axes' names."""
-
-#: µm in each unit of length that NGFF names.
-MICROMETERS = {
-    "yoctometer": 1e-18,
-    "zeptometer": 1e-15,
-    "attometer": 1e-12,
-    "femtometer": 1e-9,
-    "picometer": 1e-6,
-    "angstrom": 1e-4,
-    "nanometer": 1e-3,
-    "micrometer": 1.0,
-    "millimeter": 1e3,
-    "centimeter": 1e4,
-    "decimeter": 1e5,
-    "inch": 25_400.0,
-    "foot": 304_800.0,
-    "yard": 914_400.0,
-    "meter": 1e6,
-    "hectometer": 1e8,
-    "kilometer": 1e9,
-    "mile": 1_609_344_000.0,
-    "megameter": 1e12,
-    "gigameter": 1e15,
-    "terameter": 1e18,
-    "parsec": 3.0856775814913673e22,
-    "petameter": 1e21,
-    "exameter": 1e24,
-    "zettameter": 1e27,
-    "yottameter": 1e30,
-}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis of an image.
-
-    Attributes
-    ----------
-    name : str
-        Such as ``"z"``.
-    type : str or None
-        ``"space"``, ``"time"``, ``"channel"`` or another; None where the metadata does not say.
-    unit : str or None
-        As the metadata spells it; None where it does not say.
-    """
-
-    name: str
-    type: str | None
-    unit: str | None
 
 
 @dataclass(frozen=True)
@@ -117,7 +75,7 @@ class OmeZarrImage:
     @property
     def spatial_axes(self) -> tuple[int, ...]:
         """Which axes of the arrays are of type space."""
-        return _spatial(self.axes)
+        return spatial_axes_of(self.axes)
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis.name} ({axis.unit or axis.type or 'no unit'})" for axis in self.axes)
@@ -171,7 +129,7 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
     """
     group = _image_group(group)
     name = str(group.store_path)
-    datasets = _datasets(_multiscale(group)[1], name)
+    datasets = datasets_of(_multiscale(group)[1], name)
     check_level(level, len(datasets), name)
     return _array(group, datasets[level])
 
@@ -203,18 +161,18 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
     group = _image_group(path if isinstance(path, zarr.Group) else _open_group(path))
     version, multiscale = _multiscale(group)
     name = str(group.store_path)
-    axes = _axes(multiscale, name)
-    datasets = _datasets(multiscale, name)
+    axes = axes_of(multiscale, name)
+    datasets = datasets_of(multiscale, name)
     levels = tuple(_array(group, dataset) for dataset in datasets)
     if not levels:
         raise SourceError(f"{name}: the multiscale image names no datasets")
     for array in levels:
         if array.ndim != len(axes):
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
-    chains = _transformations(multiscale, datasets, spacing is not None, name)
-    steps, origins = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
+    chains = transformations_of_levels(multiscale, datasets, spacing is not None, name)
+    steps, origins = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
     kept = group.attrs.get("linumpy")
-    sizes = _in_micrometers(steps, origins, axes, spacing, name)
+    sizes = to_micrometers(steps, origins, axes, spacing, name)
     kept = kept if isinstance(kept, Mapping) else {}
     return OmeZarrImage(name, version, axes, levels, *sizes, kept, steps, origins, group)
 
@@ -238,15 +196,13 @@ def level_transforms(
     """
     group = _image_group(group)
     name, (_, multiscale) = str(group.store_path), _multiscale(group)
-    axes, datasets = _axes(multiscale, name), _datasets(multiscale, name)
-    chains = _transformations(multiscale, datasets, False, name)
-    scales, translations = zip(*(_compose(chain, len(axes), name) for chain in chains), strict=True)
+    axes, datasets = axes_of(multiscale, name), datasets_of(multiscale, name)
+    chains = transformations_of_levels(multiscale, datasets, False, name)
+    scales, translations = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
     return axes, scales, translations
 
 
 def _open_group(path: str | Path) -> zarr.Group:
-    from linumpy.io.source import open_node
-
     node = open_node(path)
     if isinstance(node, zarr.Array):
         raise SourceError(f"{node.store_path} is a single array, not an OME-Zarr image: pass the group above it")
@@ -304,23 +260,18 @@ def check_level(level: int, count: int, name: str) -> None:
 
 
 def _multiscale(group: zarr.Group) -> tuple[str, Mapping[str, Any]]:
-    """Find NGFF version and first multiscale image of a group: below ``ome`` since 0.5, at the top before."""
-    attributes = group.attrs.asdict()
-    ome = attributes.get("ome")
-    holder = ome if isinstance(ome, Mapping) else attributes
+    """Return the NGFF version of a group, and its first multiscale image."""
+    holder = ome_attributes(group)
     multiscales = holder.get("multiscales")
     if not isinstance(multiscales, list) or not multiscales or not isinstance(multiscales[0], Mapping):
         members = ", ".join(sorted(name for name, _ in group.members())[:8]) or "nothing"
         raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image; it holds {members}")
-    version = holder.get("version") or multiscales[0].get("version") or ("0.5" if holder is ome else "0.4")
+    version = (
+        holder.get("version")
+        or multiscales[0].get("version")
+        or ("0.5" if isinstance(group.attrs.get("ome"), Mapping) else "0.4")
+    )
     return str(version), multiscales[0]
-
-
-def _datasets(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    datasets = multiscale.get("datasets") or []
-    if not isinstance(datasets, list) or not all(isinstance(d, Mapping) and "path" in d for d in datasets):
-        raise MetadataError(f"{name}: the multiscale image's datasets are no list of paths")
-    return datasets
 
 
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
@@ -338,128 +289,3 @@ def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
     if not isinstance(node, zarr.Array):
         raise SourceError(f"{group.store_path}: the resolution level {path!r} is not an array")
     return checked_array(node)
-
-
-def _axes(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
-    described = multiscale.get("axes")
-    if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
-        raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4 and 0.5 are read)")
-    axes = tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in described)
-    for axis in axes:
-        if not isinstance(axis.type, str | None):
-            raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
-        # Left out, it would make the spacing one number short without a word.
-        if axis.type is None and axis.name.lower() in ("z", "y", "x"):
-            raise MetadataError(
-                f"{name}: axis {axis.name!r} has no type; NGFF wants 'type': 'space' for an axis of space"
-            )
-    if not _spatial(axes):
-        raise MetadataError(f"{name}: none of the axes {', '.join(a.name for a in axes)} is of type space")
-    return axes
-
-
-def _spatial(axes: tuple[Axis, ...]) -> tuple[int, ...]:
-    return tuple(number for number, axis in enumerate(axes) if axis.type == "space")
-
-
-def _transformations(
-    multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], given: bool, name: str
-) -> list[list[Mapping[str, Any]]]:
-    """List what is applied to the voxels of each level, in its order: the dataset's own, then those of all datasets.
-
-    A level without a scale is refused. Only where it is the one level, nothing is said of it at all and the caller
-    has `given` the spacing, nothing is left to guess.
-    """
-    rest = _transformation_list(multiscale, name)
-    chains = []
-    for dataset in datasets:
-        own = _transformation_list(dataset, f"{name}, level {dataset['path']!r}")
-        bare = given and len(datasets) == 1 and not own and not rest
-        if not bare and not any(one.get("type") == "scale" for one in own):
-            advice = "" if given or len(datasets) > 1 or own or rest else "; pass spacing= in µm"
-            raise MetadataError(f"{name}: the resolution level {dataset['path']!r} has no scale{advice}")
-        chains.append([*own, *rest])
-    return chains
-
-
-def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    transformations = holder.get("coordinateTransformations") or []
-    if not isinstance(transformations, list) or not all(isinstance(one, Mapping) for one in transformations):
-        raise MetadataError(
-            f"{name}: the coordinate transformations {transformations!r} are no list of transformations"
-        )
-    return transformations
-
-
-def _compose(
-    transformations: list[Mapping[str, Any]], rank: int, name: str
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Apply scales and translations one after another: the step between voxels and the position of the first."""
-    step, origin = [1.0] * rank, [0.0] * rank
-    for one in transformations:
-        kind = one.get("type")
-        if kind == "identity":
-            continue
-        values = one.get(kind) if kind in ("scale", "translation") else None
-        if not isinstance(values, list) or len(values) != rank or not all(map(_is_number, values)):
-            raise MetadataError(f"{name}: the coordinate transformation {dict(one)!r} is no scale or translation")
-        if kind == "scale":
-            step = [a * b for a, b in zip(step, values, strict=True)]
-            origin = [a * b for a, b in zip(origin, values, strict=True)]
-        else:
-            origin = [a + b for a, b in zip(origin, values, strict=True)]
-    return tuple(map(float, step)), tuple(map(float, origin))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-_Numbers = tuple[tuple[float, ...], ...]
-
-
-def _in_micrometers(
-    steps: _Numbers, origins: _Numbers, axes: tuple[Axis, ...], given: Spacing | None, name: str
-) -> tuple[_Numbers, _Numbers]:
-    """Take the spatial axes and convert them to µm, by their units or to the spacing that the caller gives."""
-    spatial = _spatial(axes)
-    for step in steps:
-        if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):
-            raise MetadataError(f"{name}: a scale of {step} leaves no distance between voxels, or turns an axis round")
-    if given is None:
-        factors = [_micrometers(axes[axis], name) for axis in spatial]
-    else:
-        numbers = _checked(given, [axes[axis].name.lower() for axis in spatial], name)
-        factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
-    spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
-    # Another spacing moves no image: where level 0 begins is in the unit of the axis, not in voxels.
-    units = [MICROMETERS.get(str(axes[axis].unit), f) for axis, f in zip(spatial, factors, strict=True)]
-    moved = [origins[0][axis] * (u - f) for axis, u, f in zip(spatial, units, factors, strict=True)]
-    origin = tuple(tuple(o[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)) for o in origins)
-    return spacing, origin
-
-
-def _micrometers(axis: Axis, name: str) -> float:
-    if axis.unit is None:
-        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or name one in the metadata")
-    if not isinstance(axis.unit, str) or axis.unit not in MICROMETERS:
-        raise MetadataError(
-            f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or name another in "
-            "the metadata"
-        )
-    return MICROMETERS[axis.unit]
-
-
-def _checked(given: Spacing, names: list[str], name: str) -> list[float]:
-    """Check the spacing that a caller gives, and put it in the order of the axes of space."""
-    numbers: Any = given
-    if isinstance(given, Mapping):
-        numbers = [given.get(axis) for axis in names]
-    try:
-        values = [float(value) for value in numbers]
-    except (TypeError, ValueError):
-        values = []
-    if len(values) != len(names) or not all(math.isfinite(value) and value > 0 for value in values):
-        count = f"{len(names)} axes of space ({', '.join(names)})"
-        raise ValueError(f"spacing={given!r}: {name} has {count}, each needs a positive µm")
-    return values

@@ -1,15 +1,14 @@
-"""Turn whatever names an array into an open ``zarr.Array``.
+"""What names an array or a group: open it read-only, name it, identify its data.
 
-In: a path, a URL, a ``zarr.Array``, a store with a path, or an OME-Zarr group with a level. Out: the array, opened
-read-only. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for what is no
-array and no OME-Zarr image, ``ValueError`` for a level where there are no levels.
+In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder, its name, a
+digest of its files. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for what is
+neither an array nor a group.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,50 +30,8 @@ Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
 
 
-def open_source(source: Source, level: int = 0) -> zarr.Array:
-    """Open an array.
-
-    Parameters
-    ----------
-    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
-    level : int
-        Resolution level of an OME-Zarr image; 0 is the finest.
-
-    Returns
-    -------
-    zarr.Array
-        The array; one that is passed in comes back as it is, unless :mod:`linumpy.io.metadata` reads it differently.
-
-    Raises
-    ------
-    FileNotFoundError
-        The path does not exist.
-    SourceError
-        There is neither an array nor an OME-Zarr image.
-    ValueError
-        A level other than 0 of a plain array.
-    """
-    level = checked_level(level)
-    node = open_node(source)
-    if isinstance(node, zarr.Array):
-        if level != 0:
-            raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")
-        return node
-    from linumpy.io.ome import open_level
-
-    return open_level(node, level)
-
-
-def checked_level(level: Any) -> int:
-    """Return a resolution level; ``TypeError`` where it is none."""
-    if isinstance(level, bool) or not hasattr(level, "__index__"):
-        raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
-    return operator.index(level)
-
-
 def open_node(source: Source) -> zarr.Array | zarr.Group:
-    """Open an array or a group by whatever names it; see :func:`open_source`."""
+    """Open an array or a group by whatever names it; see :func:`linumpy.io.open.open_source`."""
     if isinstance(source, zarr.Array):
         return checked_array(source)
     if isinstance(source, zarr.Group):

@@ -18,7 +18,8 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ome import Axis, OmeZarrImage, Spacing, check_level, open_image
+from linumpy.io.ngff import Axis, Spacing
+from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region
 

@@ -24,7 +24,8 @@ from linumpy.device import kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_region_into
-from linumpy.io.source import Source, local_store, open_source
+from linumpy.io.open import open_source
+from linumpy.io.source import Source, local_store
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan

@@ -20,8 +20,9 @@ from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.io.layout import read_layout
 from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
+from linumpy.io.open import open_source
 from linumpy.io.place import absolute
-from linumpy.io.source import local_name, local_path, open_node, open_source
+from linumpy.io.source import local_name, local_path, open_node
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.alignment import Grid
 from linumpy.stream.config import Config, Sample
@@ -103,7 +104,7 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     InvalidArgument
         Its chunks or elements exceed the limits.
     FileNotFoundError, SourceError, ValueError
-        See :func:`linumpy.io.source.open_source`.
+        See :func:`linumpy.io.open.open_source`.
     """
     info = KNOWN.get(key)
     if info is None:

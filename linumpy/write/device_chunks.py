@@ -25,7 +25,7 @@ from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.budget import PROCESS, Share
 from linumpy.plan.pyramid import Box
-from linumpy.write.raw_chunks import write_file
+from linumpy.write.chunk_file import write_file
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import numpy as np
 import zarr
 
 from linumpy.io.carried import Carried, LeadingAxis
-from linumpy.io.ome import MICROMETERS
+from linumpy.io.ngff import MICROMETERS
 from linumpy.io.place import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context

@@ -30,6 +30,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
+from linumpy.write.chunk_file import write_file
 
 #: What is not contiguous is gathered in pieces of about this size, which stay in the processor's cache.
 _PIECE_NBYTES = 2**19
@@ -208,24 +209,3 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Box, int]]:
 
 def _below(shape: tuple[int, ...], axis: int) -> int:
     return math.prod(shape[axis + 1 :])
-
-
-def write_file(path: str, parts: Any) -> None:
-    """Write a file from arrays and where in it each goes, in bytes.
-
-    Raises
-    ------
-    OSError
-        Naming the file.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        for array, offset in parts:
-            left = memoryview(array.reshape(-1).view(np.uint8))
-            while len(left):
-                count = os.pwrite(descriptor, left, offset)
-                left, offset = left[count:], offset + count
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.layout import read_layout
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
 
 needs_core = [

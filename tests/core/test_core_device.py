@@ -16,7 +16,7 @@ from linumpy.gpu.read import core_device
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 
 pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
 

@@ -10,7 +10,7 @@ from zarr.codecs import BytesCodec
 from linumpy.gpu import zarr_to_dask
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 
 BITS = {
     "f2": ["0x7e05", "0x7c01", "0xfe33", "0xFC05", "0x7e00", "0xffff"],

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io import ome
+from linumpy.io import ngff
 from linumpy.io.ome import open_image, open_level, read_omezarr
 
 FORMATS = {"0.4": ome_zarr.format.FormatV04(), "0.5": ome_zarr.format.FormatV05()}
@@ -105,14 +105,14 @@ def test_prefixes_are_powers_of_ten():
     small = {"yocto": -24, "zepto": -21, "atto": -18, "femto": -15, "pico": -12, "nano": -9, "micro": -6, "milli": -3}
     large = {"kilo": 3, "mega": 6, "giga": 9, "tera": 12, "peta": 15, "exa": 18, "zetta": 21, "yotta": 24}
     for prefix, power in (small | large | {"centi": -2, "deci": -1, "": 0, "hecto": 2}).items():
-        assert ome.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6), rel=1e-12)
+        assert ngff.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6), rel=1e-12)
 
 
 def test_the_units_are_those_of_ngff():
     """As ome-zarr-py lists them."""
     from ome_zarr.axes import KNOWN_SPATIAL_UNITS
 
-    assert set(ome.MICROMETERS) == set(KNOWN_SPATIAL_UNITS)
+    assert set(ngff.MICROMETERS) == set(KNOWN_SPATIAL_UNITS)
 
 
 @pytest.mark.parametrize("unit", ["angstrom", "inch", "foot", "yard", "mile", "parsec"])
@@ -120,7 +120,7 @@ def test_units_that_are_no_powers_of_ten(unit):
     """As SciPy has them."""
     import scipy.constants
 
-    assert ome.MICROMETERS[unit] == pytest.approx(getattr(scipy.constants, unit) * 1e6, rel=1e-9)
+    assert ngff.MICROMETERS[unit] == pytest.approx(getattr(scipy.constants, unit) * 1e6, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from linumpy.gds import gds_verdict
 from linumpy.gpu.zarr_io import plan_zarr_read, zarr_to_dask
 from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.io.source import describe_source, local_path, open_source
+from linumpy.io.open import open_source
+from linumpy.io.source import describe_source, local_path
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 

@@ -14,8 +14,8 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
 from linumpy.io import place
+from linumpy.io.open import open_source
 from linumpy.io.place import check_apart
-from linumpy.io.source import open_source
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
 

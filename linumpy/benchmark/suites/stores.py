@@ -24,7 +24,7 @@ from linumpy.benchmark.data import Block, blocks, change_for_ratio, generator, o
 from linumpy.benchmark.suites.specs import CODECS, CaseSpec, check_dtype
 from linumpy.device import array_module, to_host
 from linumpy.errors import SourceError
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.io.zarr_mode import host_zarr_context, write_from_host
 
 _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json"))

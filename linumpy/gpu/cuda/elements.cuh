@@ -5,24 +5,6 @@
 
 typedef unsigned long long uint64;
 
-#ifdef __CUDA_ARCH__
-__device__ __forceinline__ half_bits as_half(float f) {
-    half_bits h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
-    return h;
-}
-__device__ __forceinline__ half_bits as_half(double d) {
-    half_bits h;
-    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(d));
-    return h;
-}
-#else  // a host compiler, in tests
-template <class F> __device__ half_bits as_half(F f) {
-    const _Float16 h = static_cast<_Float16>(f);
-    return reinterpret_cast<const half_bits &>(h);
-}
-#endif
-
 template <class C, class S> struct Widen {
     static __device__ __forceinline__ C of(S v) { return static_cast<C>(v); }
 };

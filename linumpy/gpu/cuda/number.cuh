@@ -1,17 +1,8 @@
 // Numbers of stored types as the floats that are computed with. Included by name: see linumpy.gpu.kernels.
 typedef long long int64;
 
-struct half_bits { unsigned short bits; };
+#include "half.cuh"
 
-__device__ inline float as_float(half_bits h) {
-    float f;
-#ifdef __CUDA_ARCH__
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
-#else  // a host compiler, in tests
-    f = static_cast<float>(reinterpret_cast<const _Float16 &>(h));
-#endif
-    return f;
-}
 template <class T> __device__ inline float as_float(T v) { return static_cast<float>(v); }
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }

@@ -26,7 +26,7 @@ from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.budget import PROCESS, Share
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 

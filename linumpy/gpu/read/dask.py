@@ -16,7 +16,8 @@ import numpy as np
 
 from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, local_path, open_source, written
+from linumpy.io.open import open_source
+from linumpy.io.source import Source, local_path, written
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 

@@ -22,7 +22,8 @@ from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
-from linumpy.io.source import Source, open_source
+from linumpy.io.open import open_source
+from linumpy.io.source import Source
 from linumpy.io.zarr_mode import gpu_mode, read_chunks_on_host, wait_for_zarr
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read

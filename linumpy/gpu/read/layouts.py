@@ -15,7 +15,8 @@ import zarr
 
 from linumpy.io.layout import read_layout
 from linumpy.io.looks import metadata_files, stamp
-from linumpy.io.source import Source, checked_level, open_source
+from linumpy.io.open import checked_level, open_source
+from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 
 #: Layouts that are kept.

@@ -1,6 +1,6 @@
 """Zarr arrays and OME-Zarr images as fields: resident on a device, larger than one, or in host memory.
 
-In: whatever :func:`linumpy.io.source.open_source` opens, and what is chosen of it. Out: a field. Errors: ``ValueError``
+In: whatever :func:`linumpy.io.open.open_source` opens, and what is chosen of it. Out: a field. Errors: ``ValueError``
 for axes that are not said, and what reading gives.
 """
 

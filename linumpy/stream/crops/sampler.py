@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.arrays import fixed
 from linumpy.stream.augment import CROP_STREAM, generator
@@ -79,7 +79,7 @@ class Histogram:
         Parameters
         ----------
         source : path, array, …
-            Labels, a mask, or an image with a `threshold`; see :func:`linumpy.io.source.open_source`.
+            Labels, a mask, or an image with a `threshold`; see :func:`linumpy.io.open.open_source`.
         level : int
             Resolution level of an OME-Zarr image; a coarse one is scanned in less time.
         cell : sequence of int, optional

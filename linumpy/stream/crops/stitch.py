@@ -17,7 +17,7 @@ import numpy as np
 
 from linumpy.device import is_device_array
 from linumpy.errors import not_pickled
-from linumpy.io.source import open_source
+from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.arrays import fixed
 from linumpy.stream.config import Part, Sample

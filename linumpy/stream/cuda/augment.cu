@@ -6,16 +6,9 @@
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
+#include "bfloat16.cuh"
+#include "philox4x32.cuh"
 
-struct bfloat16_bits { unsigned short bits; };
-
-__device__ __forceinline__ bfloat16_bits as_bfloat16(float f) {
-    const unsigned bits = static_cast<unsigned>(__float_as_int(f));
-    bfloat16_bits rounded;
-    if ((bits & 0x7fffffffu) > 0x7f800000u) rounded.bits = static_cast<unsigned short>((bits >> 16) | 0x40);
-    else rounded.bits = static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-    return rounded;
-}
 template <> struct Narrow<bfloat16_bits, float> {
     static __device__ __forceinline__ bfloat16_bits of(float v) { return as_bfloat16(v); }
 };
@@ -23,7 +16,7 @@ template <> struct Narrow<bfloat16_bits, double> {
     static __device__ __forceinline__ bfloat16_bits of(double v) { return as_bfloat16(static_cast<float>(v)); }
 };
 template <class C> struct Widen<C, bfloat16_bits> {
-    static __device__ __forceinline__ C of(bfloat16_bits v) { return __int_as_float(v.bits << 16); }
+    static __device__ __forceinline__ C of(bfloat16_bits v) { return as_float(v); }
 };
 
 // Written by linumpy.stream.resample, field by field.
@@ -42,27 +35,10 @@ struct Row {
 
 constexpr int MAX_NODES = 128;
 
-// Philox4x32-10.
-__device__ inline void philox(uint64 key, uint64 counter, unsigned *out) {
-    unsigned c0 = static_cast<unsigned>(counter), c1 = static_cast<unsigned>(counter >> 32), c2 = 0, c3 = 0;
-    unsigned k0 = static_cast<unsigned>(key), k1 = static_cast<unsigned>(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        const uint64 a = 0xD2511F53ull * c0, b = 0xCD9E8D57ull * c2;
-        c0 = static_cast<unsigned>(b >> 32) ^ c1 ^ k0;
-        c1 = static_cast<unsigned>(b);
-        c2 = static_cast<unsigned>(a >> 32) ^ c3 ^ k1;
-        c3 = static_cast<unsigned>(a);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    out[0] = c0;
-    out[1] = c1;
-}
-
 __device__ inline double normal(uint64 key, uint64 counter) {
-    unsigned drawn[2];
-    philox(key, counter, drawn);
-    const double first = (drawn[0] + 1.0) * (1.0 / 4294967296.0), second = drawn[1] * (1.0 / 4294967296.0);
+    const uint4 drawn = philox(static_cast<unsigned>(counter), static_cast<unsigned>(counter >> 32), 0, 0,
+                               Key{static_cast<unsigned>(key), static_cast<unsigned>(key >> 32)});
+    const double first = (drawn.x + 1.0) * (1.0 / 4294967296.0), second = drawn.y * (1.0 / 4294967296.0);
     return sqrt(-2.0 * log(first)) * cos(6.283185307179586476925 * second);
 }
 

@@ -1,27 +1,12 @@
 // Elements of one type as elements of another. Included by name: see linumpy.gpu.kernels.
-struct half_bits { unsigned short bits; };
+#include "half.cuh"
+#include "bfloat16.cuh"
+
 struct bool_bits { unsigned char bits; };
-struct bfloat16_bits { unsigned short bits; };
 template <class R> struct alignas(2 * sizeof(R)) complex_of { R re, im; };
 
-// CuPy has the compiler flush numbers below 2^-126 to zero in arithmetic on floats, conversions included; not in these.
-// A double becomes half precision in one step: by way of float the value would be rounded twice.
+// Between floats and doubles, numbers below 2^-126 kept: see half.cuh.
 #ifdef __CUDA_ARCH__
-__device__ inline float widen(half_bits h) {
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
-    return f;
-}
-__device__ inline half_bits narrow(float f) {
-    half_bits h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
-    return h;
-}
-__device__ inline half_bits narrow(double d) {
-    half_bits h;
-    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h.bits) : "d"(d));
-    return h;
-}
 __device__ inline float as_single(double d) {
     float f;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(f) : "d"(d));
@@ -33,11 +18,6 @@ __device__ inline double as_double(float f) {
     return d;
 }
 #else  // a host compiler, in tests
-inline float widen(half_bits h) { return reinterpret_cast<const _Float16 &>(h); }
-template <class F> inline half_bits narrow(F f) {
-    const _Float16 h = static_cast<_Float16>(f);
-    return reinterpret_cast<const half_bits &>(h);
-}
 inline float as_single(double d) { return static_cast<float>(d); }
 inline double as_double(float f) { return f; }
 #endif
@@ -82,22 +62,22 @@ template <> struct Cast<double, float> {
     static __device__ double of(float v) { return as_double(v); }
 };
 template <class T> struct Cast<T, half_bits> {
-    static __device__ T of(half_bits v) { return Cast<T, float>::of(widen(v)); }
+    static __device__ T of(half_bits v) { return Cast<T, float>::of(as_float(v)); }
 };
 template <class T> struct Cast<T, bool_bits> {
     static __device__ T of(bool_bits v) { return Cast<T, unsigned char>::of(v.bits != 0); }
 };
 template <class S> struct Cast<half_bits, S> {
-    static __device__ half_bits of(S v) { return narrow(static_cast<float>(v)); }
+    static __device__ half_bits of(S v) { return as_half(static_cast<float>(v)); }
 };
 template <> struct Cast<half_bits, double> {
-    static __device__ half_bits of(double v) { return narrow(v); }
+    static __device__ half_bits of(double v) { return as_half(v); }
 };
 template <> struct Cast<half_bits, half_bits> {
     static __device__ half_bits of(half_bits v) { return v; }
 };
 template <> struct Cast<half_bits, bool_bits> {
-    static __device__ half_bits of(bool_bits v) { return narrow(v.bits != 0 ? 1.0f : 0.0f); }
+    static __device__ half_bits of(bool_bits v) { return as_half(v.bits != 0 ? 1.0f : 0.0f); }
 };
 template <class S> struct Cast<bool_bits, S> {
     static __device__ bool_bits of(S v) { return bool_bits{static_cast<unsigned char>(v != S(0))}; }
@@ -108,7 +88,7 @@ template <> struct Cast<bool_bits, float> {
     }
 };
 template <> struct Cast<bool_bits, half_bits> {
-    static __device__ bool_bits of(half_bits v) { return Cast<bool_bits, float>::of(widen(v)); }
+    static __device__ bool_bits of(half_bits v) { return Cast<bool_bits, float>::of(as_float(v)); }
 };
 template <> struct Cast<bool_bits, bool_bits> {
     static __device__ bool_bits of(bool_bits v) { return v; }
@@ -123,7 +103,7 @@ template <class R, class S> struct Cast<complex_of<R>, S> {
     static __device__ complex_of<R> of(S v) { return complex_of<R>{Cast<R, S>::of(v), R(0)}; }
 };
 template <class R> struct Cast<complex_of<R>, half_bits> {
-    static __device__ complex_of<R> of(half_bits v) { return complex_of<R>{Cast<R, float>::of(widen(v)), R(0)}; }
+    static __device__ complex_of<R> of(half_bits v) { return complex_of<R>{Cast<R, float>::of(as_float(v)), R(0)}; }
 };
 template <class R> struct Cast<complex_of<R>, bool_bits> {
     static __device__ complex_of<R> of(bool_bits v) { return complex_of<R>{R(v.bits != 0), R(0)}; }
@@ -133,18 +113,11 @@ template <class R, class Q> struct Cast<complex_of<R>, complex_of<Q>> {
         return complex_of<R>{Cast<R, Q>::of(v.re), Cast<R, Q>::of(v.im)};
     }
 };
-// Halves go to even, and NaN stays NaN.
-__device__ inline bfloat16_bits as_bfloat16(float f) {
-    const unsigned bits = static_cast<unsigned>(__float_as_int(f));
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    const unsigned rounded = is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return bfloat16_bits{static_cast<unsigned short>(rounded)};
-}
 template <class S> struct Cast<bfloat16_bits, S> {
     static __device__ bfloat16_bits of(S v) { return as_bfloat16(Cast<float, S>::of(v)); }
 };
 template <> struct Cast<bfloat16_bits, half_bits> {
-    static __device__ bfloat16_bits of(half_bits v) { return as_bfloat16(widen(v)); }
+    static __device__ bfloat16_bits of(half_bits v) { return as_bfloat16(as_float(v)); }
 };
 template <> struct Cast<bfloat16_bits, bool_bits> {
     static __device__ bfloat16_bits of(bool_bits v) { return as_bfloat16(v.bits != 0 ? 1.0f : 0.0f); }

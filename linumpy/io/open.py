@@ -1,0 +1,55 @@
+"""Open an array by whatever names it: a single array, or a resolution level of an OME-Zarr image.
+
+In: a source and a level. Out: the ``zarr.Array``, opened read-only. Errors: those of :mod:`linumpy.io.source` and
+:mod:`linumpy.io.ome`; ``ValueError`` for a level of a single array.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import zarr
+
+from linumpy.io.ome import open_level
+from linumpy.io.source import Source, describe_source, open_node
+
+
+def open_source(source: Source, level: int = 0) -> zarr.Array:
+    """Open an array.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An array, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
+    level : int
+        Resolution level of an OME-Zarr image; 0 is the finest.
+
+    Returns
+    -------
+    zarr.Array
+        The array; one that is passed in comes back as it is, unless :mod:`linumpy.io.metadata` reads it differently.
+
+    Raises
+    ------
+    FileNotFoundError
+        The path does not exist.
+    SourceError
+        There is neither an array nor an OME-Zarr image.
+    ValueError
+        A level other than 0 of a plain array.
+    """
+    level = checked_level(level)
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        if level != 0:
+            raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")
+        return node
+    return open_level(node, level)
+
+
+def checked_level(level: Any) -> int:
+    """Return a resolution level; ``TypeError`` where it is none."""
+    if isinstance(level, bool) or not hasattr(level, "__index__"):
+        raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
+    return operator.index(level)
