@@ -163,7 +163,7 @@ class CoreReader:
         if count := len(regions[0]):
             cells = 8 * regions[1].size
             batch.region_count = count
-            batch.array = first = ctypes.addressof(ctypes.c_char.from_buffer(columns))
+            batch.array = first = ctypes.addressof(ctypes.c_char.from_buffer(columns.data))
             batch.start = first = first + 8 * count
             batch.stop = first + cells
             batch.strides = first + 2 * cells
