@@ -160,7 +160,7 @@ def addresses_of(arrays: list[Any]) -> np.ndarray:
 
 def _address(array: Any) -> int:
     if isinstance(array, np.ndarray) and array.size and array.flags.carray:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # a quarter of the time that `array.ctypes` takes
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # `array.ctypes` takes four times as long
     return address_of(array)
 
 
