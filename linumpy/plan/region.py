@@ -78,21 +78,19 @@ def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
         An index of another kind, such as a list or a boolean mask.
     """
     items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
-    ellipses = sum(isinstance(item, EllipsisType) for item in items)
+    ellipses = sum([item is ... for item in items])
     if ellipses > 1:
         raise RegionError(f"region {region!r} has more than one '...'")
     given = len(items) - ellipses
     if given > len(shape):
         raise RegionError(f"region {region!r} names {given} axes, but the array has {len(shape)}: shape {shape}")
-    missing: list[AxisIndex] = [slice(None)] * (len(shape) - given)
-    position = next((i for i, item in enumerate(items) if isinstance(item, EllipsisType)), None)
-    items = items + missing if position is None else items[:position] + missing + items[position + 1 :]
+    if ellipses or given < len(shape):
+        missing: list[AxisIndex] = [slice(None)] * (len(shape) - given)
+        position = next((i for i, item in enumerate(items) if item is ...), None)
+        items = items + missing if position is None else items[:position] + missing + items[position + 1 :]
     axes = [_axis(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
-    return Region(
-        start=tuple(axis[0] for axis in axes),
-        stop=tuple(axis[1] for axis in axes),
-        kept=tuple(axis[2] for axis in axes),
-    )
+    start, stop, kept = zip(*axes, strict=True) if axes else ((), (), ())
+    return Region(start, stop, kept)
 
 
 def _axis(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
@@ -108,6 +106,9 @@ def _axis(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
 def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
     if item.step is not None and _integer(item.step, axis) != 1:
         raise RegionError(f"{item!r} on axis {axis}: only steps of 1 are read; slice the result for every n-th voxel")
+    first, end = item.start, item.stop
+    if type(first) is int and type(end) is int and 0 <= first <= end <= length:
+        return first, end
     bounds = []
     for bound, default in ((item.start, 0), (item.stop, length)):
         value = default if bound is None else _integer(bound, axis)
