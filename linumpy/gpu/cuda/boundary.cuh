@@ -32,8 +32,8 @@ template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
     w[2] = 6 - w[0] - w[1] - w[3];
 }
 
-// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a point lies from the
-// voxel below it, or, at even orders, from the nearest one.
+// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a point lies from
+// the voxel below it, or, at even orders, from the nearest one.
 constexpr double WEIGHTS = ORDER == 3 ? 6.0 : 1.0;
 template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
     if constexpr (ORDER == 0) {

@@ -1,9 +1,9 @@
-"""Move, turn, scale and deform images: each is an affine map, or a displacement of every voxel.
+"""Shift, rotate, zoom and deform images: each is an affine map, or a displacement of every voxel.
 
-In: an image and what is to happen to it. Out: the image sampled on its new grid. NumPy arrays are answered by SciPy's
-functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.ndimage.dispatch`), with SciPy's
-maps. `order`, `mode`, `cval`, `prefilter` and `output` are those of
-:func:`~linumpy.gpu.interpolation.map_coordinates`. Axes that are left alone cost nothing (see
+In: an image and the parameters of a map. Out: the image sampled on its new grid. NumPy arrays are transformed by
+SciPy's functions of the same names, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.ndimage.dispatch`) with
+SciPy's maps. `order`, `mode`, `cval`, `prefilter` and `output` are as for
+:func:`~linumpy.gpu.interpolation.map_coordinates`. Axes that the map does not change cost nothing (see
 :func:`~linumpy.gpu.interpolation.affine_transform`).
 """
 
@@ -36,10 +36,10 @@ def shift(
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
 ) -> Array:
-    """Move an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
+    """Shift an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
-    moved = [-one for one in _each("shift", shift, image.ndim)]
+    moved = [-by for by in _each("shift", shift, image.ndim)]
     target = Target(tuple(image.shape), *read_output(output, image, tuple(image.shape)))
     lines = tuple(Line(n, n, 1.0, by) for n, by in zip(image.shape, moved, strict=True))
 
@@ -62,17 +62,17 @@ def zoom(
     output: Array | DTypeLike | None = None,
     grid_mode: bool = False,
 ) -> Array:
-    """Scale an image, its first voxels kept where they are, and its last ones too.
+    """Scale an image; the centres of its outermost voxels keep their positions.
 
-    With `grid_mode` the image's extent is kept instead of the coordinates of its outer voxels, as
-    :func:`~linumpy.gpu.interpolation.resample_volume` does; with the modes ``"constant"`` and ``"wrap"``, which know no
-    extent, SciPy's ``UserWarning`` is given. Factors of 1 alone, with `prefilter`, give the image as it is.
+    With `grid_mode` the image's extent is kept instead, as in :func:`~linumpy.gpu.interpolation.resample_volume`; with
+    the modes ``"constant"`` and ``"wrap"``, which have no extent, this gives SciPy's ``UserWarning``. Factors of 1 with
+    `prefilter` return a copy of the image.
     """
     check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
     factors = _each("zoom", zoom, image.ndim)
     if min(factors) <= 0:
-        raise ValueError(f"zoom={zoom!r}: factors are above 0")
+        raise ValueError(f"zoom={zoom!r}: factors must be above 0")
     shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
     target = Target(shape, *read_output(output, image, shape))
     if prefilter and set(factors) == {1.0}:
@@ -119,9 +119,9 @@ def rotate(
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
 ) -> Array:
-    """Turn an image about its middle by `angle` degrees in the plane of two axes, each plane by itself.
+    """Rotate an image about its centre by `angle` degrees in the plane of two axes, plane by plane.
 
-    With `reshape` the result is as large as it takes to hold all of it.
+    With `reshape` the result is large enough to contain the whole image.
     """
     check_image(image, least=2)
     how = read_spline(image, order, mode, cval, prefilter)
@@ -225,7 +225,7 @@ def apply_displacement_field(
     axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
     rank = image.ndim - (axis is not None)
     if field.shape[:1] != (rank,) or field.ndim != rank + 1:
-        hint = " (channels are told by channel_axis=)" if field.ndim == image.ndim == len(field) + 1 else ""
+        hint = " (give channel_axis= for channels)" if field.ndim == image.ndim == len(field) + 1 else ""
         raise ValueError(
             f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}{hint}"
         )

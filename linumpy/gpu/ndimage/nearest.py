@@ -1,8 +1,8 @@
-"""Take voxels as they are: order 0 where each axis of the result depends on one axis of the image alone.
+"""Copy the nearest voxels: order 0 where each axis of the result depends on one axis of the image.
 
-In: an image of any dtype and rank, and for each axis the coordinates of the result's voxels. Out: the voxels that lie
-nearest, in one pass by the kernel of ``take.cu``; SciPy itself decides which ones those are, ties included. Tables of
-an entry for each row, plane and column are kept on the device for the stream that uses them.
+In: an image of any dtype and rank, and for each axis the coordinates of the result's voxels. Out: the nearest voxels,
+in one pass by the kernel of ``take.cu``; SciPy computes which ones those are, ties included. Tables with an entry for
+each row, plane and column are cached on the device for the stream that uses them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from linumpy.gpu.tables import Queue, queue_of, upload
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 _LANES, _WARPS, _MARCH = 32, 8, 8
 _MOST_BLOCKS = 2**31 - 1
-#: Tables of more entries are made and sent up again at every call.
+#: Tables with more entries are not cached, but made and uploaded by every call.
 _KEPT = 2**17
-#: Coordinates beyond this are left to kernels that know what is infinitely far.
+#: Coordinates beyond this need the kernels that handle infinite coordinates.
 _FARTHEST = 2.0**50
 
 
@@ -52,7 +52,7 @@ class Line:
 
 
 def can_take(image: Array, lines: Sequence[Line]) -> bool:
-    """Say whether the kernel takes voxels of this image: it numbers columns in 32 bits."""
+    """Return whether the kernel supports this image: its column indices have 32 bits."""
     return image.size > 0 and _is_taken(tuple(lines), image.itemsize, max(image.shape))
 
 
@@ -67,7 +67,7 @@ def _is_taken(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
 
 
 def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) -> None:
-    """Take the nearest voxels.
+    """Copy the nearest voxels.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) 
     lines : sequence of Line
         One for each axis.
     mode : str
-        One of :data:`linumpy.plan.grid.blocks.MODES`: what lies outside.
+        Boundary mode, one of :data:`linumpy.plan.grid.blocks.MODES`.
     cval : float or complex
-        The value there, for the constant modes; cast as SciPy does.
+        The value outside, for the constant modes; cast as SciPy does.
     out : cupy.ndarray
         C-contiguous, of the image's dtype and the lengths of `lines`.
     """
@@ -96,7 +96,7 @@ _NO, _YES = int32(0, 1)
 
 @functools.lru_cache(maxsize=256)
 def _launch(shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[np.int32, ...], KernelSpec, int]:
-    """Cut a result into blocks: their number, what the kernel is told, and which; 0 for rows that begin anywhere."""
+    """Return number of blocks, sizes, kernel, and the alignment of rows in bytes (0 if they are not aligned)."""
     height, width = (shape[-2] if len(shape) > 1 else 1), shape[-1]
     pack = _pack(itemsize)
     across, down = -(-width // (_LANES * pack)), -(-height // (_WARPS * _MARCH))
@@ -110,7 +110,7 @@ def _pack(itemsize: int) -> int:
 
 
 def kernel_spec(itemsize: int) -> KernelSpec:
-    """Describe the kernel for voxels of so many bytes."""
+    """Return the kernel for voxels of so many bytes."""
     defines = {"UNIT": _UNITS[itemsize], "PACK": str(_pack(itemsize)), "MARCH": str(_MARCH)}
     return KernelSpec("take", "take", tuple(defines.items()), "linumpy.gpu.ndimage.cuda")
 
@@ -127,7 +127,7 @@ def _bytes_of(cval: Any, dtype: np.dtype) -> bytes:
 
 
 def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) -> Uploaded:
-    """Make tables of offsets in elements, those of all axes but the last two joined; and bring them to the device."""
+    """Make and upload tables of offsets in elements; all axes but the last two are joined."""
     offsets: list[np.ndarray] = []
     step = 1
     for line in reversed(lines):
@@ -137,9 +137,9 @@ def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) ->
     offsets += [np.zeros(1, np.int64)] * (2 - len(offsets))
     columns, rows, others = offsets[0], offsets[1], offsets[2:]
     planes = np.zeros(1, np.int64)
-    for one in reversed(others):
-        joined = planes[:, None] + one
-        planes = np.where((planes[:, None] < 0) | (one < 0), -1, joined).ravel()
+    for axis_offsets in reversed(others):
+        joined = planes[:, None] + axis_offsets
+        planes = np.where((planes[:, None] < 0) | (axis_offsets < 0), -1, joined).ravel()
     return upload([planes, rows, columns.astype(np.int32), np.frombuffer(outside, np.uint8)], queue)
 
 
@@ -147,7 +147,7 @@ _kept = functools.lru_cache(maxsize=64)(_tables)
 
 
 def nearest_voxels(line: Line, mode: str) -> np.ndarray:
-    """Number the voxels that lie nearest to an axis's coordinates; -1 for none."""
+    """Return the nearest voxel of each coordinate along an axis; -1 for none."""
     from scipy import ndimage
 
     coordinates = line.scale * (np.arange(line.length) + line.before) + line.offset

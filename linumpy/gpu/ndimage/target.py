@@ -1,6 +1,6 @@
-"""How an image is interpolated, and where the result goes.
+"""Records of interpolation parameters and of outputs.
 
-Records that the functions of :mod:`~linumpy.gpu.interpolation` make of their arguments, for SciPy and for the kernels.
+The functions of :mod:`~linumpy.gpu.interpolation` make them from their arguments, for SciPy and for the kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linumpy.device import array_module
 
 @dataclass(frozen=True)
 class Spline:
-    """How an image is interpolated, and what lies outside.
+    """Interpolation parameters.
 
     Attributes
     ----------
@@ -31,36 +31,36 @@ class Spline:
 
     @property
     def is_local(self) -> bool:
-        """Whether a whole coordinate takes the voxel there and no other: whether channels can be taken one by one."""
+        """Whether a sample at an integer coordinate depends on that voxel alone, so that channels are independent."""
         return self.order <= 1 or self.prefilter
 
     @property
     def filters(self) -> bool:
-        """Whether the coefficients of the spline are found first."""
+        """Whether the image is filtered for spline coefficients first."""
         return self.order > 1 and self.prefilter
 
     @property
     def options(self) -> dict[str, Any]:
-        """As SciPy's functions take them."""
+        """Keyword arguments of SciPy's functions."""
         return {"order": self.order, "mode": self.mode, "cval": self.cval, "prefilter": self.prefilter}
 
     def part(self, name: str) -> Spline:
-        """For the real or the imaginary part of an image."""
+        """Return the parameters for the real or the imaginary part of an image."""
         return replace(self, cval=float(getattr(np.asarray(self.cval), name)))
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a result goes.
+    """The output of a call.
 
     Attributes
     ----------
     shape : tuple of int
-        Of it.
+        Shape of the result.
     dtype : numpy.dtype
-        Of it.
+        Data type of the result.
     out : array or None
-        To put it in; None for a new one.
+        Output array; None for a new one.
     """
 
     shape: tuple[int, ...]
@@ -68,15 +68,19 @@ class Target:
     out: Array | None = None
 
     def array(self, *sources: Array) -> Array:
-        """Make the array that is written to: `out`, unless it has gaps or may share memory with what is read."""
+        """Return an array to write to: `out`, unless it is not contiguous or may share memory with a source."""
         xp = array_module(sources[0])
         out = self.out
-        if out is not None and out.flags.c_contiguous and not any(xp.may_share_memory(out, one) for one in sources):
+        if (
+            out is not None
+            and out.flags.c_contiguous
+            and not any(xp.may_share_memory(out, source) for source in sources)
+        ):
             return out
         return xp.empty(self.shape, self.dtype)
 
     def take(self, result: Array) -> Array:
-        """Bring the result to where it goes."""
+        """Return the result, copied to `out` if that is another array."""
         if self.out is None or result is self.out:
             return result
         self.out[...] = result

@@ -74,7 +74,7 @@ def map_coordinates(
         An `order`, `mode` or shape that does not fit; an image without voxels, or of no axes.
     TypeError
         An image or coordinates that are not made of numbers; an image, coordinates and output that are not on the same
-        side; a complex result of real numbers, or the other way round.
+        side; a complex result of real numbers, or vice versa.
 
     Warns
     -----
@@ -159,14 +159,14 @@ def affine_transform(
 def _lines(
     linear: np.ndarray, shift: np.ndarray, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> tuple[Line, ...] | None:
-    """Take a diagonal map axis by axis; None for any other."""
+    """Return a diagonal map axis by axis; None for any other."""
     if linear.shape[0] != linear.shape[1]:
         return None
     rows = linear.tolist()
     if any(any(row[:k]) or any(row[k + 1 :]) for k, row in enumerate(rows)):
         return None
     scales = (row[k] for k, row in enumerate(rows))
-    return tuple(Line(*one) for one in zip(sizes, lengths, scales, shift.tolist(), strict=True))
+    return tuple(map(Line, sizes, lengths, scales, shift.tolist()))
 
 
 def geometric_transform(
@@ -182,7 +182,7 @@ def geometric_transform(
     extra_arguments: Sequence[Any] = (),
     extra_keywords: Mapping[str, Any] | None = None,
 ) -> Array:
-    """Sample an image where a function says.
+    """Sample an image at coordinates that a function computes.
 
     Parameters
     ----------
@@ -251,12 +251,12 @@ def _mapped(
         xp.arange(n, dtype=np.int64).reshape([-1 if other == axis else 1 for other in range(len(shape))])
         for axis, n in enumerate(shape)
     )
-    found = tuple(mapping(voxels, *extra, **keywords))
-    if len(found) != rank:
-        raise ValueError(f"mapping returned {len(found)} coordinates: an image of {rank} axes needs as many")
-    points = xp.empty((rank, *shape), np.float64)
-    for row, one in zip(points, found, strict=True):
-        row[...] = xp.asarray(one)
+    mapped = tuple(mapping(voxels, *extra, **keywords))
+    if len(mapped) != rank:
+        raise ValueError(f"mapping returned {len(mapped)} coordinates: an image of {rank} axes needs as many")
+    points: Array = xp.empty((rank, *shape), np.float64)
+    for row, coordinate in zip(points, mapped, strict=True):
+        row[...] = xp.asarray(coordinate)
     return points
 
 
@@ -289,7 +289,7 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
     ValueError
         An `order`, `mode` or `output` that does not fit.
     TypeError
-        An image that is not made of numbers; a complex result of real numbers, or the other way round.
+        An image that is not made of numbers; a complex result of real numbers, or vice versa.
 
     Warns
     -----

@@ -257,7 +257,7 @@ class InterfaceLayout:
 def choose_layout(
     shape: tuple[int, ...], strides: tuple[int, ...], depth_axis: int, s_xy: int, radius: int
 ) -> InterfaceLayout:
-    """Choose the way through a volume by its strides; pure."""
+    """Choose the kernels for a volume by its strides; pure."""
     z = depth_axis % 3
     order = memory_order(shape, strides)
     inner = order[-1]

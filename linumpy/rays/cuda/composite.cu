@@ -1,6 +1,7 @@
 // Volume rendering of samples along rays, and its gradient: one warp for each ray, one lane for each of 32 samples.
 //
-// With optical depths tau = sigma * dt, and T the transmittance before a sample, a sample's weight is T (1 - exp(-tau)).
+// With optical depths tau = sigma * dt, and T the transmittance before a sample, a sample's weight is T (1 -
+// exp(-tau)).
 #include "number.cuh"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;

@@ -191,7 +191,7 @@ def test_no_places(places, error, message):
             ValueError,
             r"field of shape \(3, 3, 4\): an image of 2 axes needs shape \(2, ...\) of 3",
         ),
-        (np.zeros((1, 4)), {}, ValueError, r"an image of 2 axes .* \(channels are told by channel_axis=\)"),
+        (np.zeros((1, 4)), {}, ValueError, r"an image of 2 axes .* \(give channel_axis= for channels\)"),
         (np.zeros(()), {}, ValueError, r"field of shape \(\)"),
         (np.zeros((2, 3, 4), complex), {}, TypeError, "field of complex128"),
         (FIELD, {"channel_axis": 0}, ValueError, r"an image of 1 axes needs shape \(1, ...\) of 2"),

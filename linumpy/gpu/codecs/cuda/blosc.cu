@@ -1,10 +1,10 @@
-// Blosc 1 frames → streams, and decoded streams → unshuffled bytes.
-// Format: README_CHUNK_FORMAT.rst of the C-Blosc project.
+// Blosc 1 frames → streams, and decoded streams → unshuffled bytes. Format: README_CHUNK_FORMAT.rst of the C-Blosc
+// project.
 //
 // A frame has a header of 16 bytes, the offset of each block in 4 bytes, and the blocks. A block is one stream or, if
-// split, one stream for each byte of an element; 4 bytes before a stream give its size. `blosc_frames`, one warp for each
-// chunk, lists all streams; `stored` copies uncompressed ones; `unshuffle` undoes the shuffle of bytes or bits, block by
-// block.
+// split, one stream for each byte of an element; 4 bytes before a stream give its size. `blosc_frames`, one warp for
+// each chunk, lists all streams; `stored` copies uncompressed ones; `unshuffle` undoes the shuffle of bytes or bits,
+// block by block.
 
 #include "decode.cuh"
 
@@ -140,7 +140,8 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
         const i64 end = begin + ((stream.target_nbytes - begin) & ~15ll);
         for (i64 i = threadIdx.x; i < begin; i += blockDim.x) to[i] = from[i];
         for (i64 i = begin + 16 * static_cast<i64>(threadIdx.x); i < end; i += 16 * static_cast<i64>(blockDim.x)) {
-            // Words of the source, shifted into place; the word behind the last is in the arena, if not in the stream.
+            // Words of the source, shifted to their positions; the word after the last is in the arena, if not in the
+            // stream.
             const u32 *word = reinterpret_cast<const u32 *>(from + i - ((skew + i) & 3));
             const u32 shift = 8 * ((skew + static_cast<u32>(i)) & 3);
             u32 w[5];

@@ -95,7 +95,7 @@ __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
         u64 sum = start[k];
         const u8 *q = p + 8 * k;
         u64 i = 0;
-        constexpr int AHEAD = 16;  // words on their way at the same time: memory answers later than a step takes
+        constexpr int AHEAD = 16;  // words in flight: a load takes longer than a step
         u64 next[AHEAD] = {};
         const auto fetch = [&](u64 from) {
 #pragma unroll

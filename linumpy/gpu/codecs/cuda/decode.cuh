@@ -1,9 +1,9 @@
 // Records, errors and warp primitives of all decoders.
 //
-// A stream is a run of stored bytes that is decoded independently. Stored bytes are never trusted: every read is checked
-// against the end of its stream and every write against the end of its output, so that broken bytes give a status and
-// never a fault, after which the process could not use the GPU any more. The decoders are as strict as the reference
-// decoders.
+// A stream is a run of stored bytes that is decoded independently. Stored bytes are never trusted: every read is
+// checked against the end of its stream and every write against the end of its output, so that broken bytes give a
+// status and never a fault, after which the process could not use the GPU any more. The decoders are as strict as the
+// reference decoders.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -38,7 +38,7 @@ __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v
 #define TEAM_WARPS 4
 #endif
 constexpr unsigned TEAM = TEAM_WARPS * LANES;
-// Of numbers below 2^12, by way of float, where this is exact.
+// For numbers below 2^12, for which float arithmetic is exact.
 __device__ inline u32 remainder_of(u32 a, u32 b) { return a - __float2uint_rz(__fdividef(a + 0.5f, b)) * b; }
 __device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }
 __device__ inline bool any_in_team(bool p) {

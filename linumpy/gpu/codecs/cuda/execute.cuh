@@ -1,12 +1,12 @@
 // Execute LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are already decoded.
 //
-// The latest decoded bytes are in a ring in shared memory, where a byte can be read as soon as it is written; older bytes
-// are read from the output. A sequence is `literals` bytes from a source and then `match` bytes from `offset` bytes further
-// back, which may overlap themselves. Every warp of the team holds the same sequences, two in each lane.
+// The latest decoded bytes are in a ring in shared memory, where a byte can be read as soon as it is written; older
+// bytes are read from the output. A sequence is `literals` bytes from a source and then `match` bytes from `offset`
+// bytes further back, which may overlap themselves. Every warp of the team holds the same sequences, two in each lane.
 //
 // A thread computes a byte, whichever sequence it belongs to, so that long and short sequences cost the same. Bytes are
-// processed in groups, and a group in two steps: `prepare` loads bytes from global memory, and the group is finished after
-// the previous one. So a group's memory accesses overlap the work on the previous group.
+// processed in groups, and a group in two steps: `prepare` loads bytes from global memory, and the group is finished
+// after the previous one. So a group's memory accesses overlap the work on the previous group.
 
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
 constexpr int BATCH = 2 * LANES;

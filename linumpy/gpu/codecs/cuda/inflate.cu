@@ -1,8 +1,8 @@
 // zlib and gzip streams → bytes. Formats: RFC 1950, 1951 and 1952.
 //
-// As in lz4.cu, one block of threads for each stream: one lane of the first warp decodes Huffman codes to sequences, one
-// batch ahead of the team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are copied
-// directly from the stream.
+// As in lz4.cu, one block of threads for each stream: one lane of the first warp decodes Huffman codes to sequences,
+// one batch ahead of the team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are
+// copied directly from the stream.
 
 #include "decode.cuh"
 #include "execute.cuh"
@@ -33,7 +33,7 @@ struct Tables {
 struct Bits {
     const u32 *word;
     u64 bits;
-    u32 next;  // the word behind `bits`, on its way before it is needed
+    u32 next;  // the word behind `bits`, loaded before it is needed
     int have;
     i64 left;  // bits of the stream not yet taken; below 0 once too many are
 
@@ -93,15 +93,15 @@ __device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool
     for (int s = 0; s < symbols; ++s) ++code.count[widths[s]];
     const int used = symbols - code.count[0];
     code.count[0] = 0;
-    int room = 1;
+    int free_codes = 1;
     begin[1] = next[1] = 0;
     for (int k = 1; k <= MOST_BITS; ++k) {
-        room = 2 * room - code.count[k];
-        if (room < 0) return false;
+        free_codes = 2 * free_codes - code.count[k];
+        if (free_codes < 0) return false;
         begin[k + 1] = begin[k] + code.count[k];
         next[k + 1] = static_cast<u16>((next[k] + code.count[k]) << 1);
     }
-    if (room > 0 && (whole || used > 1)) return false;  // a single distance may have a code that is not whole
+    if (free_codes > 0 && (whole || used > 1)) return false;  // a single distance may have a code that is not whole
     for (int k = 0; k < 1 << FAST_BITS; ++k) code.fast[k] = 0;
     for (int s = 0; s < symbols; ++s) {
         const int width = widths[s];

@@ -1,7 +1,8 @@
 // LZ4 blocks → bytes. Format: lz4_Block_format.md of the LZ4 project.
 //
-// One block of threads for each stream: a team of warps copies the bytes of one batch of sequences while another warp reads
-// the next batch. One lane walks from token to token to find where sequences begin; then each lane reads a sequence.
+// One block of threads for each stream: a team of warps copies the bytes of one batch of sequences while another warp
+// reads the next batch. One lane walks from token to token to find where sequences begin; then each lane reads a
+// sequence.
 
 #include "decode.cuh"
 #include "execute.cuh"

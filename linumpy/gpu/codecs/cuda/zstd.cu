@@ -1,16 +1,17 @@
 // Zstandard frames → literals and sequences (format: RFC 8878), from which zstd_execute.cu (many short frames) or
 // zstd_cells.cu (few long ones) makes bytes.
 //
-// As in all decoders here, finding the sequences of a stream (a run of literals, then a copy of decoded bytes) is serial
-// and takes one warp or lane; executing them is parallel: a team of warps, one thread for each byte.
+// As in all decoders here, finding the sequences of a stream (a run of literals, then a copy of decoded bytes) is
+// serial and takes one warp or lane; executing them is parallel: a team of warps, one thread for each byte.
 //
-// `zstd_frames`, one warp for each frame, walks the headers and stores the positions of blocks and tables. `zstd_entropy`,
-// three warps for each zstd block, decodes the entropy of all blocks of all frames in parallel. One lane follows the
-// states of the FSE tables from sequence to sequence; a warp reads the values of 32 sequences at a time and resolves
-// repeated offsets by a scan; the third warp decodes the four Huffman streams of literals, one lane each.
+// `zstd_frames`, one warp for each frame, walks the headers and stores the positions of blocks and tables.
+// `zstd_entropy`, three warps for each zstd block, decodes the entropy of all blocks of all frames in parallel. One
+// lane follows the states of the FSE tables from sequence to sequence; a warp reads the values of 32 sequences at a
+// time and resolves repeated offsets by a scan; the third warp decodes the four Huffman streams of literals, one lane
+// each.
 //
-// A repeated offset may refer to the previous block, which is unknown while blocks are decoded in parallel. It is stored as
-// "the k-th of the previous block, minus n" and resolved when the block is executed.
+// A repeated offset may refer to the previous block, which is unknown while blocks are decoded in parallel. It is
+// stored as "the k-th of the previous block, minus n" and resolved when the block is executed.
 
 #include "decode.cuh"
 #include "zstd_records.cuh"
@@ -121,7 +122,7 @@ __device__ inline i64 last_with(bool p, i64 first, i64 before) {
     return lanes ? first + highest_bit(lanes) : before;
 }
 
-// Take room for what the blocks of this warp's lanes need together. Returns where this lane's begins.
+// Allocate memory for the blocks of all lanes of this warp. Returns the beginning of this lane's part.
 __device__ inline i64 take_rooms(u64 *counter, u32 mine) {
     const u32 sum = running_sum(mine);
     i64 begin = 0;
@@ -129,7 +130,7 @@ __device__ inline i64 take_rooms(u64 *counter, u32 mine) {
     return from_lane(begin, LANES - 1) + sum - mine;
 }
 
-// Note which blocks describe the tables that each block uses, and take room for what they decode to. By a whole warp, a
+// Find the blocks that describe the tables of each block, and allocate their output. By a whole warp, a
 // block a lane; the first status of a lane that is not FINE is that of all.
 __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 pool_nbytes) {
     i64 tree = -1, table[3] = {-1, -1, -1};
@@ -182,7 +183,7 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
             if (lane_id() == 0) frame.first_block = take_room(counters + BLOCKS, frame.blocks);
             frame.first_block = from_lane(frame.first_block, 0);
             if (frame.first_block + frame.blocks > block_capacity) {
-                // Others may not look at room that nobody has written.
+                // Other threads must not read memory before it is written.
                 for (i64 k = frame.first_block + lane_id(); k < block_capacity; k += LANES) blocks[k].type = RAW;
                 state = NO_SPACE;
             }

@@ -2,9 +2,9 @@
 // parallel. zstd_execute.cu, which executes a frame by one team of warps (about 900 MiB/s), is for many short frames;
 // linumpy/plan/decode/placement.py estimates both and takes the faster one.
 //
-// A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets a
-// cell of 32 bits: the value of the byte, or the index of the cell that it is a copy of, where that belongs to another
-// block. Three kernels:
+// A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets
+// a cell of 32 bits: the value of the byte, or the index of the cell that it is a copy of, where that belongs to
+// another block. Three kernels:
 //
 //   zstd_offsets a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
 //   zstd_cells   a team of warps per block: writes the cells of the block
@@ -14,8 +14,8 @@
 // the memory for cells: a copy from an earlier group is read from the decoded bytes.
 //
 // No deadlock is possible, since no thread waits for another block of its grid, whichever of them run at the same time:
-// a kernel reads only cells and bytes that an earlier kernel of the stream has written, or, in zstd_cells, the same team
-// before a barrier. Chains end, because a copy always refers to a cell of a lower index, which is checked.
+// a kernel reads only cells and bytes that an earlier kernel of the stream has written, or, in zstd_cells, the same
+// team before a barrier. Chains end, because a copy always refers to a cell of a lower index, which is checked.
 
 #include "decode.cuh"
 #include "zstd_format.cuh"
@@ -61,14 +61,14 @@ __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Bl
         const int k = first + lane_id();
         const bool used = k < frame.blocks;
         Block *block = blocks + frame.first_block + k;
-        const u32 told = used ? block->decoded : 0, decoded = told <= MAX_BLOCK ? told : 0;
+        const u32 claimed = used ? block->decoded : 0, decoded = claimed <= MAX_BLOCK ? claimed : 0;
         const u32 sum = running_sum(decoded);
         const u64 begin = end + sum - decoded;
         LastOffsets mine = unchanged();
         if (used && block->type == COMPRESSED && block->sequences)
             for (int j = 0; j < 3; ++j) mine.of[j] = block->last_offsets[j];
         const LastOffsets before = before_block(last, mine);
-        long_block |= told > MAX_BLOCK;
+        long_block |= claimed > MAX_BLOCK;
         const bool fits = begin + decoded <= static_cast<u64>(stream.target_nbytes), listed_here = fits && decoded;
         beyond |= !fits;
         // Lanes whose block is not listed count as of the group before: the last ones, or blocks of no bytes.

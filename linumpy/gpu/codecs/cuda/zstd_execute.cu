@@ -1,8 +1,8 @@
 // Sequences and literals of zstd.cu → bytes. One team of warps decodes a frame, from its first byte to its last.
 //
 // The bytes of a frame are written in tiles of up to 4096 (zstd_tiles.cuh). Each thread computes bytes, whichever
-// sequences they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of another
-// byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
+// sequences they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of
+// another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
 
 #include "decode.cuh"
 #include "execute.cuh"

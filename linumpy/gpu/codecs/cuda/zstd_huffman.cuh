@@ -66,8 +66,8 @@ __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const 
 }
 
 // What the next bits of a stream begin with, by as many of them as the longest code has. One symbol and its length in
-// the high byte; then the symbol behind it, and what both take, with TWO, or what the first takes if the second does not
-// fit.
+// the high byte; then the symbol behind it, and what both take, with TWO, or what the first takes if the second does
+// not fit.
 constexpr u16 TWO = 0x1000;
 
 struct LiteralTables {

@@ -36,7 +36,7 @@ constexpr u32 NO_BLOCK = ~0u;  // in that list: a block of no bytes, or of a fra
 
 __device__ inline int mode_of(const Block &block, int kind) { return block.modes >> (6 - 2 * kind) & 3; }
 
-// Counters that kernels take room from.
+// Counters by which kernels allocate from the workspace.
 enum Counter { STREAMS = 0, BLOCKS = 1, LITERALS = 2, SEQUENCES = 3 };
 __device__ inline i64 take_room(u64 *counter, u64 n) { return static_cast<i64>(atomicAdd(counter, n)); }
 

@@ -1,6 +1,6 @@
-// How the sequences of a Zstandard block are cut into tiles of up to 4096 bytes, by a team of warps. Each thread takes one
-// sequence, and a scan over the team gives its offset in the tile; a sequence that ends behind the tile is continued in
-// the next one. Then a thread finds the sequence of any byte by the bits in `heads`.
+// How the sequences of a Zstandard block are cut into tiles of up to 4096 bytes, by a team of warps. Each thread takes
+// one sequence, and a scan over the team gives its offset in the tile; a sequence that ends behind the tile is
+// continued in the next one. Then a thread finds the sequence of any byte by the bits in `heads`.
 
 constexpr u32 TILE = 4096;
 constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread

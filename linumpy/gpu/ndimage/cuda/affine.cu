@@ -1,15 +1,15 @@
 // Sample an image on the grid of an affine map, directly (`affine`) or through shared memory (`affine_brick`).
 //
-// The brick of the image that a tile of the output needs is found by interval arithmetic. Of each eight columns of a row
-// only those planes are fetched that the inverse map needs, so that the corners of a rotated brick are not read. Rows of a
-// brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp do not meet in a bank if the map
-// is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right angle) are sampled
-// directly. The coordinates of a point depend on its voxel's index in the whole output alone, so that a block equals that
-// part of the whole bit for bit, for orders 0 and 1.
+// The brick of the image that a tile of the output needs is found by interval arithmetic. Of each eight columns of a
+// row only those planes are fetched that the inverse map needs, so that the corners of a rotated brick are not read.
+// Rows of a brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp do not meet in a
+// bank if the map is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right
+// angle) are sampled directly. The coordinates of a point depend on its voxel's index in the whole output alone, so
+// that a block equals that part of the whole bit for bit, for orders 0 and 1.
 //
-// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of those,
-// at a time, where there is a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along x: 32 or 8)
-// for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
+// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of
+// those, at a time, where there is a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along
+// x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -23,8 +23,8 @@ struct Affine {
     int begin[3];  // of the block in the whole output
     int shape[3];  // of the block
     Image image;
-    // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis, that a
-    // point of eight columns can be away from.
+    // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis,
+    // that a point of eight columns can be away from.
     float inverse[3][3], per[3], slack[3];
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
@@ -69,8 +69,8 @@ struct Grid {
 typedef decltype(locate(0.0, COMPUTE())) Point;
 
 #if ORDER == 0
-// The index in the box of the voxel nearest to an inner point, `k` voxels further; the same as by `locate_all`, since half
-// a voxel is a whole number of steps of a fixed-point number.
+// The index in the box of the voxel nearest to an inner point, `k` voxels further; the same as by `locate_all`, since
+// half a voxel is a whole number of steps of a fixed-point number.
 __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
                                                int k) {
     Point at[3];
@@ -120,8 +120,8 @@ __device__ __forceinline__ int row_in_tile() {
 }
 
 #ifndef PITCH
-// A thread computes MARCH voxels along the slowest axis. Their points are monotonic: if the first and the last are inner
-// ones, all are.
+// A thread computes MARCH voxels along the slowest axis. Their points are monotonic: if the first and the last are
+// inner ones, all are.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
@@ -203,9 +203,9 @@ struct Corner {
     float from_point[3];
 };
 
-// The planes of the brick in which any point of the tile needs eight columns of a row. Such a point is less than
-// (ORDER + 1) / 2 voxels away from them along each axis; its voxel, by the inverse map, lies in the tile. Eight, because
-// a memory transaction has 32 bytes: the threads that fetch them march through the planes together.
+// The planes of the brick in which any point of the tile needs eight columns of a row. Such a point is less than (ORDER
+// + 1) / 2 voxels away from them along each axis; its voxel, by the inverse map, lies in the tile. Eight, because a
+// memory transaction has 32 bytes: the threads that fetch them march through the planes together.
 __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin,
                                               int *end) {
     const float z = corner.from_point[0], y = corner.from_point[1] + q;

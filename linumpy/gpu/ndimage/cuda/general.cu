@@ -2,8 +2,8 @@
 // calls that points.cu and affine.cu do not support (one axis, four and more mixed axes, maps that are not square). One
 // thread for each sample; not tuned.
 //
-// Definitions: those of boundary.cuh, SOURCE, TARGET, RANK (of the image), AFFINE (1 for a map), OUT_RANK (of the grid),
-// COORDINATE (float or double), THREADS (of a block), INDEX (int or int64, of the image). Never a shape.
+// Definitions: those of boundary.cuh, SOURCE, TARGET, RANK (of the image), AFFINE (1 for a map), OUT_RANK (of the
+// grid), COORDINATE (float or double), THREADS (of a block), INDEX (int or int64, of the image). Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"

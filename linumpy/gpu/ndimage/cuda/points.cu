@@ -1,18 +1,18 @@
 // Sample an image at given points, or at displaced voxels.
 //
 // Points on a grid are sampled in tiles of 32 × 8 × 4 or 16, so that the voxels of one point are in the cache for its
-// neighbours along all axes; a thread marches along 16 small voxels, with the next coordinates in flight. Points in a list
-// are assumed to be scattered: the image is first copied into cells of 4 × 2 × 4 voxels (for 4 bytes), of which a point
-// touches 1.4 times fewer cache lines than of rows; without memory for the copy, it is sampled directly.
+// neighbours along all axes; a thread marches along 16 small voxels, with the next coordinates in flight. Points in a
+// list are assumed to be scattered: the image is first copied into cells of 4 × 2 × 4 voxels (for 4 bytes), of which a
+// point touches 1.4 times fewer cache lines than of rows; without memory for the copy, it is sampled directly.
 //
-// Displaced voxels need no array of coordinates: a thread knows its voxel and reads the field once. A displacement in µm
-// is divided by the voxel's size in double precision, correctly rounded; an error of one bit could move a voxel that is
-// displaced exactly to the image's end to the outside.
+// Displaced voxels need no array of coordinates: a thread knows its voxel and reads the field once. A displacement in
+// µm is divided by the voxel's size in double precision, correctly rounded; an error of one bit could move a voxel that
+// is displaced exactly to the image's end to the outside.
 //
-// Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in units, else 0), GRID (0: a list
-// of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and TOGETHER (points of a thread, and of
-// those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of the image in cells is there, for orders 0
-// and 1 and three axes), with those of cells.cuh. Never a shape.
+// Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in
+// units, else 0), GRID (0: a list of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and
+// TOGETHER (points of a thread, and of those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of
+// the image in cells is there, for orders 0 and 1 and three axes), with those of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -101,8 +101,8 @@ __device__ __noinline__ void store_edge(const SOURCE *__restrict__ data, TARGET 
 }
 #endif
 
-// coordinates: RANK × count. Threads of a block sample neighbours in space (a grid) or in the list, for the cache. A thread
-// computes MARCH points, TOGETHER at a time; the coordinates of the next are loaded while it waits for voxels.
+// coordinates: RANK × count. Threads of a block sample neighbours in space (a grid) or in the list, for the cache. A
+// thread computes MARCH points, TOGETHER at a time; the coordinates of the next are loaded while it waits for voxels.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     map_points(const SOURCE *__restrict__ data, const COORDINATE *__restrict__ coordinates, TARGET *__restrict__ target,
                const SOURCE *__restrict__ cells, const Points how) {

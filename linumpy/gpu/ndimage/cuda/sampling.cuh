@@ -1,24 +1,25 @@
 // Sample an image of two or three axes between its voxels: orders 0 to 5, SciPy's boundary modes.
 //
-// Definitions: those of boundary.cuh, which is included before, SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or
-// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same points).
+// Definitions: those of boundary.cuh, which is included before, SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2
+// or 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same points).
 //
 // The kernels are limited by traffic through the L2 cache, then by the number of loads in flight, then by arithmetic.
 //
-// - All neighbours of a point inside the image (`Inside`): no boundary rule applies. Voxel and fraction come from the bits
-//   of one addition (floats) or one fused multiply-add (affine maps: a fixed-point number with 32 bits of fraction), so
-//   that no branch separates the loads of a thread's points. Small integers are converted to floats in their mantissa.
+// - All neighbours of a point inside the image (`Inside`): no boundary rule applies. Voxel and fraction come from the
+//   bits of one addition (floats) or one fused multiply-add (affine maps: a fixed-point number with 32 bits of
+//   fraction), so that no branch separates the loads of a thread's points. Small integers are converted to floats in
+//   their mantissa.
 // - All other points are marked and computed at the end by SciPy's rules, in double precision (`sample_edge`).
 // - A sample of order n reads n + 1 voxels along each axis: from the voxel below the point at odd orders, around the
 //   nearest voxel at even ones.
-// - A stack is one launch: a block finds its image by a division, and may sample several images at the same points, which
-//   are then read, and brought inside, once. Samples equal those of single images bit for bit.
+// - A stack is one launch: a block finds its image by a division, and may sample several images at the same points,
+//   which are then read, and brought inside, once. Samples equal those of single images bit for bit.
 //
 // Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
 constexpr int FIRST_AXIS = 3 - RANK;
-// Voxels that a sample reads before and after the voxel at or below its point. BEFORE includes the pad, so that adding it
-// costs nothing.
+// Voxels that a sample reads before and after the voxel at or below its point. BEFORE includes the pad, so that adding
+// it costs nothing.
 constexpr int BEFORE = ORDER / 2 - PAD;
 constexpr int AFTER = ORDER / 2 + 1;
 
@@ -32,8 +33,8 @@ struct Image {
 __device__ __forceinline__ float mix(float a, float b, float f, float g) { return __fmaf_rn(f, b, __fmul_rn(g, a)); }
 __device__ __forceinline__ double mix(double a, double b, double f, double g) { return f * b + g * a; }
 
-// The voxel at or below a point, plus `BIAS`, and the fraction beyond it. Valid only if `is_inner`: other points may give
-// any voxel outside the range of `is_inner` (see `limit`).
+// The voxel at or below a point, plus `BIAS`, and the fraction beyond it. Valid only if `is_inner`: other points may
+// give any voxel outside the range of `is_inner` (see `limit`).
 template <class C, unsigned B> struct Located {
     static constexpr unsigned BIAS = B;
     unsigned voxel;
@@ -61,8 +62,8 @@ __device__ __forceinline__ Located<double, 0> locate(double c, double) {
 }
 __device__ __forceinline__ Located<double, 0> locate(float c, double) { return locate(static_cast<double>(c), 0.0); }
 
-// All neighbours of a point lie in the box if `voxel - BEFORE - start` is below this. Fixed-point numbers are exact below
-// 2^19 voxels, floats below 2^22; points beyond are computed by `sample_edge`.
+// All neighbours of a point lie in the box if `voxel - BEFORE - start` is below this. Fixed-point numbers are exact
+// below 2^19 voxels, floats below 2^22; points beyond are computed by `sample_edge`.
 __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
     const int last = image.box[axis] - (BEFORE + PAD) - AFTER;
     const int good = (1 << 19) - BEFORE - image.start[axis];
@@ -259,8 +260,8 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
     return fabs(remainder) <= 1.7976931348623157e308 ? __fma_rn(remainder, inverse, near) : near;
 }
 
-// Tile of a block. A grid of three axes needs no division, but has few blocks along two of them; if too few, the grid has
-// one axis, and `counts` holds the number of tiles along y and x.
+// Tile of a block. A grid of three axes needs no division, but has few blocks along two of them; if too few, the grid
+// has one axis, and `counts` holds the number of tiles along y and x.
 struct Tile { int z, y, x; };
 #if BATCH
 // The blocks of a stack are numbered along one axis, image after image. A block may sample several images at the same

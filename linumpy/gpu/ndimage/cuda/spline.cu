@@ -1,26 +1,28 @@
-// Apply one pole of a B-spline's filter along one axis: a pole for orders 2 and 3, one after the other for orders 4 and 5.
+// Apply one pole of a B-spline's filter along one axis: a pole for orders 2 and 3, one after the other for orders 4 and
+// 5.
 //
-// Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK (voxels
-// of a step: 8, 16 or 32), THREADS (of a block), RESIDENT (blocks of a multiprocessor, at least), POLE_VALUE, MEMORY (voxels
-// after which a recursion has forgotten how it began; a multiple of 8, and for `spline_rows` of BLOCK / 2) and SHORT (voxels
-// of an axis that is filtered by a matrix). Never a shape.
+// Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK
+// (voxels of a step: 8, 16 or 32), THREADS (of a block), RESIDENT (blocks of a multiprocessor, at least), POLE_VALUE,
+// MEMORY (voxels after which a recursion has forgotten how it began; a multiple of 8, and for `spline_rows` of BLOCK /
+// 2) and SHORT (voxels of an axis that is filtered by a matrix). Never a shape.
 //
-// The filter is a recursion forwards, c[i] = (1 - z)(1 - 1/z) x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] - c[i]), of
-// a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal Processing
-// Magazine 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and addition. Both
-// forget their start: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere, K = MEMORY voxels
-// early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so that the ends need no formulas.
-// With two poles this applies to each in turn: the result of the first continues at the ends as the image does.
+// The filter is a recursion forwards, c[i] = (1 - z)(1 - 1/z) x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] -
+// c[i]), of a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal
+// Processing Magazine 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and
+// addition. Both forget their start: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere,
+// K = MEMORY voxels early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so that the
+// ends need no formulas. With two poles this applies to each in turn: the result of the first continues at the ends as
+// the image does.
 //
 // A thread marches along a line with K + BLOCK values of c in registers. A step reads BLOCK voxels and, by the backward
-// recursion from the newest value, writes the BLOCK voxels that are K older. Each voxel is read once, before it is written,
-// so that lines may be filtered in place; the voxels near a line's far end, where the backward recursion starts, are read
-// before any is written. Few lines are cut into segments, each with its own thread; in place, `spline_boundaries` first
-// computes the values that segments need of each other.
+// recursion from the newest value, writes the BLOCK voxels that are K older. Each voxel is read once, before it is
+// written, so that lines may be filtered in place; the voxels near a line's far end, where the backward recursion
+// starts, are read before any is written. Few lines are cut into segments, each with its own thread; in place,
+// `spline_boundaries` first computes the values that segments need of each other.
 //
-// Short axes (up to SHORT voxels) are multiplied by SciPy's own filter as a matrix: SciPy's mode `reflect` is inexact on
-// those, and this package gives SciPy's results. Where SciPy pads an image before it filters (`nearest`, `grid-constant`),
-// the kernels read the pad without making it.
+// Short axes (up to SHORT voxels) are multiplied by SciPy's own filter as a matrix: SciPy's mode `reflect` is inexact
+// on those, and this package gives SciPy's results. Where SciPy pads an image before it filters (`nearest`,
+// `grid-constant`), the kernels read the pad without making it.
 #include "number.cuh"
 #include "elements.cuh"
 
@@ -131,8 +133,8 @@ struct Column {
     }
 };
 
-// Lines that are neighbours in memory: line l begins at (l / count) × in_a + (l % count) × in_b. Consecutive threads have
-// consecutive lines, so that the reads of a warp are contiguous.
+// Lines that are neighbours in memory: line l begins at (l / count) × in_a + (l % count) × in_b. Consecutive threads
+// have consecutive lines, so that the reads of a warp are contiguous.
 //
 // states: null, or the output of `spline_boundaries`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)

@@ -1,10 +1,11 @@
-// Shift each A-line of a mosaic along depth by the shift of its position in a tile: one gather, each voxel written once.
+// Shift each A-line of a mosaic along depth by the shift of its position in a tile: one gather, each voxel written
+// once.
 //
 // Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
 // shifts, 1: fractions, between two voxels, computed in ACC), BEYOND (what is taken from beyond an A-line, 0: the fill
-// value, 1: what left at the other end, 2: the last voxel again), DEPTH_LANE (1: memory runs along depth) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for
-// fractions and where memory runs along depth), never for a shape. Lateral axes are a (outer) and b. Strides are in
-// elements.
+// value, 1: what left at the other end, 2: the last voxel again), DEPTH_LANE (1: memory runs along depth) and VEC
+// (neighbouring A-lines of a thread, stored with one access; 1 for fractions and where memory runs along depth), never
+// for a shape. Lateral axes are a (outer) and b. Strides are in elements.
 
 #include "number.cuh"
 

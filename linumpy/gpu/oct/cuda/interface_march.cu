@@ -2,11 +2,11 @@
 // every voxel is read once and its logarithm taken once. For common window sizes; interface.cu has the general kernels.
 //
 // Compiled for SOURCE, LOG, CUTTING and EDGE as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
-// derivative, 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
-// are called a (outer) and b (inner).
+// derivative, 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements.
+// Lateral axes are called a (outer) and b (inner).
 //
-// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the other kernels
-// skip the stores for them.
+// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the other
+// kernels skip the stores for them.
 
 #include "number.cuh"
 #include "interface.cuh"

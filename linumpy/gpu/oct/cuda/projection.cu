@@ -5,8 +5,8 @@
 // memory runs), never for a shape.
 //
 // The array is (outer, n, inner). A block computes `lanes` vectors of outputs (rows: `lanes` outputs) with `segments`
-// threads for each, which take turns along the axis and are merged at the end; for few outputs, several blocks share the
-// axis, and `merge_partials` merges their results.
+// threads for each, which take turns along the axis and are merged at the end; for few outputs, several blocks share
+// the axis, and `merge_partials` merges their results.
 
 #include "number.cuh"
 
