@@ -1,10 +1,10 @@
-"""The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it, or into host memory.
+"""The dispatcher: read a Zarr array into GPU memory by the fastest reader that can, or into host memory.
 
 In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a
 NumPy array from :func:`read_zarr` where there is no GPU.
 Raw chunks of a local store, and those of the codecs that are decoded on the device, go through linumpy's own reader,
 everything else through zarr-python: in its GPU mode, or into host memory with one copy to the device. Falling back is
-logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
+logged with its reason, named in the report, and an error under ``strict=True``. Broken data never falls back.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     Returns
     -------
     ReadPlan
-        ``print(plan)`` explains it: chunks, codecs, the way of decoding, device memory.
+        ``print(plan)`` explains it: chunks, codecs, where they are decoded, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
     layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES, may_exceed=True)
@@ -180,9 +180,9 @@ def read_zarr_to_gpu(
     backend : {"auto", "linumpy", "zarr-gpu"}
         ``"auto"`` reads chunks of a local store with linumpy's reader where they are raw or encoded by zstd, Blosc
         (zstd, lz4, lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of
-        zarr format 3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
+        zarr format 3 without shards in zarr's GPU mode, all others through host memory, with one copy to the device.
         ``"linumpy"`` and ``"zarr-gpu"`` force one of the two readers; ``"kvikio"`` is another name of ``"linumpy"``.
-        The report says which way zarr took, and what read the bytes.
+        The report says how zarr read, and what read the bytes.
     dtype : dtype, optional
         Of the result; by default that of the array, in this machine's byte order. Elements are cast as ``astype`` does:
         integers that a narrower type cannot hold keep their low bits (1802 as int8 is 10), floats lose what follows the
@@ -261,7 +261,7 @@ def _carry_out(
         raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
-            way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
+            way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "through host memory"
             log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, way, reason)
         return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)

@@ -1,7 +1,7 @@
 """Carry out the jobs of a reader by the native core.
 
 In: regions of arrays of one geometry, with their outputs as numbers. Out: :class:`~linumpy.core.reader.CoreJob`
-records, and what :class:`~linumpy.gpu.read.ticket.Ticket` tells of them.
+records, and their reports for :class:`~linumpy.gpu.read.ticket.Ticket`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 #: Less memory for kept chunks is of no use.
 _LEAST_KEPT = 2**20
-#: Chunks of a read at most, as far as the choice of the way of decoding goes.
+#: More chunks than this do not change where they are decoded.
 _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 1024
@@ -234,7 +234,7 @@ class CoreDevice:
             has_pool=chain.streams_by == "zstd",
             reordered=decoded_room(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
-            chunk_room=decoded_room(chain, chunk_nbytes),
+            chunk_stride=decoded_room(chain, chunk_nbytes),
             target_nbytes=chunk_nbytes + chain.tail,
             checksum_nbytes=CHECKSUM_NBYTES if chain.stored_checksum else 0,
             counter=chain.compressor != "blosc",
@@ -257,10 +257,10 @@ class CoreDevice:
             Slots that it takes; 0 for memory of its own.
         """
         limits = self.limits
-        rooms = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
+        capacities = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
-            rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
-        for most, count, slots in rooms:
+            capacities.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
+        for most, count, slots in capacities:
             chunks = _MOST_CHUNKS * SLOTS if slots else 1
             way = way_within(count * most, chain, chunk_nbytes, chunks, limits.threads, "device")
             if way.slot is not None and way.slot.nbytes <= most:

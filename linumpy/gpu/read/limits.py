@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodeWay, choose_way, may_be_grouped
 
-#: Slabs: two are filled while the others are under way.
+#: Slabs: two are filled while the device works on the others.
 SLABS = 5
 #: Slots of device memory for those that are copied, decoded and scattered.
 SLOTS = 3
@@ -101,11 +101,18 @@ def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -
 
 
 def way_within(
-    room: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
+    capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
 ) -> DecodeWay:
     """Choose where chunks are decoded, in so much device memory for all slots; the margin is the core's alignment."""
     return choose_way(
-        chain, chunk_nbytes, chunks=chunks, room=room, cores=cores, table_nbytes=8, margin=256, decode_on=decode_on
+        chain,
+        chunk_nbytes,
+        chunks=chunks,
+        capacity=capacity,
+        cores=cores,
+        table_nbytes=8,
+        margin=256,
+        decode_on=decode_on,
     )
 
 

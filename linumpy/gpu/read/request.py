@@ -144,7 +144,7 @@ def free_memory(enough: float = math.inf) -> int:
     """Bytes that an allocation can still get on the current device: the driver's and CuPy's own unused ones.
 
     A limit that is set on CuPy's memory pool is taken into account.
-    Where the latter alone are `enough`, the driver, which takes longer to tell, is not asked.
+    Where the latter alone are `enough`, the driver is not asked, which takes longer.
     """
     cupy = require_cuda()
     pool = cupy.get_default_memory_pool()
