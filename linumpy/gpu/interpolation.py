@@ -1,7 +1,7 @@
 """Resample images where they are: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an image, and coordinates, a map, or voxel spacings. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by
-this package's kernels: images of two and three axes and stacks of them (axes that a map leaves alone, channels) by fast
+In: an image, and coordinates, a map, or voxel spacings. Out: samples. SciPy samples NumPy arrays, kernels of this
+package CuPy arrays: images of two and three axes and stacks of them (axes that a map leaves alone, channels) by fast
 ones, others of up to 16 axes by a general one. `resize` and `resample_volume` (:mod:`~linumpy.gpu.resize.rescaling`)
 smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings are in µm, or in any one unit.
 

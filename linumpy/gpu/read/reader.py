@@ -179,8 +179,8 @@ class Reader:
         Parameters
         ----------
         source : as for :meth:`submit`, or an ArrayLayout, or list of these
-            The array, or its layout from :meth:`layout_of`, whose metadata files are then not looked at again; in a list, that of each
-            region.
+            The array, or its layout from :meth:`layout_of`, whose metadata files are then not looked at again; in a
+            list, that of each region.
         level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
