@@ -779,7 +779,7 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
         ({"output_shape": (0, 1, 1)}, ValueError, "output_shape"),
         ({"order": 7}, ValueError, "order=7"),
         ({"mode": "edge"}, ValueError, "mode='edge' is unknown"),
-        ({"order": 3, "mode": "mirror"}, ValueError, "not made block by block"),
+        ({"order": 3, "mode": "mirror"}, ValueError, "cannot be computed block by block"),
         ({"chunks": (4, 4)}, ValueError, "chunks="),
         ({"shards": (8, 8, 8)}, ValueError, "need chunks="),
         ({"levels": 40}, ValueError, "levels=40"),

@@ -71,7 +71,7 @@ def test_memory_that_cannot_be_changed(backend):
     if isinstance(frozen[0], np.ndarray):
         frozen.append(np.frombuffer(bytes(24), bool).reshape(2, 3, 4))
     for mask in frozen:
-        with pytest.raises(ValueError, match=r"mask is read-only or a broadcast view.*give a copy of it"):
+        with pytest.raises(ValueError, match=r"mask is read-only or a broadcast view.*pass a copy"):
             call.subtract_swept_capsule(mask, (0, 0, 0), (9, 9, 9), 9, pitch=1)
         with pytest.raises(ValueError, match="mask is read-only"):
             call.subtract_swept_polyline(mask, [(0, 0, 0), (9, 9, 9)], 9, pitch=1)

@@ -351,7 +351,7 @@ def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
         array = with_filter(tmp_path / str(number), dtype, [made, *BEHIND["zstd"]])
         if stored and np.dtype(stored).itemsize > 1 and array.metadata.codecs[1].endian is None:
             # zarr 3.1 forgets the byte order of arrays of bytes, though a filter makes something else of them.
-            assert "does not name the byte order" in read_layout(array).unsupported
+            assert "does not name its byte order" in read_layout(array).unsupported
             with pytest.raises(ValueError, match="endian"):
                 array[...]
         else:
@@ -394,7 +394,7 @@ def test_filters_of_zarr_v3_that_are_left_to_zarr(tmp_path, name):
         ({"name": "numcodecs.delta", "configuration": {"dtype": None}}, "filter 'delta' from None to None"),
         ({"name": "numcodecs.delta", "configuration": {"dtype": "nonsense"}}, "from 'nonsense' to 'nonsense'"),
         ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4", "astype": "<M8[s]"}}, "datetime64"),
-        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, "does not name the byte order"),
+        ({"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, "does not name its byte order"),
     ],
 )
 def test_settings_that_make_no_filter(made, reason):

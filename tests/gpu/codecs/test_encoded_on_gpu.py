@@ -121,7 +121,11 @@ cupy.zeros(3).sum()
 from linumpy.gpu import kernels
 from linumpy.gpu.codecs import decode
 from linumpy.plan.codecs import DecodeChain
-specs = decode.kernel_specs(DecodeChain("zstd"))
+from linumpy.plan.decode import launches, workspace
+chain = DecodeChain("zstd")
+space = workspace.plan_workspace(chain, chunks=1, stored_nbytes=1, decoded_nbytes=1, words_nbytes=0, pool_nbytes=0)
+planned = launches.plan_launches(chain, space, 0, 0, 1, 1, launches.DeviceLimits(1, 2**16))
+specs = [decode.kernel_spec(launch) for launch in planned]
 begin = time.perf_counter()
 kernels.prepare(specs)
 print(time.perf_counter() - begin, *(kernels.load(one).num_regs for one in specs))

@@ -16,7 +16,7 @@ from budget import examples
 from emulator import COMPILER, emulated
 
 from linumpy.gpu.ndimage import general, nearest, sampling
-from linumpy.gpu.ndimage.sampling import AffineMap, Sampler
+from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 
 #: Dtype, order and mode; every pair of them is compiled.
 HOW = [
@@ -47,7 +47,7 @@ def draw(rng):
     rank = int(rng.integers(2, 4))
     shape = tuple(int(n) for n in rng.integers(1, 14, rank))
     dtype, order, mode = HOW[rng.integers(len(HOW))]
-    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), Sampler(order, mode, 3.0)
+    return guarded(rng.uniform(0, 200, shape).astype(dtype), rng.random() < 0.5), SplineSampling(order, mode, 3.0)
 
 
 def points(rng):
@@ -92,7 +92,9 @@ def others(rng):
     """Kernels for any number of axes, and for voxels that are taken as they are."""
     image, how = draw(rng)
     out = guarded(np.zeros(tuple(int(n) for n in rng.integers(1, 20, 2)), image.dtype), rng.random() < 0.5)
-    general.sample_affine(image, rng.normal(0, 2, (image.ndim, 2)), rng.uniform(-5, 5, image.ndim), how, out)
+    matrix, offset = rng.normal(0, 2, (image.ndim, 2)).tolist(), rng.uniform(-5, 5, image.ndim).tolist()
+    affine = AffineMap(tuple(map(tuple, matrix)), tuple(offset))
+    general.sample_affine(image, affine, how, out)
     lines = [nearest.Line(n, int(rng.integers(1, 70)), *rng.normal(0, 2, 3).tolist()) for n in image.shape]
     out = guarded(np.zeros([line.length for line in lines], image.dtype), rng.random() < 0.5)
     nearest.take(image, lines, how.mode, 3, out)

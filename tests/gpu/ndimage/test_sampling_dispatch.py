@@ -199,7 +199,7 @@ def test_a_stack_is_its_images_to_the_bit(monkeypatch, rank, order):
     field.flat[5] = np.nan
     singly = np.stack([apply_displacement_field(one, field, **options) for one in channels])
     for most in (2**31 - 1, 1):
-        monkeypatch.setattr(sampling, "_MOST_BLOCKS", most)
+        monkeypatch.setattr(sampling, "_MAX_BLOCKS", most)
         assert affine_transform(stack, full, moved, **options).tobytes() == expected.tobytes()
         for enough in (2**20, 1):  # a block for each image, and for several of them, the last ones being fewer
             monkeypatch.setattr(sampling, "_ENOUGH_BLOCKS", enough)

@@ -214,7 +214,7 @@ def test_the_logarithm_of_zero(monkeypatch, shape):
         options = SurfaceOptions(1, 2, True, 1, False, axis, True)
         weights = surface_module.gaussian_weights(2.0, 1)
         layout = surface_module.choose_layout(vol.shape, vol.strides, axis, 1, 8)
-        run = surface_module._Run(np, vol, layout, options, weights, weights)
+        run = surface_module._SurfaceRun(np, vol, layout, options, weights, weights)
         assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
 
 

@@ -16,7 +16,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.gpu.oct import resample_tiles as resample_tiles_module
 from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
 from linumpy.gpu.resize import resizing
-from linumpy.gpu.resize.plan import Tuning
+from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import windows_of
 from linumpy.plan.grid.tile_axis import TileAxis
 
@@ -62,7 +62,7 @@ def whole_tiles(tiles, tile, new_tile):
 
 
 #: One has no room for the kernels' own tiles, one hardly any.
-TUNINGS = [Tuning(), Tuning(shared=3000), Tuning(shared=100)]
+TUNINGS = [ResizeTuning(), ResizeTuning(shared=3000), ResizeTuning(shared=100)]
 #: Each takes seconds to compile.
 EMULATED = [
     ("u1", None),

@@ -371,7 +371,7 @@ def test_why_not_gpu_mode(tmp_path):
         "fill value of nan": BY_HOST["nan"],
         "fill value of (2-0j)": BY_HOST["negative-zero-imaginary"],
         "single elements": {**RAW, "region": (1, 2)},
-        "nothing to read": {**RAW, "region": slice(3, 3)},
+        "the region is empty": {**RAW, "region": slice(3, 3)},
         "a cast to float64": {**RAW, "cast": "f8"},
         "on device 0": {**RAW, "device": 1},
     }

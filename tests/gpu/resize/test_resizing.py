@@ -291,9 +291,9 @@ def test_tables_are_kept_and_nothing_is_compiled_for_a_shape(cupy):
 
     image = cupy.asarray(image_of("f4", (40, 50, 60), 9))
     resize(image, (20, 25, 30))
-    before = kernels._load.cache_info().misses, resizing._kept.cache_info().misses
+    before = kernels._load.cache_info().misses, resizing._cached_steps.cache_info().misses
     resize(image, (20, 25, 30))
-    assert (kernels._load.cache_info().misses, resizing._kept.cache_info().misses) == before
+    assert (kernels._load.cache_info().misses, resizing._cached_steps.cache_info().misses) == before
     rng = np.random.default_rng(0)
     for _ in range(50):
         resize(cupy.zeros(tuple(rng.integers(1, 60, 3)), "f4"), rng.integers(1, 60, 3))
