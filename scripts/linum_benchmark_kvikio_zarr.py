@@ -44,24 +44,24 @@ def _build_arg_parser() -> cli.Parser:
     parser = command.parser("linum-benchmark-kvikio-zarr", __doc__)
     parser.add_argument("array", metavar="ARRAY", nargs="?", help="Folder of a Zarr array or OME-Zarr image.")
 
-    made = parser.add_argument_group("stores to make")
-    made.add_argument("--generate", metavar="DIR", type=Path, help="Make a store in this folder, and leave it there.")
-    made.add_argument("--shape", type=int, nargs="+", metavar="N", help="Voxels per axis. [512 512 512]")
-    made.add_argument("--chunks", type=int, nargs="+", metavar="N", help="Voxels of a chunk. [128 128 128]")
-    made.add_argument("--shards", type=int, nargs="+", metavar="N", help="Voxels of a shard. [no shards]")
-    made.add_argument("--dtype", help="Type of a voxel. [float32]")
-    made.add_argument(
+    stores = parser.add_argument_group("stores to make")
+    stores.add_argument("--generate", metavar="DIR", type=Path, help="Make a store in this folder, and leave it there.")
+    stores.add_argument("--shape", type=int, nargs="+", metavar="N", help="Voxels per axis. [512 512 512]")
+    stores.add_argument("--chunks", type=int, nargs="+", metavar="N", help="Voxels of a chunk. [128 128 128]")
+    stores.add_argument("--shards", type=int, nargs="+", metavar="N", help="Voxels of a shard. [no shards]")
+    stores.add_argument("--dtype", help="Type of a voxel. [float32]")
+    stores.add_argument(
         "--codec",
         choices=tuple(CODECS),
         help="none: random voxels. zstd (level 3), gzip (5), blosc (lz4, byte shuffle), blosc-zstd (bit shuffle): "
         "OCT-like ones of ratio 3. [none]",
     )
-    made.add_argument(
+    stores.add_argument(
         "--suite",
         choices=tuple(SUITES),
         help="The standard cases, in a temporary folder (TMPDIR) or in that of --generate.",
     )
-    made.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
+    stores.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
 
     timing = parser.add_argument_group("timing")
     state = timing.add_mutually_exclusive_group()
@@ -77,29 +77,29 @@ def _build_arg_parser() -> cli.Parser:
 
 def _request(args: argparse.Namespace) -> ReadRequest:
     """Turn the arguments into what the library takes; ``ValueError`` where they do not go together."""
-    given = {name: getattr(args, name) for name in _MADE if getattr(args, name) is not None}
+    overrides = {name: getattr(args, name) for name in _MADE if getattr(args, name) is not None}
     making = args.generate is not None or args.suite is not None
     if (args.array is not None) == making:
         raise ValueError("give one of ARRAY, --generate DIR and --suite NAME (--help shows examples)")
-    if given and (args.generate is None or args.suite is not None):
-        raise ValueError(f"--{next(iter(given))} goes with --generate DIR, and not with --suite")
+    if overrides and (args.generate is None or args.suite is not None):
+        raise ValueError(f"--{next(iter(overrides))} goes with --generate DIR, and not with --suite")
     if args.scale is not None and args.suite is None:
         raise ValueError("--scale goes with --suite")
     if args.scale is not None and not 0 < args.scale <= 1:
         raise ValueError(f"--scale {args.scale:g}: more than 0, at most 1")
     return ReadRequest(
         array=args.array,
-        specs=_specs(args.suite, args.scale or 1.0, given) if making else (),
+        specs=_specs(args.suite, args.scale or 1.0, overrides) if making else (),
         folder=args.generate,
         only=tuple(args.only or ()),
         cold=args.cold,
     )
 
 
-def _specs(suite: str | None, scale: float, given: dict) -> tuple[CaseSpec, ...]:
+def _specs(suite: str | None, scale: float, overrides: dict) -> tuple[CaseSpec, ...]:
     if suite is not None:
         return tuple(spec.scaled(scale) for spec in SUITES[suite])
-    wanted = {**_MADE, **given}
+    wanted = {**_MADE, **overrides}
     sizes = {name: wanted[name] and tuple(wanted[name]) for name in ("shape", "chunks", "shards")}
     return (CaseSpec(f"{wanted['codec']} {wanted['dtype']}", dtype=wanted["dtype"], codec=wanted["codec"], **sizes),)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time voxel operations by Warp on this machine's GPU, beside other ways to do them.
+"""Time voxel operations by Warp on this machine's GPU, beside other methods.
 
 Timed are a boolean operation on two masks of 1024³ voxels (beside CuPy's logical functions, and a plain copy), 1000
 capsules removed from 512³ voxels in one pass (beside a launch for each), a dilation by a ball of radius 10

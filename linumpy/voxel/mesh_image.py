@@ -18,8 +18,9 @@ import numpy as np
 from linumpy.device import install_line, is_device_array
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.place import check_apart
+from linumpy.io.paths import check_apart
 from linumpy.io.volume import Volumes
+from linumpy.renamed import renamed_parameter
 from linumpy.voxel.backend import Backend, get_backend
 from linumpy.voxel.grid import Grid, make_grid
 from linumpy.voxel.mesh import SHELL, Mesh, make_mesh
@@ -122,6 +123,7 @@ def grid_of_image(image: Volumes) -> tuple[Grid, list[int]]:
     return make_grid(image.first.shape, corner, pitch), columns
 
 
+@renamed_parameter("n_levels", "levels")
 def voxelize_onto_image(
     vertices: Any,
     triangles: Any,
@@ -130,7 +132,7 @@ def voxelize_onto_image(
     *,
     label: int = 1,
     fill_holes: bool = True,
-    n_levels: int = 1,
+    levels: int = 1,
     backend: Backend | None = None,
     slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
@@ -151,7 +153,7 @@ def voxelize_onto_image(
         From 1 on.
     fill_holes : bool
         Of a mesh that is not watertight, whether to fill what its shell encloses. All of the volume is in memory then.
-    n_levels : int
+    levels : int
         Resolutions; a coarser voxel takes the most frequent label.
     backend : Backend, optional
         What computes; by default :func:`~linumpy.voxel.get_backend`'s choice.
@@ -189,7 +191,7 @@ def voxelize_onto_image(
         log.warning("the mesh is not watertight: %s", what)
     voxels, said = 0, carried_from(image)
     with OmeZarrWriter(
-        output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
+        output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", overwrite=overwrite, progress=progress,
         carried=Carried(ngff_version=said.ngff_version, units=said.units),
     ) as writer:  # fmt: skip

@@ -272,7 +272,7 @@ def test_unknown_tiles_are_not_guessed_for_focal_curvature(tmp_path, capsys):
 def test_every_time_and_channel_on_a_gpu(command):
     """Read to the device as regions of the whole array, and written from there with the axes t and c."""
     command.write(voxels(2, 3), "tczyx", chunks=(1, 2, 16, 8, 9))
-    levels = ["--n_levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
+    levels = ["--levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
     command.run("cpu", *levels)
     command.run("gpu", *levels, "--use_gpu")
     cpu, gpu = (open_image(command.place(one)) for one in ("cpu", "gpu"))
