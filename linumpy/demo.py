@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from linumpy import device as devices
+from linumpy.arrays import Array
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
@@ -181,7 +181,7 @@ def run_demo(
     return DemoResult(used, read_by, shape, spacing, error, bias, error * unit, tuple(clock.stages), outputs)
 
 
-def _read(path: Path, used: Device) -> tuple[Any, tuple[float, ...], str]:
+def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
     array, spacing = read_omezarr(path)
     from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 
@@ -194,7 +194,7 @@ def _read(path: Path, used: Device) -> tuple[Any, tuple[float, ...], str]:
 
 
 def _draw(
-    volume: Any,
+    volume: Array,
     surface: np.ndarray,
     truth: np.ndarray,
     unit: float,

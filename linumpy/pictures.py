@@ -6,9 +6,13 @@ In: host arrays and spacings in µm. Out: files.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FOUND, _TRUE = "#ff7f0e", "#17becf"
 
@@ -46,8 +50,8 @@ def draw_section(
 
 
 def _add_section(
-    figure: Any,
-    axes: Any,
+    figure: Figure,
+    axes: Axes,
     section: np.ndarray,
     depths: np.ndarray,
     other: tuple[np.ndarray, str] | None,
@@ -90,7 +94,7 @@ def draw_depth_map(path: str | Path, depth_um: np.ndarray, spacing: tuple[float,
 
 
 def _add_depth_map(
-    figure: Any, axes: Any, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
+    figure: Figure, axes: Axes, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
 ) -> None:
     """Draw a map of depths with its colour bar."""
     height, width = _extent(depth_um.shape, spacing)
@@ -214,12 +218,12 @@ def _logarithm(section: np.ndarray) -> np.ndarray:
     return np.log10(np.maximum(finite, floor))
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     figure, axes = _figures(width, height, 1)
     return figure, axes[0]
 
 
-def _figures(width: float, height: float, rows: int, columns: int = 1, **options: Any) -> tuple[Any, list[Any]]:
+def _figures(width: float, height: float, rows: int, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -235,7 +239,7 @@ def scale_bar_um(width_um: float) -> float:
     return float(max(step * power for step in (1, 2, 5) if step * power <= wanted))
 
 
-def add_scale_bar(axes: Any, width_um: float) -> None:
+def add_scale_bar(axes: Axes, width_um: float) -> None:
     """Draw a scale bar at the lower right of axes whose x is in µm.
 
     Parameters
@@ -254,5 +258,5 @@ def add_scale_bar(axes: Any, width_um: float) -> None:
     axes.add_artist(bar)
 
 
-def _save(figure: Any, path: str | Path) -> None:
+def _save(figure: Figure, path: str | Path) -> None:
     figure.savefig(path, dpi=150, format="png")

@@ -30,7 +30,7 @@ _SAMPLES = 2**22
 class FocalCurvature:
     """Depth that the objective adds to the surface, as a quadratic form of the coordinates in the tile.
 
-    With v and u running from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
+    With v and u from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
     axis, the surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
 
     Attributes

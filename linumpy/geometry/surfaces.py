@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -104,8 +103,14 @@ def fit_interface(
 
 
 def _polynomial(
-    xp: ModuleType, y: Any, x: Any, z: Any, valid: Any, names: tuple[str, ...], powers: tuple[tuple[int, int], ...]
-) -> tuple[Any, dict[str, float]]:
+    xp: ModuleType,
+    y: Array,
+    x: Array,
+    z: Array,
+    valid: Array,
+    names: tuple[str, ...],
+    powers: tuple[tuple[int, int], ...],
+) -> tuple[Array, dict[str, float]]:
     # Coordinates from -1 to 1: in voxels the sums of high powers would swamp those of low ones.
     scale = [(n - 1) / 2 or 1.0 for n in z.shape]
     v, u = y / scale[0] - 1, x / scale[1] - 1
@@ -119,7 +124,7 @@ def _polynomial(
     return fitted, {name: float(full[p, q]) for name, (p, q) in zip(names, powers, strict=True)}
 
 
-def _solve(xp: ModuleType, columns: list[Any], z: Any, valid: Any) -> np.ndarray:
+def _solve(xp: ModuleType, columns: list[Array], z: Array, valid: Array) -> np.ndarray:
     """Solve for the coefficients of columns by normal equations, which are copied to the host."""
     rows = xp.stack([xp.where(valid, column, 0).reshape(-1) for column in columns])
     target = xp.where(valid, z, 0).reshape(-1)
@@ -132,21 +137,21 @@ def _solve(xp: ModuleType, columns: list[Any], z: Any, valid: Any) -> np.ndarray
 
 def _plane(
     xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Array, dict[str, float]]:
     return _polynomial(xp, y, x, z, valid, ("offset", "y", "x"), ((0, 0), (1, 0), (0, 1)))
 
 
 def _quadratic(
     xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Array, dict[str, float]]:
     powers = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))
     return _polynomial(xp, y, x, z, valid, ("offset", "y", "x", "yy", "yx", "xx"), powers)
 
 
 def _gaussian(
     xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Any, dict[str, float]]:
-    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
+) -> tuple[Array, dict[str, float]]:
+    def shape(p: np.ndarray) -> tuple[Array, list[Array]]:
         offset, height, cy, cx, sy, sx = (float(number) for number in p)
         v, u = (y - cy) / sy, (x - cx) / sx
         bell = xp.exp(-(v**2 + u**2) / 2)
@@ -176,7 +181,7 @@ def _gaussian(
 
 def _spherical(
     xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Array, dict[str, float]]:
     # Coordinates from the middle of the map, in parts of its size, with equal units along all axes.
     unit = max(n * s for n, s in zip(z.shape, spacing[1:], strict=True))
     middle = [(n - 1) / 2 for n in z.shape]
@@ -189,7 +194,7 @@ def _spherical(
     radius = np.sqrt(max(constant + mx**2 + my**2 + mz**2, 1e-12))
     side = -1.0 if mz > 0 else 1.0  # the surface lies above the centre, or below it
 
-    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
+    def shape(p: np.ndarray) -> tuple[Array, list[Array]]:
         pz, py, px, r = (float(number) for number in p)
         root = xp.sqrt(xp.maximum(r**2 - (b - py) ** 2 - (a - px) ** 2, 1e-9))
         return pz + side * root, [xp.ones_like(root), side * (b - py) / root, side * (a - px) / root, side * r / root]
@@ -208,10 +213,10 @@ def _spherical(
 
 def _levenberg(
     xp: ModuleType,
-    shape: Callable[[np.ndarray], tuple[Any, list[Any]]],
+    shape: Callable[[np.ndarray], tuple[Array, list[Array]]],
     start: np.ndarray,
-    z: Any,
-    valid: Any,
+    z: Array,
+    valid: Array,
 ) -> tuple[float, np.ndarray]:
     """Fit a shape, which returns values and derivatives; returns the sum of squares and the parameters."""
 

@@ -28,7 +28,7 @@ _THREADS_PER_CORE = 2
 
 @dataclass(frozen=True)
 class Share:
-    """What a read may use.
+    """Resources of a read.
 
     Attributes
     ----------

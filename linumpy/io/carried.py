@@ -56,9 +56,9 @@ class Carried:
     Attributes
     ----------
     name : str or None
-        Of the multiscale image.
+        Name of the multiscale image.
     ngff_version : str
-        Of the source.
+        NGFF version of the source.
     units : mapping of str to str
         Unit of length of each axis of space, by its name; axes without a known unit are written in µm.
     leading : mapping of str to LeadingAxis

@@ -184,7 +184,7 @@ def level_transforms(
     Returns
     -------
     axes : tuple of Axis
-        Of all levels.
+        Axes of all levels.
     scales, translations : tuple of tuple of float
         For each level, along all axes: step between voxels, and position of the centre of the first.
 
@@ -278,7 +278,7 @@ def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
     if {".", ".."} & set(path.replace("\\", "/").split("/")):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
     where = group.store_path / path
-    node: Any
+    node: zarr.Array[Any] | zarr.Group | None
     try:
         node = group[path]
     except REFUSALS as error:

@@ -80,7 +80,7 @@ def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iter
     try:
         yield temporary
         if not is_named(same, temporary):
-            raise OSError(errno.ENOENT, "somebody removed the unfinished folder; what was written is lost", str(path))
+            raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
         if durable:
             sync_file_system(same)
         rename_to_target(temporary, path, overwrite=overwrite, durable=durable)

@@ -216,7 +216,7 @@ def _surface_of_tiles(
     use_gpu: bool,
     progress: Progress | None,
     tile_bytes: int,
-) -> Any:
+) -> Array:
     """Find the surface of whole tiles in voxels, in the memory of the computation; -1 where unknown.
 
     An A-line whose steepest rise is at its first voxel, such as one of a missing tile, has no surface: in the fit it
@@ -230,7 +230,7 @@ def _surface_of_tiles(
     surface = xp.empty([bound.stop - bound.start for bound in bounds], dtype)
     size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
 
-    def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:
+    def find(part: Box, read: tuple[Array, tuple[slice, slice]]) -> None:
         column, inside = read
         box = tuple(
             slice(part[axis].start - bound.start, part[axis].stop - bound.start)

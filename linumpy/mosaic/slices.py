@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -380,7 +379,7 @@ def _write_stack(
     def read(box: Box) -> dict[int, Array]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
 
-    def measured(number: int, part: Box) -> Any:
+    def measured(number: int, part: Box) -> Array | bool:
         voxels = images[number].measured(part)
         return True if voxels is None else voxels.mask(xp)
 

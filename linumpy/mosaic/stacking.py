@@ -337,7 +337,7 @@ def compose(
     read: Callable[[int, tuple[slice, ...]], Array],
     xp: ModuleType,
     dtype: np.dtype,
-    measured: Callable[[int, tuple[slice, ...]], Array] | None = None,
+    measured: Callable[[int, tuple[slice, ...]], Array | bool] | None = None,
 ) -> Array:
     """Make a box of a stack; its voxels do not depend on how the stack is cut into boxes.
 

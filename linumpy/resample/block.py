@@ -190,11 +190,11 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     Parameters
     ----------
     dtype : numpy.dtype
-        Of source and result.
+        Data type of source and result.
     order : int
-        Of the spline.
+        Order of the spline.
     device : {"cuda", "cpu"}
-        Where the arrays are.
+        Device of the arrays.
     """
     kind = dtype.str[1:]
     if device == "cuda":
@@ -210,11 +210,11 @@ def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int,
     Parameters
     ----------
     dtype : numpy.dtype
-        Of source and result.
+        Data type of source and result.
     grid : AffineGrid
         The map, the order, the mode and the smoothing.
     device : {"cuda", "cpu"}
-        Where the arrays are.
+        Device of the arrays.
     """
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
+from numpy.typing import ArrayLike
 
 from linumpy.device import free_memory, resolve, to_host
 from linumpy.errors import DeviceMemoryError, MetadataError
@@ -46,6 +47,10 @@ from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
 
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
 #: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
 
@@ -54,7 +59,7 @@ _SHARE, _HOST_MOST = 0.8, 8 * 2**30
 def resample_zarr(
     source: Source,
     target: str | Path,
-    transform_or_spacing: Any,
+    transform_or_spacing: ArrayLike,
     *,
     output_shape: Sequence[int] | None = None,
     order: int = 1,
@@ -77,7 +82,7 @@ def resample_zarr(
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
-    distributed: Any = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
 
@@ -102,7 +107,7 @@ def resample_zarr(
         Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
         with the spacing adapted to fill it; for a matrix, the shape of the source.
     order : int
-        Of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 take the modes ``"constant"`` and ``"nearest"``.
+        Order of the spline: 0 nearest, 1 linear, up to 5. Above 1 with the modes ``"constant"`` and ``"nearest"`` only.
     anti_aliasing : bool, optional
         Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
         scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default True for
@@ -116,8 +121,8 @@ def resample_zarr(
     cval : float
         Value outside, for the constant modes.
     chunks, shards, compressors, levels
-        Of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes of
-        space, with one time and one channel each.
+        Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
+        of space, with one time and one channel each.
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
@@ -235,7 +240,7 @@ def resample_zarr(
         nbytes = sum(target_image.image.nbytes for target_image in parts)
         check_free_space(target_path, nbytes, encoded=compressors is not None)
     arrays = [target_image.volumes.first.array for target_image in parts]
-    opened_from: list[Any] = arrays if distributed is None else [local_path(array) for array in arrays]
+    opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client:
         needs: Needs | None = None
         if client is None:
@@ -266,7 +271,7 @@ def resample_zarr(
 
 
 def _plan_for_workers(
-    client: Any, needs: Needs, parts: Sequence[TargetImage], limit: int | None
+    client: Client, needs: Needs, parts: Sequence[TargetImage], limit: int | None
 ) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
     """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
     _check_limit(limit)
@@ -335,7 +340,7 @@ def plan_blocks(
     stored : tuple of int
         Shape of a shard, or else of a chunk, of the target, along the axes of space.
     kind : {"cuda", "cpu"}
-        Where blocks are made.
+        Device of the transform.
     limit : int, optional
         As `device_memory`.
 
@@ -382,7 +387,7 @@ def _fill(
     number: int,
     stored: tuple[int, ...],
     report: Progress,
-    client: Any,
+    client: Client | None,
     needs: Needs | None,
 ) -> None:
     """Make the missing blocks of a volume, on workers if there are `needs` of them.
@@ -409,7 +414,7 @@ def _fill(
             report(nbytes(block))
         else:
             wanted.append(block)
-    if needs is None:
+    if needs is None or client is None:
         make_blocks(job, wanted, done)
     else:
         needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))

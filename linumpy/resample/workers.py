@@ -18,13 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linumpy import __version__
 from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.plan.grid.blocks import Block
 from linumpy.resample.pipeline import BlockJob, make_block
+
+if TYPE_CHECKING:
+    from distributed import Client, Future, Worker
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ _WARN_SECONDS = 30.0
 
 
 @contextmanager
-def client_of(distributed: Any) -> Iterator[Any]:
+def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
     """Yield the client of the caller's `distributed`; a client that is made here is closed at the end.
 
     Parameters
@@ -90,7 +94,7 @@ def client_of(distributed: Any) -> Iterator[Any]:
             yield client
 
 
-def _connected(address: str) -> Any:
+def _connected(address: str) -> Client:
     from distributed import Client
 
     if ":" not in address:
@@ -144,7 +148,7 @@ class Needs:
 
 
 def needs_of(source: str, target: Path, device: str) -> Needs:
-    """Return the requirements before the target exists: its nearest existing parent folder stands for it."""
+    """Return the requirements before the target exists, with its nearest existing parent folder."""
     above = next(parent for parent in target.parents if parent.is_dir())
     return Needs(source, metadata_digest(source), str(above), device)
 
@@ -178,7 +182,7 @@ class Capacity:
     reason: str
 
 
-def survey(client: Any, needs: Needs) -> Capacity:
+def survey(client: Client, needs: Needs) -> Capacity:
     """Ask the workers for their device and memory; waits for the first worker.
 
     Raises
@@ -194,7 +198,7 @@ def survey(client: Any, needs: Needs) -> Capacity:
     try:
         answers = [first.result(_WARN_SECONDS)]
     except TimeoutError:
-        log.warning("the dask cluster %s has no worker yet; waiting for one", client.scheduler.address)
+        log.warning("the dask cluster %s has no worker yet; waiting for one", client)
         answers = [first.result()]
     for address, reply in client.run(ask, payload, on_error="return").items():
         if isinstance(reply, OSError):
@@ -232,7 +236,7 @@ def _sent(name: str) -> Callable[..., Any]:
     return run
 
 
-def answer(payload: bytes, _: int, worker: Any) -> dict[str, Any] | str:
+def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
     """Return, on a worker, its device and memory, or a text that says what it lacks."""
     import socket
 
@@ -288,7 +292,7 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
 
 
 def make_blocks_on(
-    client: Any, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
+    client: Client, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost one.
 
@@ -298,7 +302,7 @@ def make_blocks_on(
     Parameters
     ----------
     client : distributed.Client
-        Of a cluster whose workers see the paths of source and target.
+        Client of a cluster whose workers see the paths of source and target.
     job, blocks, done
         As for :func:`linumpy.resample.pipeline.make_blocks`.
     needs : Needs
@@ -315,7 +319,7 @@ def make_blocks_on(
     payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
     threads = _Threads(client)
     under_way = as_completed(loop=client.loop)
-    pending: dict[Any, Block] = {}
+    pending: dict[Future, Block] = {}
 
     def submit() -> None:
         while queue and len(pending) < max(_LEAST, _A_THREAD * threads.count()):
@@ -347,7 +351,7 @@ def make_blocks_on(
 class _Threads:
     """Counts the threads of all workers, at most once a second."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client, self._count, self._asked = client, 0, -_LOOK_SECONDS
 
     def count(self) -> int:
@@ -357,7 +361,7 @@ class _Threads:
         return self._count
 
 
-def make_sent_block(payload: bytes, number: int, worker: Any) -> str:
+def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     """Make a block, on a worker; returns what the worker lacks, empty if the block is made."""
     needs, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
@@ -373,7 +377,7 @@ def make_sent_block(payload: bytes, number: int, worker: Any) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Any) -> str:
+def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Worker) -> str:
     """Return what a worker lacks for the planned blocks: one that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ngff import MICROMETERS
@@ -137,7 +138,7 @@ class NewImage:
 
 def plan_image(
     shape: Sequence[int],
-    dtype: Any,
+    dtype: DTypeLike,
     spacing: Sequence[float],
     *,
     name: str,
@@ -149,7 +150,7 @@ def plan_image(
     levels: int = 1,
     downsampling: str = "mean",
     ngff_version: str | None = None,
-    fill_value: Any = 0,
+    fill_value: complex | np.generic = 0,
     attributes: Mapping[str, Any] | None = None,
     carried: Carried | None = None,
 ) -> NewImage:
@@ -256,7 +257,7 @@ def _check_numbers(label: str, values: Any) -> None:
         raise TypeError(f"{label}={values!r}: pass numbers in µm, one for each axis of space")
 
 
-def _fill_value(value: Any, dtype: np.dtype) -> Any:
+def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
     """Return the fill value as a number of the dtype."""
     try:
         with np.errstate(all="ignore"):
@@ -271,7 +272,7 @@ def _fill_value(value: Any, dtype: np.dtype) -> Any:
         fits = False
     if not fits:
         raise ValueError(f"fill_value={value!r} is no value of {dtype}")
-    return fill
+    return fill  # type: ignore[return-value]
 
 
 def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:

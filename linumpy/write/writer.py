@@ -56,7 +56,7 @@ class OmeZarrWriter:
     shape : sequence of int
         Voxels of the finest resolution: two or three axes of space, before them any of time and channel.
     dtype : dtype
-        Of all resolutions: bool, integers, or floats of 2 to 8 bytes.
+        Data type of a voxel: bool, integers, or floats of 2 to 8 bytes.
     spacing : sequence of float
         Voxel spacing in µm, one for each axis of space. (Along t and c the metadata has a scale of 1 and no unit,
         unless `carried` says more.)
@@ -160,7 +160,7 @@ class OmeZarrWriter:
         levels: int = 1,
         downsampling: str = "mean",
         ngff_version: str | None = None,
-        fill_value: Any = 0,
+        fill_value: complex | np.generic = 0,
         attributes: Mapping[str, Any] | None = None,
         carried: Carried | None = None,
         buffer_bytes: int = 0,

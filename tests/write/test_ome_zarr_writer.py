@@ -540,7 +540,7 @@ def test_an_unfinished_folder_that_was_removed_is_missed(tmp_path, codec):
             shutil.rmtree(unfinished)
             target[4:, :4] = block
 
-    with pytest.raises(OSError, match="somebody removed the unfinished folder"):
+    with pytest.raises(OSError, match="another process removed the unfinished folder"):
         write()
     assert list(tmp_path.iterdir()) == []
 
