@@ -1,7 +1,7 @@
-"""Time linumpy beside its peers and beside what the hardware allows.
+"""Time linumpy beside its peers and beside what the hardware allows: ``linum-benchmark SUITE``.
 
-``runner`` checks a result, then times it, and says how a suite is added; ``command`` is what the commands share;
-``report`` makes the table, the JSON document and the plot; ``kernels`` makes cases of functions in memory; ``data``
-and ``volumes`` make voxels and images; ``machine`` and ``cache`` look at what it runs on. The cases are in ``suites``.
-Every module imports without a GPU.
+``cases`` are the records that suites make, and how a suite is added; ``runner`` checks a result, then times it;
+``command`` has the one command and its options; ``report`` makes the table, the JSON document and the plot; ``machine``
+describes what it ran on, and empties the page cache; ``data`` makes voxels and images. Every module imports without a
+GPU.
 """

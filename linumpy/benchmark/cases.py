@@ -1,21 +1,36 @@
-"""What is timed, and what came of it: the records that suites make and the runner fills.
+"""What is timed: cases, each with entries that do the same work.
 
-A :class:`Case` has entries; each prepares a call. ``nbytes`` over the median time is the rate by which they are
-compared.
+In: functions, or generators that prepare them. Out: :class:`Case` records for :mod:`linumpy.benchmark.runner`.
+
+How to add a suite
+------------------
+A suite is a module of :mod:`linumpy.benchmark.suites` with a :class:`Suite`, listed in its ``__init__``. Its cases are
+
+- *a function on arrays in memory beside the same function of a peer*: makers ``(xp, scale) -> Case`` that call
+  :func:`kernel_case`, in a dict (name → maker) for :func:`kernel_suite`. These are timed by CUDA events, after a copy
+  on the device as a limit. :mod:`linumpy.benchmark.suites.tissue` is an example;
+- *anything else*: a context manager that gives a folder and an iterator of cases, and removes at its end what it wrote.
+  :mod:`linumpy.benchmark.suites.stream` is an example.
+
+The runner enters ``entry.prepare()``, calls ``Prepared.call`` once for ``Prepared.check``, warms up, and takes the
+median of the timed runs. ``Case.nbytes`` over that median is the rate by which entries are compared. The tests of a
+suite run each case small, with NumPy, and show that each check notices a wrong result.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
+from linumpy.arrays import Array
+from linumpy.device import require_cuda
 from linumpy.errors import LinumpyError
 
-OK, WRONG, FAILED, UNAVAILABLE = "ok", "WRONG", "failed", "cannot run"
 #: Why a result is wrong; empty where it is right.
 Check = Callable[[Any], str]
 
@@ -33,25 +48,33 @@ class Prepared:
     call : callable
         Takes nothing, returns a result. Results are freed before the next call.
     check : callable, optional
-        Says why a result is wrong. Without one, results are not checked.
+        Says why a result is wrong. Without it results are not checked.
     before : callable, optional
         Called before each run, outside the time.
     files : tuple of Path
         What it reads besides the case's own files.
     note : callable
-        A few words on how it was done; asked for after the check.
+        A few words on how the work was done; called after the check.
     """
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     check: Check | None = None
     before: Callable[[], object] | None = None
     files: tuple[Path, ...] = ()
     note: Callable[[], str] = str
 
 
+Prepare = Callable[[], AbstractContextManager[Prepared]]
+
+
+def ready(call: Callable[[], object], check: Check | None = None, **options: Any) -> Prepare:
+    """Return the ``prepare`` of an entry that needs no preparation; `options` are those of :class:`Prepared`."""
+    return lambda: nullcontext(Prepared(call, check, **options))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to do the work of a case.
+    """One implementation of a case's work.
 
     Attributes
     ----------
@@ -66,12 +89,12 @@ class Entry:
     max_seconds : float or None
         Fewer runs are made, but at least three, where all would take longer.
     share : float
-        The part of the work that it does, where all of it would take too long. Times are those of all the work.
+        The part of the work that it does, where all of it would take too long. Times are scaled to all the work.
     """
 
     name: str
     title: str
-    prepare: Callable[[], AbstractContextManager[Prepared]]
+    prepare: Prepare
     role: Literal["ours", "peer", "limit"] = "peer"
     warm_ups: int = 1
     max_seconds: float | None = None
@@ -80,18 +103,18 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A rate that linumpy should reach.
+    """A rate that the first of linumpy's entries should reach.
 
     Attributes
     ----------
     least : float
         In GiB/s, or relative to the rate of other entries.
     of : tuple of str
-        Names of these entries, or ``"CASE/ENTRY"`` for one of an earlier case; empty for GiB/s.
+        Names of these entries, or ``"CASE/ENTRY"`` for an entry of an earlier case; empty for GiB/s.
     label : str
         The unit, for people.
     slowest : bool
-        Whether the slowest of several counts, instead of the fastest.
+        Whether the slowest of several entries counts, instead of the fastest.
     """
 
     least: float
@@ -102,7 +125,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to time.
+    """Work to time.
 
     Attributes
     ----------
@@ -111,20 +134,19 @@ class Case:
     nbytes : int
         Bytes that its rate counts.
     entries : tuple of Entry
-        Those of role ``"ours"``: the first is compared with the others.
+        The first of role ``"ours"`` is compared with the others.
     description : tuple of str
         Lines for people.
     facts : mapping
-        What JSON says of it besides.
+        Further fields of its JSON record.
     marks : tuple of Mark
-        What the first of ours should reach.
+        What linumpy should reach.
     not_judged : str
         Why the marks do not count here; empty where they do.
     clock : str
         ``"wall"``, or ``"device"``: CUDA events where there is a GPU.
     in_turns : bool
-        Whether the entries take turns, so that a disk that becomes slower does so for all. All of them are prepared at
-        the same time.
+        Whether all entries are prepared at once and their runs alternate: a disk that slows down does so for all.
     files : tuple of Path
         What all entries read; dropped from the page cache before each run that is to be cold.
     """
@@ -142,104 +164,154 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to time: the number of runs, and whether files are dropped from the page cache before each.
-
-    Raises
-    ------
-    ValueError
-        Without a run.
-    """
-
-    runs: int = 5
-    cold: bool = False
-
-    def __post_init__(self) -> None:
-        if self.runs < 1:
-            raise ValueError(f"runs={self.runs}: a median needs 1 run or more")
-
-
-@dataclass(frozen=True, slots=True)
-class EntryResult:
-    """What an entry did.
+class Suite:
+    """A sub-command of ``linum-benchmark``.
 
     Attributes
     ----------
-    name, title, role
-        Of the entry.
-    verdict : str
-        ``"ok"``, ``"WRONG"`` (checked and refused), ``"failed"`` (raised) or ``"cannot run"``.
-    note : str
-        One line: how it was done, or why there are no times.
-    seconds : tuple of float
-        Of every timed run, in their order; empty unless the verdict is ``"ok"``.
-    nbytes : int
-        Of the case.
+    name, summary, description : str
+        The sub-command, its line in the list of suites, and its help.
+    runs : int
+        Timed runs of each entry by default.
+    cases : callable
+        Takes its options by name; a context manager that gives the folder whose file system is described, and the
+        cases, made one after another so that one at a time holds memory.
+    names : tuple of str
+        What ``--only`` chooses from; empty where there is no such option.
+    scale, folder : str
+        The help of ``--scale`` and ``--folder``; empty where there is no such option.
+    add_options : callable
+        Adds further options.
+    closing : callable
+        Text to print after all results.
     """
 
     name: str
-    title: str
-    role: str
-    verdict: str
-    note: str = ""
-    seconds: tuple[float, ...] = ()
-    nbytes: int = 0
-
-    @property
-    def median(self) -> float | None:
-        """Median of the times, in seconds; None without any."""
-        return statistics.median(self.seconds) if self.seconds else None
-
-    @property
-    def rate(self) -> float | None:
-        """GiB per second at the median time; None without times."""
-        return None if self.median is None else self.nbytes / max(self.median, 1e-12) / 2**30
+    summary: str
+    description: str
+    runs: int
+    cases: Callable[..., AbstractContextManager[tuple[Path, Iterator[Case]]]]
+    names: tuple[str, ...] = ()
+    scale: str = ""
+    folder: str = ""
+    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    closing: Callable[[Any], str] = lambda results: ""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkResult:
-    """A mark, what was got (None where a time is missing), and whether it was met (None where it is not judged)."""
+# ---- functions on arrays in memory
 
-    mark: Mark
-    got: float | None
-    met: bool | None
+#: Makes each case by its name, from an array module and a scale.
+Makers = Mapping[str, Callable[[ModuleType, float], Case]]
 
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """What all entries did with a case; the case is kept without its entries, which may hold much memory."""
-
-    case: Case
-    settings: Settings
-    entries: tuple[EntryResult, ...]
-    marks: tuple[MarkResult, ...] = ()
-
-    def entry(self, name: str) -> EntryResult | None:
-        """Return the result of an entry; None if there is none of this name."""
-        return next((one for one in self.entries if one.name == name), None)
-
-    @property
-    def ours(self) -> EntryResult | None:
-        """The first entry of linumpy's."""
-        return next((one for one in self.entries if one.role == "ours"), None)
-
-    def times_faster(self, than: EntryResult) -> float | None:
-        """Return the rate of ours over that of another entry; None where a time is missing."""
-        if self.ours is None or self.ours.rate is None or not than.rate:
-            return None
-        return self.ours.rate / than.rate
-
-    @property
-    def verdict(self) -> str:
-        """``"WRONG"``, ``"failed"``, ``"met"``, ``"MISSED"``, or nothing where no mark is judged."""
-        if self.ours is not None and self.ours.verdict in (WRONG, FAILED):
-            return self.ours.verdict
-        judged = [one.met for one in self.marks if one.met is not None]
-        return "" if not judged else "met" if all(judged) else "MISSED"
+COPY = "copy on the device"
+KERNEL_WARM_UPS = 3
+#: Float32 elements that are copied at a scale of 1: 1 GiB.
+_COPY_SIZE = 2**28
+#: A slow peer makes fewer runs, so that all take about so many seconds.
+_PEER_SECONDS = 10.0
 
 
-def ready(
-    call: Callable[[], Any], check: Check | None = None, **options: Any
-) -> Callable[[], AbstractContextManager[Prepared]]:
-    """Return the ``prepare`` of an entry that needs no preparation; `options` are those of :class:`Prepared`."""
-    return lambda: nullcontext(Prepared(call, check, **options))
+def kernel_case(
+    name: str, image: Array, ours: Callable[[], object], peer: Callable[[], object], check: Check, nbytes: float,
+    reach: float | None = None, *, peer_share: float = 1.0, copy_reach: float | None = None,
+    third: tuple[str, Prepare] | None = None, peer_name: str = "CuPy",
+) -> Case:  # fmt: skip
+    """Describe a function and its peer.
+
+    Parameters
+    ----------
+    name : str
+        For people, and to choose it by.
+    image : array
+        Whose shape and dtype describe the case.
+    ours, peer : callable
+        Take nothing, return a result. Only ours is checked.
+    check : callable
+        Says why a result is wrong.
+    nbytes : float
+        What must be read and written at least.
+    reach : float, optional
+        How many times faster than the peer it should be.
+    peer_share : float
+        The part of the work that the peer does, where all of it would take too long.
+    copy_reach : float, optional
+        The part of a plain copy's bandwidth that it should reach.
+    third : (str, callable), optional
+        Another package, and the ``prepare`` of its entry.
+    peer_name : str
+        Title of the peer.
+    """
+    key, shape, dtype = peer_name.lower(), list(image.shape), str(image.dtype)
+    entries = [
+        Entry("linumpy", "linumpy", ready(ours, check), "ours", KERNEL_WARM_UPS),
+        Entry(key, peer_name, ready(peer), max_seconds=_PEER_SECONDS, share=peer_share),
+    ]
+    entries += [] if third is None else [Entry(third[0], third[0], third[1], warm_ups=KERNEL_WARM_UPS)]
+    marks = [] if reach is None else [Mark(reach, (key,), f"× {peer_name}")]
+    marks += [] if copy_reach is None else [Mark(copy_reach, (f"{COPY}/copy",), "× copy")]
+    return Case(
+        name, int(nbytes), tuple(entries), (f"{'×'.join(map(str, shape))} {dtype}",),
+        {"shape": shape, "dtype": dtype}, tuple(marks), clock="device",
+    )  # fmt: skip
+
+
+def kernel_cases(
+    makers: Makers, scale: float = 1.0, only: Sequence[str] = (), xp: ModuleType | None = None
+) -> Iterator[Case]:
+    """Make the copy on the device, then cases one after another.
+
+    Parameters
+    ----------
+    makers : mapping
+        All cases of the suite.
+    scale : float
+        Every axis is shrunk by it; marks are judged at 1 only.
+    only : sequence of str
+        Names of the cases; all by default.
+    xp : module, optional
+        By default CuPy.
+
+    Raises
+    ------
+    GpuUnavailableError
+        There is no CUDA device, and no other module is asked for.
+    ValueError
+        For an unknown case, or a scale that is not in 0 to 1.
+    """
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    unknown = [name for name in only if name not in makers]
+    if unknown:
+        raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(makers)}")
+    return _make(makers, require_cuda() if xp is None else xp, scale, only)
+
+
+def _make(makers: Makers, xp: ModuleType, scale: float, only: Sequence[str]) -> Iterator[Case]:
+    why = "" if scale == 1 else "marks are for a scale of 1"
+    yield _copy_case(xp, scale)
+    for name, make in makers.items():
+        if not only or name in only:
+            yield replace(make(xp, scale), not_judged=why)  # in no variable: only the caller keeps its arrays alive
+
+
+def copy_of(xp: ModuleType, nbytes: int) -> Prepare:
+    """Prepare a copy on the device that reads and writes so many bytes together."""
+    source = xp.zeros(nbytes // 2, xp.uint8)
+    target = xp.empty_like(source)
+    return ready(lambda: xp.copyto(target, source))
+
+
+def _copy_case(xp: ModuleType, scale: float) -> Case:
+    nbytes = 8 * max(2**20, round(_COPY_SIZE * scale**3))
+    entry = Entry("copy", "copy", copy_of(xp, nbytes), "limit", KERNEL_WARM_UPS)
+    return Case(COPY, nbytes, (entry,), ("bytes read and written",), clock="device")
+
+
+def kernel_suite(name: str, summary: str, description: str | None, makers: Makers, runs: int, scale: str) -> Suite:
+    """Describe a suite of functions on arrays in memory."""
+
+    @contextmanager
+    def cases(*, only: Sequence[str], scale: float) -> Iterator[tuple[Path, Iterator[Case]]]:
+        yield Path(), kernel_cases(makers, scale, only)
+
+    return Suite(name, summary, description or "", runs, cases, tuple(makers), scale)

@@ -1,8 +1,8 @@
-"""What the benchmark commands share: parser, options, the run, and its results on the screen and in files.
+"""``linum-benchmark SUITE``: options, the run, and its results on the screen and in files.
 
-In: cases (:mod:`linumpy.benchmark.runner`), or functions that make them. Out: a table on standard output, a JSON
-document and a plot where asked for, and an exit code. Errors: ``ValueError`` and ``FileNotFoundError`` for options that
-cannot be; what making a case raises. A command ends with one line for each of these (:func:`main`).
+In: words of the command line. Out: a table on standard output, a JSON document and a plot where asked for, and an exit
+code: 0 where all went well; 1 where a result was wrong, after a line on standard error; 2, after one line, where
+nothing could be run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,21 +19,24 @@ from tqdm import tqdm
 
 from linumpy import cli
 from linumpy.benchmark import machine, report
-from linumpy.benchmark.cases import Case, CaseResult, Entry, Settings
-from linumpy.benchmark.kernels import Makers, kernel_cases
-from linumpy.benchmark.runner import failures, run_cases
+from linumpy.benchmark.cases import Case, Entry, Suite
+from linumpy.benchmark.runner import CaseResult, Settings, failures, run_cases
+from linumpy.benchmark.suites import SUITES
+
+DESCRIPTION = """Time linumpy beside its peers and beside what the hardware allows, on this machine.
+
+Each result is checked before it is timed; a wrong one is reported as WRONG and has no time. Times are medians after
+warm-ups. A peer that is not installed is reported, with what to install. linum-benchmark SUITE --help describes one.
+
+For example:
+  linum-benchmark read mosaic.ome.zarr --plot mosaic.png
+  linum-benchmark stream --folder /dev/shm --json stream.json
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where results go besides the screen.
-
-    Attributes
-    ----------
-    json, plot : Path or None
-        Files to write.
-    command : str
-        The command line, to be kept with the results.
+    """Files to write besides the screen, and the command line to keep with the results.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def run(
             print(report.case_text(result), end="\n\n", flush=True)
 
         results = run_cases(cases, settings, on_entry, on_result)
-    if any(one.marks for one in results):
+    if any(result.marks for result in results):
         print(report.summary_text(results), end="\n\n")
     if output.json is not None:
         report.write_json(output.json, report.document(results, here, settings, output.command, date))
@@ -97,93 +100,54 @@ def run(
     return results
 
 
-def parser(program: str, description: str | None) -> cli.Parser:
-    """Make the parser of a command, whose help is the docstring of its script."""
-    return cli.Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-
-def add_case_options(parser: argparse.ArgumentParser, names: Iterable[str], *, default: str = "", scale: str) -> None:
-    """Add which cases are timed, and how much smaller they are made.
-
-    Parameters
-    ----------
-    parser : ArgumentParser
-        Of the command.
-    names : iterable of str
-        All cases.
-    default : str
-        Those that are timed by default; all without it.
-    scale : str
-        What ``--scale`` makes smaller.
-    """
-    names = tuple(names)
-    text = f"Of {', '.join(names)}." + (f" [{default}]" if default else "")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=text)
-    parser.add_argument("--scale", type=float, default=1.0, metavar="S", help=f"{scale} [%(default)s]")
-
-
-def add_folder_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add where data are made, in a folder of its own that is removed at the end."""
-    parser.add_argument("--folder", type=Path, metavar="DIR", help=f"{text} [where temporary files go]")
-
-
-def add_options(parser: argparse.ArgumentParser, runs: str) -> None:
-    """Add the options of every benchmark; `runs` tells the default of ``--runs``, which is None."""
-    parser.add_argument("--runs", type=int, metavar="N", help=f"Timed runs of each. [{runs}]")
+def _add_options(parser: argparse.ArgumentParser, suite: Suite) -> None:
+    suite.add_options(parser)
+    if suite.names:
+        help = f"Of {', '.join(suite.names)}."
+        parser.add_argument("--only", nargs="+", default=(), choices=suite.names, metavar="NAME", help=help)
+    if suite.scale:
+        parser.add_argument("--scale", type=float, default=1.0, metavar="S", help=f"{suite.scale} [%(default)s]")
+    if suite.folder:
+        help = f"{suite.folder}, in a new folder that is removed at the end. [where temporary files go]"
+        parser.add_argument("--folder", type=Path, metavar="DIR", help=help)
+    parser.add_argument("--runs", type=int, default=suite.runs, metavar="N", help="Timed runs of each. [%(default)s]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="Draw the rates.")
+    parser.set_defaults(suite=suite, parser=parser)
 
 
-def main(
-    parser: cli.Parser,
-    argv: Sequence[str] | None,
-    measure: Callable[[argparse.Namespace, Output], Sequence[CaseResult]],
-) -> int:
-    """Carry a command out.
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``linum-benchmark``; see the module for the exit code."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = cli.Parser(prog="linum-benchmark", description=DESCRIPTION, formatter_class=form)
+    suites = parser.add_subparsers(metavar="SUITE", required=True, title="suites")
+    for suite in SUITES.values():
+        words = {"help": suite.summary, "description": suite.description, "formatter_class": form}
+        _add_options(suites.add_parser(suite.name, **words), suite)
+    return _carry_out(parser, argv)
 
-    Parameters
-    ----------
-    parser : cli.Parser
-        With :func:`add_options`.
-    argv : sequence of str, optional
-        Words of the command line, by default those of this process.
-    measure : callable
-        Times what the arguments ask for and writes the results (:func:`run`, :func:`run_kernels`).
 
-    Returns
-    -------
-    int
-        0 where all went well; 1 where a result was wrong, after a line on standard error. What cannot be run at all
-        ends the process with 2.
-    """
-    args = parser.parse_args(argv)
+def suite_main(program: str, suite: Suite, argv: Sequence[str] | None = None) -> int:
+    """Run one suite as a command of its own."""
+    description = suite.description.replace(f"linum-benchmark {suite.name}", program)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = cli.Parser(prog=program, description=description, formatter_class=form)
+    _add_options(parser, suite)
+    return _carry_out(parser, argv)
+
+
+def _carry_out(parser: cli.Parser, argv: Sequence[str] | None) -> int:
+    options = vars(parser.parse_args(argv))
     command = shlex.join([parser.prog, *(sys.argv[1:] if argv is None else argv)])
+    suite, parser, runs, json, plot = (options.pop(name) for name in ("suite", "parser", "runs", "json", "plot"))
     try:
-        results = measure(args, Output(args.json, args.plot, command))
+        settings, output = Settings(runs, options.get("cold", False)), Output(json, plot, command)
+        with suite.cases(**options) as (folder, cases):
+            results = run(cases, settings, output, folder)
     except cli.EXPECTED as error:
         parser.error(parser.in_options(error))
+    print(suite.closing(results), end="")
     count = failures(results)
     if count:
         print(f"{parser.prog}: {count} results were WRONG or failed", file=sys.stderr)
     return 1 if count else 0
-
-
-def settings_of(args: argparse.Namespace, runs: int, *, cold: bool = False) -> Settings:
-    """Say how to time: ``--runs``, by default `runs`."""
-    return Settings(runs if args.runs is None else args.runs, cold)
-
-
-def run_kernels(makers: Makers, args: argparse.Namespace, output: Output, runs: int) -> tuple[CaseResult, ...]:
-    """Time the cases on this machine's GPU that :func:`add_case_options` asks for."""
-    settings = settings_of(args, runs)
-    return run(kernel_cases(makers, args.scale, tuple(args.only or ())), settings, output)
-
-
-def kernels_main(
-    program: str, description: str | None, makers: Makers, argv: Sequence[str] | None, *, runs: int, scale: str
-) -> int:
-    """Carry out a command that times kernels and nothing else; see :func:`main` and :func:`add_case_options`."""
-    words = parser(program, description)
-    add_case_options(words, makers, scale=scale)
-    add_options(words, str(runs))
-    return main(words, argv, lambda args, output: run_kernels(makers, args, output, runs))

@@ -1,16 +1,23 @@
-"""What a benchmark ran on: without it, its numbers mean nothing.
+"""What a benchmark ran on, without which its numbers mean nothing; and the page cache of files that it reads.
 
-In: the folder that was read. Out: :class:`Machine`, records of hardware, versions and the way to the disk.
+In: the folder that was read. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used. :func:`drop`
+takes files out of this machine's page cache, without root and without touching another file; the disk, a file server or
+the host of a virtual machine may keep its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
+import mmap
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from linumpy import __version__
 from linumpy.device import describe, kvikio_mode
@@ -30,7 +37,7 @@ class Gds:
     mode : str
         ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
     how : str
-        How that is known.
+        How the mode is known.
     """
 
     mode: str
@@ -65,11 +72,11 @@ class Machine:
     versions : tuple of (str, str)
         Packages.
     kvikio_threads : int or None
-        Of every path that uses kvikio.
+        Of every entry that uses kvikio.
     task_bytes : int
         Size of kvikio's tasks in the flat file's limit and the GDSStore.
     gds : Gds
-        The way to the disk.
+        Whether GPUDirect Storage is used.
     """
 
     gpu: str
@@ -167,3 +174,58 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+# ---- the page cache
+
+
+def drop(files: Iterable[Path]) -> None:
+    """Write the files' dirty pages to the disk and ask the kernel to forget the rest.
+
+    This is the system call behind ``kvikio.drop_file_page_cache`` too.
+    """
+    for file in files:
+        with open(file, "rb") as opened:
+            os.fdatasync(opened.fileno())  # a dirty page cannot be dropped
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached_part(files: Iterable[Path]) -> float | None:
+    """Return which part of the files' pages is in the page cache, 0 to 1.
+
+    Returns
+    -------
+    float or None
+        None where the kernel does not tell: it answers only for files that the caller may write.
+    """
+    held = pages = 0
+    for file in files:
+        if not os.access(file, os.W_OK):
+            return None
+        here, total = _resident(file)
+        held, pages = held + here, pages + total
+    return held / pages if pages else 0.0
+
+
+def _resident(file: Path) -> tuple[int, int]:
+    """Count a file's pages in memory, and all of them, with mincore(2)."""
+    size = file.stat().st_size
+    if size == 0:
+        return 0, 0
+    total = -(-size // mmap.PAGESIZE)
+    seen = (ctypes.c_ubyte * total)()
+    # A private map, so that ctypes may take its address; nothing is written and no page is touched.
+    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        try:
+            if _libc().mincore(ctypes.addressof(first), ctypes.c_size_t(size), seen) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(file))
+        finally:
+            del first  # the map cannot be closed while ctypes points into it
+    return int(np.count_nonzero(np.frombuffer(bytes(seen), np.uint8) & 1)), total
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte)]
+    return libc

@@ -1,6 +1,6 @@
 """Results as people and programs read them: one table, one JSON document, one plot.
 
-In: :class:`~linumpy.benchmark.cases.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
+In: :class:`~linumpy.benchmark.runner.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
 document's ``schema`` is 2: times are in seconds, sizes in bytes, rates in GiB per second of the bytes that the case
 counts; whatever was not measured is null.
 """
@@ -14,15 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linumpy.benchmark.cases import OK, UNAVAILABLE, Case, CaseResult, EntryResult, MarkResult, Settings
+from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
+from linumpy.benchmark.runner import OK, UNAVAILABLE, CaseResult, EntryResult, MarkResult, Settings
 from linumpy.io.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, SCHEMA = 105, 2
-#: What the numbers of a document are, said in it: it is read without this source.
+#: What the numbers of a document are, for readers without this source.
 UNITS = "times in seconds, sizes in bytes, rates in GiB per second of the case's nbytes; null was not measured"
 _TITLE = 30
 _HEADER = f"{'':<{_TITLE}}{'check':<7}{'GiB/s':>7}{'median':>10}{'min – max':>19}{'linumpy ×':>11}"
@@ -32,7 +33,7 @@ _HEADER = f"{'':<{_TITLE}}{'check':<7}{'GiB/s':>7}{'median':>10}{'min – max':>
 
 
 def machine_text(machine: Machine) -> str:
-    """Describe the machine, the versions and the way to the disk."""
+    """Describe the machine, the versions, and whether GPUDirect Storage is used."""
     return "\n".join(_wrapped(line, indent=10) for line in machine.lines())
 
 
@@ -131,21 +132,7 @@ def _cut(text: str, width: int) -> str:
 def document(
     results: Sequence[CaseResult], machine: Machine, settings: Settings, command: str, date: str
 ) -> dict[str, Any]:
-    """Put everything that was measured, and on what, into plain dicts and lists.
-
-    Parameters
-    ----------
-    results : sequence of CaseResult
-        The cases.
-    machine : Machine
-        What they ran on.
-    settings : Settings
-        How they ran.
-    command : str
-        The command line.
-    date : str
-        ISO 8601.
-    """
+    """Put all that was measured, on which machine, by which command and when (ISO 8601), into dicts and lists."""
     hardware = ("gpu", "why_no_gpu", "cpu", "cores", "memory_bytes", "file_system")
     described = asdict(machine)
     return {
@@ -217,16 +204,7 @@ _BAR_INCHES, _PANEL_INCHES, _HEAD_INCHES = 0.28, 0.8, 0.9
 def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path) -> None:
     """Draw the rates: a panel for each case, a bar for each entry, the limits as lines across the bars.
 
-    Parameters
-    ----------
-    results : sequence of CaseResult
-        At least one.
-    machine : Machine
-        For the title.
-    date : str
-        For the title; ISO 8601.
-    path : Path
-        The file, whose ending names its format.
+    The title names the machine and the date (ISO 8601); the ending of the path names the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

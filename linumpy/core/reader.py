@@ -11,13 +11,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from linumpy.core import native
-from linumpy.core.records import array_record, exception_of, geometry_record, look_records
+from linumpy.core.records import array_record, exception_of, look_records
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -58,7 +57,7 @@ class CoreReader:
         self._pointer = self._library.quick.lc_reader_new(threads, _INDEX_NBYTES, device, why)
         if not self._pointer:
             raise RuntimeError(f"the native core could not be started: {why.value.decode(errors='replace')}")
-        self._records: OrderedDict[int, tuple[ArrayLayout, native.Geometry, native.Array]] = OrderedDict()
+        self._records: OrderedDict[int, tuple[ArrayLayout, native.Array]] = OrderedDict()
         self._lock = threading.Lock()
         self._dropped: dict[int, Any] = {}  # jobs that nobody waits for, with their outputs
         self._releasing = threading.Lock()
@@ -71,10 +70,9 @@ class CoreReader:
     def submit(
         self,
         layouts: Sequence[ArrayLayout],
+        template: native.Batch,
         regions: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
         outputs: Sequence[Any],
-        target: int,
-        fill: np.ndarray,
         *,
         one_job: bool = False,
         on_device: native.OnDevice | None = None,
@@ -86,15 +84,13 @@ class CoreReader:
         ----------
         layouts : sequence of ArrayLayout
             The arrays, alike in :attr:`~linumpy.plan.layout.ArrayLayout.geometry`.
+        template : Batch
+            What the regions have in common: see :func:`~linumpy.core.records.batch_record`. The caller keeps it.
         regions : tuple of numpy.ndarray of int64
             Which array each region is of, (n,); first voxels and those behind the last, (n, rank); bytes between
             neighbours in each output, (n, rank); addresses of the outputs, (n,).
         outputs : sequence
             What holds the memory of each job's output, until the job is over.
-        target : int
-            Code of the outputs' dtype.
-        fill : numpy.ndarray of uint8, (16,)
-            Fill value as an element of the outputs.
         one_job : bool
             Whether all regions are one job.
         on_device : OnDevice, optional
@@ -102,13 +98,12 @@ class CoreReader:
         ready : object
             What holds these until the jobs are over.
         """
-        record, held = self._batch(layouts, regions, target, fill, None, on_device)
+        record, held = self._batch(layouts, template, regions, None, on_device)
         record.one_job = one_job
         pointers = (ctypes.c_void_p * (1 if one_job else record.region_count))()
         # Made before they are submitted: an interrupt behind the call must not free outputs that are written to.
-        jobs = [
-            CoreJob(self, pointers, n, output, ready) for n, output in zip(range(len(pointers)), outputs, strict=True)
-        ]
+        jobs = [CoreJob(self, pointers, n, output, ready) for n, output in enumerate(outputs)]
+        assert len(jobs) == len(pointers)
         self._queue(record, pointers)
         del held
         return jobs
@@ -116,10 +111,9 @@ class CoreReader:
     def submit_together(
         self,
         layouts: Sequence[ArrayLayout],
+        template: native.Batch,
         regions: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
         output: Any,
-        target: int,
-        fill: np.ndarray,
         *,
         looks: Sequence[MetadataLook | None] | None = None,
         on_device: native.OnDevice | None = None,
@@ -129,7 +123,7 @@ class CoreReader:
 
         Parameters
         ----------
-        layouts, regions, target, fill, on_device, ready
+        layouts, template, regions, on_device, ready
             As for :meth:`submit`.
         output : object
             What holds the memory of all outputs, until the jobs are over.
@@ -137,7 +131,7 @@ class CoreReader:
             Metadata files of each array. The core looks at them when it plans: jobs of an array one of whose files is
             another by then fail by :class:`~linumpy.errors.StaleLayoutError`.
         """
-        record, held = self._batch(layouts, regions, target, fill, looks, on_device)
+        record, held = self._batch(layouts, template, regions, looks, on_device)
         jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), output, ready)
         self._queue(record, jobs.pointers)
         del held
@@ -146,20 +140,17 @@ class CoreReader:
     def _batch(
         self,
         layouts: Sequence[ArrayLayout],
+        template: native.Batch,
         regions: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-        target: int,
-        fill: np.ndarray,
         looks: Sequence[MetadataLook | None] | None,
         on_device: native.OnDevice | None,
     ) -> tuple[native.Batch, Any]:
         """Make the record of a call, and what holds the memory that it refers to."""
         # One array of numbers behind each other: each address that NumPy is asked for takes a microsecond.
-        columns = np.concatenate([column.ravel() for column in regions], dtype=np.int64)
-        first: int = columns.ctypes.data
-        addresses = [first, *(first + 8 * n for n in accumulate(column.size for column in regions[:-1]))]
+        columns = np.concatenate(regions, axis=None, dtype=np.int64)
         with self._lock:
             records = [self._record(layout) for layout in layouts]
-        arrays = (native.Array * len(records))(*(record[2] for record in records))
+        arrays = (native.Array * len(records))(*records)
         held = [look_records(look) for look in looks or () if look is not None]
         if held:
             files = iter(held)
@@ -167,15 +158,16 @@ class CoreReader:
                 if look is not None:
                     array.looks = next(files)
                     array.look_count = len(look.files)
-        batch = native.Batch(
-            ctypes.pointer(records[0][1]),
-            arrays,
-            len(records),
-            len(regions[0]),
-            *addresses,
-            target,
-            (ctypes.c_uint8 * 16).from_buffer_copy(fill.data),
-        )
+        batch = native.Batch.from_buffer_copy(template)
+        batch.arrays, batch.array_count = arrays, len(records)
+        if count := len(regions[0]):
+            cells = 8 * regions[1].size
+            batch.region_count = count
+            batch.array = first = ctypes.addressof(ctypes.c_char.from_buffer(columns.data))
+            batch.start = first = first + 8 * count
+            batch.stop = first + cells
+            batch.strides = first + 2 * cells
+            batch.address = first + 3 * cells
         if on_device is not None:
             batch.on_device = ctypes.pointer(on_device)
         return batch, (columns, held, records)
@@ -183,20 +175,21 @@ class CoreReader:
     def _queue(self, batch: native.Batch, pointers: Any) -> None:
         """Submit a batch; waits only where very much is queued."""
         quick, waiting = self._library.quick, self._library.waiting
-        self._release_dropped()
+        if self._dropped:
+            self._release_dropped()
         while state := quick.lc_submit(self._pointer, batch, pointers):
             if state != 1:
                 raise MemoryError(f"{batch.region_count} regions could not be submitted: no memory")
             waiting.lc_wait_capacity(self._pointer, _SLICE)
 
-    def _record(self, layout: ArrayLayout) -> tuple[ArrayLayout, native.Geometry, native.Array]:
+    def _record(self, layout: ArrayLayout) -> native.Array:
         """Describe an array for the core; records of those that were read last are kept."""
         known = self._records.get(id(layout))
         if known is None:
-            known = self._records[id(layout)] = (layout, geometry_record(layout), array_record(layout))
+            known = self._records[id(layout)] = (layout, array_record(layout))
             if len(self._records) > _LAYOUTS:
                 self._records.popitem(last=False)
-        return known
+        return known[1]
 
     def stats(self) -> native.Stats:
         """Say what has been done so far."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from concurrent.futures import CancelledError
 from typing import Any
+
+import numpy as np
 
 from linumpy.core import native
 from linumpy.errors import ChunkError, StaleLayoutError
@@ -54,6 +57,25 @@ def geometry_record(layout: ArrayLayout) -> native.Geometry:
         record.index_big_endian = shard.index_big_endian
         record.index_checksum = shard.index_checksum
     return record
+
+
+def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.Batch:
+    """Describe what batches of arrays of one geometry have in common.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        One of the arrays.
+    target : int
+        Code of the outputs' dtype.
+    fill : numpy.ndarray of uint8, (16,)
+        Fill value as an element of the outputs.
+    """
+    return native.Batch(
+        geometry=ctypes.pointer(geometry_record(layout)),
+        target=target,
+        fill=(ctypes.c_uint8 * 16).from_buffer_copy(fill.data),
+    )
 
 
 def array_record(layout: ArrayLayout) -> native.Array:

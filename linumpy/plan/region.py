@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import Any
 
 from linumpy.errors import RegionError
@@ -73,21 +72,19 @@ def normalize_region(region: Any, shape: tuple[int, ...]) -> Region:
         An index of another kind, such as a list or a boolean mask.
     """
     items = list(region) if isinstance(region, tuple) else [] if region is None else [region]
-    ellipses = sum(isinstance(item, EllipsisType) for item in items)
+    ellipses = sum([item is ... for item in items])
     if ellipses > 1:
         raise RegionError(f"region {region!r} has more than one '...'")
     given = len(items) - ellipses
     if given > len(shape):
         raise RegionError(f"region {region!r} names {given} axes, but the array has {len(shape)}: shape {shape}")
-    missing = [slice(None)] * (len(shape) - given)
-    place = next((i for i, item in enumerate(items) if isinstance(item, EllipsisType)), None)
-    items = items + missing if place is None else items[:place] + missing + items[place + 1 :]
+    if ellipses or given < len(shape):
+        missing = [slice(None)] * (len(shape) - given)
+        place = next((i for i, item in enumerate(items) if item is ...), None)
+        items = items + missing if place is None else items[:place] + missing + items[place + 1 :]
     axes = [_axis(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
-    return Region(
-        start=tuple(axis[0] for axis in axes),
-        stop=tuple(axis[1] for axis in axes),
-        kept=tuple(axis[2] for axis in axes),
-    )
+    start, stop, kept = zip(*axes, strict=True) if axes else ((), (), ())
+    return Region(start, stop, kept)
 
 
 def _axis(item: Any, length: int, axis: int) -> tuple[int, int, bool]:
@@ -105,6 +102,9 @@ def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
         raise RegionError(
             f"{item!r} on axis {axis}: only steps of 1 are read; take every n-th on the device afterwards"
         )
+    first, end = item.start, item.stop
+    if type(first) is int and type(end) is int and 0 <= first <= end <= length:
+        return first, end
     bounds = []
     for bound, default in ((item.start, 0), (item.stop, length)):
         value = default if bound is None else _integer(bound, axis)

@@ -380,18 +380,36 @@ def reach(
     return low, high
 
 
-def read_bounds(low: float, high: float, n: int, order: int, pad: str) -> tuple[int, int]:
-    """Return (start, stop) of the voxels along an axis that coordinates from `low` to `high` are interpolated from."""
-    if order == 0:
-        first, last = math.floor(low + 0.5 - _SLACK), math.floor(high + 0.5 + _SLACK)
-    else:
-        first, last = math.floor(low - _SLACK), math.floor(high + _SLACK) + 1
-    if pad == "constant" or (first >= 0 and last < n):
-        return max(first, 0), min(last, n - 1) + 1
+def read_bounds(
+    low: np.ndarray, high: np.ndarray, n: np.ndarray, order: int, pad: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, stop), whole numbers in floats, of the voxels that coordinates from `low` to `high` are made of.
+
+    Neighbours of weight 0 are among them, but for those behind the last voxel of an axis, of `n` voxels.
+    """
+    shift = 0.5 if order == 0 else 0.0
+    first, last = np.floor(low + (shift - _SLACK)), np.floor(high + (shift + _SLACK)) + order
+    top = n - 1
+    if pad == "constant":
+        return np.maximum(first, 0), np.minimum(last, top) + 1
     if pad == "edge":
-        return min(max(first, 0), n - 1), min(max(last, 0), n - 1) + 1
-    voxels = fold(np.arange(first, min(last, first + 2 * n) + 1), n, pad)
-    return int(voxels.min()), int(voxels.max()) + 1
+        return np.minimum(np.maximum(first, 0), top), np.minimum(np.maximum(last, order), top) + 1
+    outside = (first < 0) | (last > top)
+    first[outside], last[outside] = _reflected(
+        first[outside], last[outside], np.broadcast_to(top, outside.shape)[outside]
+    )
+    return first, last + 1
+
+
+def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest of the voxels 0 to `top` that `first` to `last` stand for."""
+    period = np.maximum(2 * top, 1)
+    begin = np.mod(first, period)
+    end = begin + (last - first)
+    turned = [np.where(one <= top, one, period - one) for one in (begin, np.mod(end, period))]
+    has_bottom = (begin == 0) | (end >= period)
+    has_top = ((begin <= top) & (end >= top)) | (end >= period + top)
+    return np.where(has_bottom, 0, np.minimum(*turned)), np.where(has_top, top, np.maximum(*turned))
 
 
 def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:

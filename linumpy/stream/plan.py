@@ -2,7 +2,8 @@
 
 A crop is *direct* where the reader fills a view of the batch, and *staged* where its voxels are read into a buffer of
 their own and resampled from there into the batch: where it is augmented, and where its border repeats voxels of the
-array. Of a staged crop the box is read that holds every voxel that it is made of.
+array. A staged crop has the box that holds every voxel that it is made of; of that, :mod:`~linumpy.stream.needed` tells
+which chunks are read.
 """
 
 from __future__ import annotations
@@ -121,6 +122,9 @@ class CropRead:
         None for a direct crop.
     is_whole : bool
         Whether it is direct and all of it is read.
+    needed : numpy.ndarray or None
+        Boxes of the region that are read, of which no two meet, along its last axes, three at most: int64
+        (boxes, axes, 2). None for all of it; the rest of the staged box is undefined.
     """
 
     row: int
@@ -129,6 +133,7 @@ class CropRead:
     inside: Box
     resampling: Resampling | None
     is_whole: bool = False
+    needed: np.ndarray | None = None
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
@@ -138,17 +143,20 @@ class CropRead:
     @property
     def stage_nbytes(self) -> int:
         """Bytes of the staging buffer that it takes; 0 for a direct crop."""
-        return 0 if self.resampling is None else aligned(self.read_nbytes)
+        return 0 if self.resampling is None else aligned(self._region_nbytes)
 
     @property
     def read_nbytes(self) -> int:
-        """Bytes of the region in the stored dtype."""
-        if self.region is None:
-            return 0
-        nbytes = self.info.dtype.itemsize
-        for start, stop in self.region:
-            nbytes *= stop - start
-        return nbytes
+        """Bytes that are read, in the stored dtype."""
+        if self.needed is None or self.region is None:
+            return self._region_nbytes
+        lead = math.prod([stop - start for start, stop in self.region[: -self.needed.shape[1]]])
+        voxels = int((self.needed[:, :, 1] - self.needed[:, :, 0]).prod(axis=1).sum())
+        return lead * voxels * self.info.dtype.itemsize
+
+    @property
+    def _region_nbytes(self) -> int:
+        return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -352,7 +360,7 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
     scale = origin = sigma = (0.0, 0.0, 0.0)
     intensity, order = NEUTRAL, 0
     if warp is None:
-        low, high = [float(start) for start, _ in last], [float(stop - 1) for _, stop in last]
+        low, high = first, np.array([stop - 1 for _, stop in last], float)
     else:
         size = np.array([stop - start for start, stop in last], float)
         matrix = warp.matrix * steps[None, :] / steps[:, None]
@@ -366,13 +374,13 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
         if part.kind == "image":
             intensity, order = warp.intensity, 1
             sigma = blur_sigma(warp.intensity.blur, last, steps, info.space)
-        low, high = (one.tolist() for one in reach(matrix, offset, size, grid))
+        low, high = reach(matrix, offset, size, grid)
     volume: Any = (1,) * (3 - len(info.shape)) + info.shape[-3:]
     pad = config.pad or "edge"
-    bounds = [read_bounds(a, b, n, order, pad) for a, b, n in zip(low, high, volume, strict=True)]
+    bounds: Any = np.stack(read_bounds(low, high, np.array(volume), order, pad), axis=1).astype(int).tolist()
     region = None
     if all(start < stop for start, stop in bounds):
-        region = (*box[:-3], *bounds[-len(box) :])
+        region = (*box[:-3], *((start, stop) for start, stop in bounds[-len(box) :]))
     else:
         bounds = [(0, 0)] * 3
     (z, z_end), (y, y_end), (x, x_end) = bounds

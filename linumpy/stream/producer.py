@@ -18,6 +18,7 @@ from linumpy.stream.config import Config, Dtype, Sample
 from linumpy.stream.errors import ShutdownError, StreamError, as_stream_error, of_iterable
 from linumpy.stream.feed import Feed, Flush, Pulled
 from linumpy.stream.memory import Lease, Memory, OnStream, stage_estimate
+from linumpy.stream.needed import with_needed
 from linumpy.stream.plan import ArrayInfo, CropRead, PartShape, check_alike, plan_sample, plan_whole, stage_offsets
 from linumpy.stream.resample import Staged
 from linumpy.stream.sources import Fallback, ReadJob, Request, Sources, submit
@@ -449,6 +450,8 @@ class Producer:
             reads += planned
             item.samples.append(pulled.sample)
         self._divide(reads)
+        if self.parts is not None and self._config.augment is not None:
+            reads = with_needed(reads, self.parts, self._config.pad or "edge")
         nbytes = sum(read.read_nbytes for read in reads)
         with self.changed:
             self.planning = self.planning.plus(time.perf_counter() - begin, nbytes)
@@ -532,7 +535,8 @@ class Producer:
                 voxels = None
                 if read.region is not None:
                     voxels = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
-                    jobs.append(ReadJob(read.info, read.region, voxels, (), address_of(voxels), voxels.strides))
+                    where = voxels, (), address_of(voxels), voxels.strides
+                    jobs.append(ReadJob(read.info, read.region, *where, needed=read.needed))
                     rows.append(read.row)
                 item.staged[part].append(Staged(read, voxels))
                 continue

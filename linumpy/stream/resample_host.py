@@ -14,7 +14,7 @@ from scipy import ndimage
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.augment import Intensity, fold
 from linumpy.stream.config import Dtype
-from linumpy.stream.plan import PartShape, Resampling
+from linumpy.stream.plan import CropRead, PartShape, Resampling
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: float) -> None:
@@ -48,7 +48,7 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: floa
             _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
         return
     points, inside = coordinates(made, shape, pad)
-    sampled = np.stack([_linear(one, made, points, inside, fill) for one in voxels])
+    sampled = np.stack([_linear(one, staged.read, points, inside, fill) for one in voxels])
     _write(target, _changed(sampled, made, part, row), part)
 
 
@@ -88,14 +88,17 @@ def displacement(made: Resampling, shape: tuple[int, ...]) -> np.ndarray:
     assert made.grid is not None
     field = made.grid
     for axis, n in enumerate(shape):
-        field = np.moveaxis(np.tensordot(_spline_matrix(made, axis, n), field, ([1], [axis + 1])), 0, axis + 1)
+        field = np.moveaxis(
+            np.tensordot(spline_matrix(made, axis, np.arange(n)), field, ([1], [axis + 1])), 0, axis + 1
+        )
     return field
 
 
-def _spline_matrix(made: Resampling, axis: int, n: int) -> np.ndarray:
+def spline_matrix(made: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
+    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes)."""
     assert made.grid is not None
-    nodes = made.grid.shape[axis + 1]
-    at = np.arange(n) * made.grid_scale[axis] + made.grid_origin[axis]
+    n, nodes = len(voxels), made.grid.shape[axis + 1]
+    at = voxels * made.grid_scale[axis] + made.grid_origin[axis]
     base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
     t = at - base
     weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6
@@ -105,15 +108,26 @@ def _spline_matrix(made: Resampling, axis: int, n: int) -> np.ndarray:
     return matrix
 
 
-def _linear(box: np.ndarray, made: Resampling, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
-    local = points - np.array(made.box_start, float)[:, None, None, None]
+def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
+    assert read.resampling is not None
+    local = points - np.array(read.resampling.box_start, float)[:, None, None, None]
     if box.dtype == np.float16:  # which SciPy does not take
         box = box.astype(np.float32)
-    # Beside the box lie only neighbours of weight 0.
-    if box.dtype.kind == "f" and not np.isfinite(box).all():
+    # Beside the voxels that were read lie only neighbours of weight 0.
+    if box.dtype.kind == "f" and not all(np.isfinite(one).all() for one in _read_parts(box, read)):
         return np.where(inside, _linear_of_finite_weights(box, local), fill)
     values = ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
+
+
+def _read_parts(box: np.ndarray, read: CropRead) -> list[np.ndarray]:
+    """Return what was read of a box (Z, Y, X)."""
+    if read.needed is None:
+        return [box]
+    assert read.resampling is not None
+    start = read.resampling.box_start[-read.needed.shape[1] :]
+    inside: list[Any] = [[slice(a - s, b - s) for (a, b), s in zip(one, start, strict=True)] for one in read.needed]
+    return [box[(..., *one)] for one in inside]
 
 
 def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +174,8 @@ class ReadJob:
         Of that, along all axes of the array.
     bfloat16 : bool
         Whether they are cast to bfloat16, whose bits it holds.
+    needed : numpy.ndarray or None
+        Boxes of the region that are read, see :class:`~linumpy.stream.plan.CropRead`; None for all of it.
     """
 
     info: ArrayInfo
@@ -183,11 +185,24 @@ class ReadJob:
     address: int
     strides: tuple[int, ...]
     bfloat16: bool = False
+    needed: np.ndarray | None = None
 
     @property
     def out(self) -> Any:
         """Where the region goes."""
         return self.array[self.index]
+
+    def boxes(self) -> Iterator[tuple[Box, Any]]:
+        """Yield what is read, box by box, and where it goes."""
+        if self.needed is None:
+            yield self.region, self.out
+            return
+        lead = len(self.region) - self.needed.shape[1]
+        for box in self.needed.tolist():
+            inside = tuple(
+                slice(a - start, b - start) for (a, b), (start, _) in zip(box, self.region[lead:], strict=True)
+            )
+            yield (*self.region[:lead], *map(tuple, box)), self.out[(..., *inside)]
 
 
 class Fallback:
@@ -203,12 +218,12 @@ class Fallback:
         self._pool = pool
         self._named: set[str] = set()
 
-    def submit(self, job: ReadJob) -> FallbackTicket:
-        """Begin to read."""
+    def submit(self, job: ReadJob) -> list[FallbackTicket]:
+        """Begin to read; a ticket for each box."""
         if job.info.name not in self._named:
             self._named.add(job.info.name)
             log.warning("%s is read by zarr-python on the host: %s", job.info.name, job.info.unsupported)
-        return FallbackTicket(self._pool.submit(_read, job), job.out)
+        return [FallbackTicket(self._pool.submit(_read, job, box, out), out) for box, out in job.boxes()]
 
 
 class FallbackTicket:
@@ -269,11 +284,10 @@ class ReaderTicket:
             self._ticket.cancel()
 
 
-def _read(job: ReadJob) -> Any:
+def _read(job: ReadJob, box: Box, out: Any) -> Any:
     """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
-    values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in job.region))
+    values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in box))
     values = np.ascontiguousarray(values)
-    out = job.out
     values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, out.dtype)
     if isinstance(out, np.ndarray):
         out[...] = values
@@ -303,17 +317,19 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback, memory: Any
     together: dict[tuple[int, bool, str], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.info.unsupported is not None:
-            made.append(([number], fallback.submit(job)))
+            made += [([number], ticket) for ticket in fallback.submit(job)]
         elif not reader.reads_natively(job.info.source):
-            made.append(([number], _submit_alone(reader, job)))
+            made += [([number], _submit_alone(reader, job, *one)) for one in job.boxes()]
         else:
             together.setdefault((len(job.region), job.bfloat16, job.array.dtype.str), []).append(number)
     for numbers in together.values():
-        made.append((numbers, _submit_together(reader, [jobs[number] for number in numbers], memory)))
+        which, ticket = _submit_together(reader, [jobs[number] for number in numbers], memory)
+        made.append(([numbers[row] for row in which], ticket))
     return made
 
 
-def _submit_together(reader: Any, jobs: Sequence[ReadJob], memory: Any) -> Any:
+def _submit_together(reader: Any, jobs: Sequence[ReadJob], memory: Any) -> tuple[list[int], Any]:
+    """Submit what jobs read by one call; return the job of each box, and their ticket."""
     places: dict[int, int] = {}
     array = [places.setdefault(id(job.info), len(places)) for job in jobs]
     infos = dict(zip(array, [job.info for job in jobs], strict=True))
@@ -325,15 +341,32 @@ def _submit_together(reader: Any, jobs: Sequence[ReadJob], memory: Any) -> Any:
         np.array([job.strides for job in jobs], np.int64),
         np.array([job.address for job in jobs], np.int64),
     )
+    which, regions = _cut(regions, [job.needed for job in jobs])
     layouts, looks = zip(*((info.source, info.look) for info in infos.values()), strict=True)
     dtype = "bfloat16" if jobs[0].bfloat16 else jobs[0].array.dtype
-    return reader.submit_together(list(layouts), regions, dtype, memory, looks)
+    return which, reader.submit_together(list(layouts), regions, dtype, memory, looks)
 
 
-def _submit_alone(reader: Any, job: ReadJob) -> ReaderTicket:
+def _cut(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[int], Regions]:
+    """Cut regions into the boxes that are needed of them; return the region of each box, by number, and the boxes."""
+    which = [row for row, boxes in enumerate(needed) for _ in range(1 if boxes is None else len(boxes))]
+    if all(boxes is None for boxes in needed):
+        return which, regions
+    cut, first = regions.take(np.array(which)), 0
+    begin, end = cut.start.copy(), cut.stop.copy()
+    for boxes in needed:
+        if boxes is not None:
+            rows, axes = slice(first, first + len(boxes)), boxes.shape[1]
+            begin[rows, -axes:], end[rows, -axes:] = boxes[:, :, 0], boxes[:, :, 1]
+        first += 1 if boxes is None else len(boxes)
+    addresses = cut.addresses + ((begin - cut.start) * cut.strides).sum(axis=1)
+    return which, replace(cut, start=begin, stop=end, addresses=addresses)
+
+
+def _submit_alone(reader: Any, job: ReadJob, box: Box, out: Any) -> ReaderTicket:
     try:
         dtype = "bfloat16" if job.bfloat16 else None
-        regions = np.array([job.region], np.int64)
-        return ReaderTicket(reader.submit_many([job.info.source], regions, outs=[job.out], dtype=dtype)[0])
+        regions = np.array([box], np.int64)
+        return ReaderTicket(reader.submit_many([job.info.source], regions, outs=[out], dtype=dtype)[0])
     except Exception as error:
         return ReaderTicket(error)

@@ -6,11 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from linumpy.benchmark import machine
-from linumpy.benchmark.cases import Case, CaseResult, Entry, Settings, ready
-from linumpy.benchmark.runner import run_case
-from linumpy.benchmark.suites.read_paths import standard_paths
-from linumpy.benchmark.suites.reading import read_case
-from linumpy.benchmark.suites.specs import SUITES
+from linumpy.benchmark.cases import Case, Entry, ready
+from linumpy.benchmark.runner import CaseResult, Settings, run_case
+from linumpy.benchmark.suites.reading import SUITES, read_case
 from linumpy.benchmark.suites.stores import StoredArray
 
 #: GiB/s of each standard path; a path without a number is WRONG or cannot run.
@@ -40,7 +38,7 @@ def _result(spec, cold, rates):
         spec.name, Path("/data/a.zarr"), spec.shape, spec.chunks, np.dtype(spec.dtype), spec.shards, "none", 3,
         (Path("/data/a.zarr/zarr.json"), Path("/data/a.zarr/c/0")), spec.nbytes, "random",
     )  # fmt: skip
-    case = read_case(stored, standard_paths(gpu=True), spec.mark, gpu=True, cold=cold)
+    case = read_case(stored, spec.mark, gpu=True, cold=cold)
     timed = result_of(case, {name: stored.nbytes / 2**30 / rate for name, rate in rates.items()}, Settings(3, cold))
     note = "voxel (0, 5, 7) is 0.0, not 17.0; " + "and so on " * 12
     entries = tuple(
@@ -75,6 +73,6 @@ def result_of(case: Case, seconds: dict[str, float], settings: Settings, earlier
     case = dataclasses.replace(case, entries=tuple(entries), files=(), clock="wall")
     with (
         patch.object(runner, "_wall_seconds", lambda call: queue[call()].pop(0)),
-        patch.object(runner.cache, "cached_part", lambda files: 0.0),
+        patch.object(runner.machine, "cached_part", lambda files: 0.0),
     ):
         return run_case(case, settings, earlier=earlier)

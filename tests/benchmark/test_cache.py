@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from linumpy.benchmark import cache
+from linumpy.benchmark import machine as cache
 from linumpy.benchmark.machine import file_system
 
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from linumpy.benchmark.cases import CannotRunError, Settings
+from linumpy.benchmark.cases import COPY, CannotRunError, kernel_case, kernel_cases
 from linumpy.benchmark.command import run
-from linumpy.benchmark.kernels import COPY, kernel_case, kernel_cases
-from linumpy.benchmark.runner import run_cases
+from linumpy.benchmark.runner import Settings, run_cases
 from linumpy.errors import GpuUnavailableError
 
 
@@ -14,8 +13,8 @@ def maker(name, **options):
     def make(xp, scale):
         data = xp.ones(round(1000 * scale))
         return kernel_case(
-            name, data.shape, "float64", lambda: data + 1, lambda: data + 1, lambda got: "" if got[0] == 2 else "no",
-            2 * data.nbytes, **options,
+            name, data, lambda: data + 1, lambda: data + 1, lambda got: "" if got[0] == 2 else "no", 2 * data.nbytes,
+            **options,
         )  # fmt: skip
 
     return make
@@ -25,7 +24,7 @@ MAKERS = {"one": maker("one", reach=1e-9, copy_reach=1e-9), "two": maker("two", 
 
 
 def test_the_copy_comes_first_and_marks_refer_to_it(monkeypatch):
-    monkeypatch.setattr("linumpy.benchmark.kernels._COPIED", 2**21)
+    monkeypatch.setattr("linumpy.benchmark.cases._COPY_SIZE", 2**21)
     copy, one, two = run_cases(kernel_cases(MAKERS, xp=np), Settings(3))
     assert copy.case.name == COPY
     assert [entry.role for entry in copy.entries] == ["limit"]

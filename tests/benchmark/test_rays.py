@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from linumpy.benchmark.command import run
-from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.cases import kernel_cases
+from linumpy.benchmark.command import main, run
 from linumpy.benchmark.runner import UNAVAILABLE, Settings
 from linumpy.benchmark.suites.rays import MAKERS
-from scripts import linum_benchmark_rays as script
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -41,9 +40,9 @@ def test_nerfacc_is_a_peer_where_it_can_be(capsys):
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     with pytest.raises(SystemExit) as done:
-        script.main([])
+        main(["rays"])
     assert done.value.code == 2
-    assert capsys.readouterr().err == "linum-benchmark-rays: error: there is none\n"
+    assert capsys.readouterr().err == "linum-benchmark rays: error: there is none\n"
 
 
 @pytest.mark.gpu

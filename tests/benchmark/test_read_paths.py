@@ -12,16 +12,15 @@ import zarr
 from linumpy.benchmark import machine
 from linumpy.benchmark.cases import CannotRunError
 from linumpy.benchmark.suites import read_paths as paths
-from linumpy.benchmark.suites.read_paths import PATH_NAMES, standard_paths
-from linumpy.benchmark.suites.specs import CaseSpec
-from linumpy.benchmark.suites.stores import difference, generate, open_stored
+from linumpy.benchmark.suites.read_paths import PATHS, read_entries
+from linumpy.benchmark.suites.stores import StoreSpec, difference, generate, open_stored
 
 HOST = ("flat", "zarr-numpy", "tensorstore", "zarrs")
 DATA = np.random.default_rng(0).integers(1, 60000, (10, 11, 12)).astype("u2")
 
 
-def path_of(name, gpu=False):
-    return next(one for one in standard_paths(gpu) if one.name == name)
+def prepare(name, stored, gpu=False):
+    return next(entry for entry in read_entries(stored, gpu) if entry.name == name).prepare()
 
 
 def zarr_config():
@@ -50,7 +49,7 @@ def test_a_host_path_reads_the_voxels_that_were_written(tmp_path, name, store):
     array = zarr.create_array(tmp_path / "a", shape=DATA.shape, chunks=(4, 4, 4), **how)
     array[...] = DATA
     before = zarr_config()
-    with path_of(name).prepare(open_stored(tmp_path / "a")) as prepared:
+    with prepare(name, open_stored(tmp_path / "a")) as prepared:
         first, second = prepared.call(), prepared.call()
     np.testing.assert_array_equal(first, DATA)
     assert first.dtype == np.dtype("u2")
@@ -61,8 +60,8 @@ def test_a_host_path_reads_the_voxels_that_were_written(tmp_path, name, store):
 @pytest.mark.parametrize("name", HOST)
 def test_a_path_sees_what_is_on_the_disk_and_not_what_it_read_before(tmp_path, name):
     need(name)
-    case = generate(CaseSpec("a", (8, 8), (4, 4), "u2"), tmp_path)
-    with path_of(name).prepare(case) as prepared:
+    case = generate(StoreSpec("a", (8, 8), (4, 4), "u2"), tmp_path)
+    with prepare(name, case) as prepared:
         prepared.call()
         file = prepared.files[0] if name == "flat" else case.path / "c/0/0"
         content = bytearray(file.read_bytes())
@@ -73,10 +72,10 @@ def test_a_path_sees_what_is_on_the_disk_and_not_what_it_read_before(tmp_path, n
 
 
 def test_the_flat_file_lies_beside_the_array_and_goes_away(tmp_path):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
 
     def break_off():
-        with path_of("flat").prepare(case) as prepared:
+        with prepare("flat", case) as prepared:
             (flat,) = prepared.files
             assert flat.parent == tmp_path
             np.testing.assert_array_equal(np.fromfile(flat, "f4").reshape(9, 10), zarr.open_array(case.path)[...])
@@ -90,36 +89,36 @@ def test_the_flat_file_lies_beside_the_array_and_goes_away(tmp_path):
 @pytest.mark.parametrize("name", ["flat", "zarr-numpy", "zarrs"])
 def test_a_host_path_does_not_hang_on_what_the_caller_has_set(tmp_path, name):
     need(name)
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
     mine = {"buffer": "not.a.Buffer", "ndbuffer": "not.a.Buffer", "codec_pipeline.path": "not.a.Pipeline"}
     with zarr.config.set(mine):
-        with path_of(name).prepare(case) as prepared:
+        with prepare(name, case) as prepared:
             got = prepared.call()
         assert zarr_config() == list(mine.values())
     assert difference(case, got) is None
 
 
 def test_the_flat_file_is_not_mapped_as_no_mapped_page_leaves_the_cache(tmp_path):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
-    with path_of("flat").prepare(case) as prepared:
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    with prepare("flat", case) as prepared:
         assert str(prepared.files[0]) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_flat_file_cut_short_is_no_result(tmp_path):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
-    with path_of("flat").prepare(case) as prepared:
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    with prepare("flat", case) as prepared:
         os.truncate(prepared.files[0], 100)
         with pytest.raises(OSError, match="100 of 360 bytes"):
             prepared.call()
 
 
 def test_a_flat_file_without_room_or_right_is_not_written(tmp_path, monkeypatch):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
     monkeypatch.setattr(paths.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7))
-    with pytest.raises(CannotRunError, match="takes 360 bytes, 7 bytes free"), path_of("flat").prepare(case):
+    with pytest.raises(CannotRunError, match="takes 360 bytes, 7 bytes free"), prepare("flat", case):
         pass
     monkeypatch.setattr(paths.os, "access", lambda folder, mode: False)
-    with pytest.raises(CannotRunError, match="no right to write"), path_of("flat").prepare(case):
+    with pytest.raises(CannotRunError, match="no right to write"), prepare("flat", case):
         pass
     assert list(tmp_path.iterdir()) == [case.path]
 
@@ -127,9 +126,9 @@ def test_a_flat_file_without_room_or_right_is_not_written(tmp_path, monkeypatch)
 @pytest.mark.parametrize("name", HOST)
 def test_what_does_not_fit_into_the_host_is_not_read(tmp_path, name, monkeypatch):
     need(name)
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
     monkeypatch.setattr(paths, "available_host_bytes", lambda: 1000)
-    with pytest.raises(CannotRunError, match="360 bytes to hold, 1,000 bytes"), path_of(name).prepare(case):
+    with pytest.raises(CannotRunError, match="360 bytes to hold, 1,000 bytes"), prepare(name, case):
         pass
 
 
@@ -138,19 +137,19 @@ def test_the_available_memory_is_some_of_the_machines():
     assert 0 < paths.available_host_bytes() <= total
 
 
-@pytest.mark.parametrize("name", sorted(set(PATH_NAMES) - set(HOST)))
+@pytest.mark.parametrize("name", sorted(set(PATHS) - set(HOST)))
 def test_without_a_device_its_paths_say_what_is_missing(tmp_path, name, monkeypatch):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
     monkeypatch.setattr(paths, "why_no_cuda", lambda: "CuPy is not installed: pip install it")
-    with pytest.raises(CannotRunError, match="CuPy is not installed"), path_of(name).prepare(case):
+    with pytest.raises(CannotRunError, match="CuPy is not installed"), prepare(name, case):
         pass
 
 
 @pytest.mark.parametrize(("name", "package"), [("tensorstore", "tensorstore"), ("zarrs", "zarrs")])
 def test_a_package_that_is_missing_is_named(tmp_path, name, package, monkeypatch):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "f4"), tmp_path)
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(CannotRunError, match=f"^{package} is not installed"), path_of(name).prepare(case):
+    with pytest.raises(CannotRunError, match=f"^{package} is not installed"), prepare(name, case):
         pass
 
 
@@ -217,8 +216,8 @@ def test_a_device_path_ends_on_the_device_with_the_right_voxels(tmp_path, name, 
     need(name)
     if dtype == "bool" and name == "tensorstore":
         pytest.importorskip("tensorstore")
-    case = generate(CaseSpec("a", (9, 10), (4, 4), dtype), tmp_path)
-    with path_of(name, gpu=True).prepare(case) as prepared:
+    case = generate(StoreSpec("a", (9, 10), (4, 4), dtype), tmp_path)
+    with prepare(name, case, gpu=True) as prepared:
         got = prepared.call()
     assert isinstance(got, FakeArray)
     assert difference(case, got) is None
@@ -227,23 +226,23 @@ def test_a_device_path_ends_on_the_device_with_the_right_voxels(tmp_path, name, 
 def test_the_flat_limit_has_the_readers_threads_for_as_long_as_it_is_timed(tmp_path, fake_gpu):
     from linumpy.gpu.kvikio_settings import read_threads
 
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
-    with path_of("flat", gpu=True).prepare(case):
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
+    with prepare("flat", case, gpu=True):
         assert fake_gpu.settings == [{"num_threads": read_threads(1), "task_size": 4 * 2**20}]
     assert fake_gpu.settings == []
 
 
 def test_what_does_not_fit_into_the_device_gets_no_flat_file(tmp_path, fake_gpu, monkeypatch):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
     monkeypatch.setattr(paths, "free_memory", lambda: 100)
-    with pytest.raises(CannotRunError, match="180 bytes to read, 100 bytes"), path_of("flat", True).prepare(case):
+    with pytest.raises(CannotRunError, match="180 bytes to read, 100 bytes"), prepare("flat", case, gpu=True):
         pass
 
 
 def test_the_host_is_not_asked_to_lock_more_than_its_limit(tmp_path, fake_gpu, monkeypatch):
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
     monkeypatch.setattr(paths, "_PINNED_LIMIT", 100)
-    with pytest.raises(CannotRunError, match="would lock 180 bytes"), path_of("h2d", True).prepare(case):
+    with pytest.raises(CannotRunError, match="would lock 180 bytes"), prepare("h2d", case, gpu=True):
         pass
 
 
@@ -264,8 +263,8 @@ def test_linumpy_is_timed_without_a_report_and_asked_once_for_one(tmp_path, name
         )
 
     monkeypatch.setattr(zarr_io, "read_zarr_to_gpu", reader)
-    case = generate(CaseSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
-    with path_of(name, gpu=True).prepare(case) as prepared:
+    case = generate(StoreSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
+    with prepare(name, case, gpu=True) as prepared:
         prepared.call()
         assert prepared.note() == "by zarr-gpu: codec 'zstd'"
     assert calls == [(case.path, backend, False), (case.path, backend, True)]

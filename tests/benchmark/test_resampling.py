@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from linumpy.benchmark.cases import CannotRunError, Settings
-from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import failures
-from linumpy.benchmark.suites.peers import grid_sample as torch_grid_sample
+from linumpy.benchmark.cases import CannotRunError, kernel_cases
+from linumpy.benchmark.command import Output, main, run
+from linumpy.benchmark.runner import Settings, failures
 from linumpy.benchmark.suites.resampling import MAKERS
-from scripts import linum_benchmark_resampling as script
+from linumpy.benchmark.suites.resampling import grid_sample as torch_grid_sample
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -116,6 +114,6 @@ def test_without_a_gpu_it_says_so(capsys):
     if why_no_cuda() is None:
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as caught:
-        script.main([])
+        main(["resampling"])
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.cases import kernel_cases
+from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.paging import Larger, paging_cases, volume_cases
 from linumpy.benchmark.suites.sampling import MAKERS, table
-from linumpy.benchmark.suites.sampling_larger import Larger, larger_cases
-from scripts import linum_benchmark_sampling as script
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -29,7 +28,7 @@ def test_a_case_is_right_and_its_check_can_fail(name):
 
 
 def test_files_larger_than_memory(tmp_path):
-    for case in larger_cases(Larger(tmp_path, 128, 64, 2**13), use_gpu=False):
+    for case in volume_cases(Larger(tmp_path, 128, 64, 2**13), use_gpu=False):
         assert [entry.role for entry in case.entries] == ["ours", "peer"]
         for entry in case.entries:
             with entry.prepare() as one:
@@ -38,8 +37,13 @@ def test_files_larger_than_memory(tmp_path):
                 assert one.check((coords, values + np.float32(1e-4))) != ""
 
 
-def test_sizes():
-    assert Larger.of_size(None, 8).shape == (4096, 1024, 1024)
+def test_sizes(tmp_path, monkeypatch):
+    volumes = []
+    monkeypatch.setattr("linumpy.benchmark.suites.paging.volume_cases", lambda volume, use_gpu: volumes.append(volume))
+    with paging_cases(gib=8, folder=tmp_path):
+        assert volumes[0].shape == (4096, 1024, 1024)
+        assert volumes[0].folder.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_table_has_samples_a_second(capsys):
@@ -53,23 +57,25 @@ def test_the_table_has_samples_a_second(capsys):
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     with pytest.raises(SystemExit) as done:
-        script.main([])
+        main(["sampling"])
     assert done.value.code == 2
-    assert capsys.readouterr().err == "linum-benchmark-sampling: error: there is none\n"
+    assert capsys.readouterr().err == "linum-benchmark sampling: error: there is none\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--help"], 0, "--larger"),
-        (["--only", "x"], 2, "'x'"),
-        (["--larger", "1", "--scale", "0.5"], 2, "--scale"),
-        (["--larger", "-1"], 2, "a volume of -1.0 GiB"),
+        (["sampling", "--help"], 0, "--scale"),
+        (["sampling", "--only", "x"], 2, "'x'"),
+        (["paging", "--help"], 0, "--gib"),
+        (["paging", "--scale", "0.5"], 2, "--scale"),
+        (["paging", "--gib", "-1"], 2, "a volume of -1.0 GiB"),
+        (["paging", "--gib", "1", "--folder", "/nowhere"], 2, "there is no folder '/nowhere'"),
     ],
 )
 def test_help_and_bad_arguments(arguments, code, text, capsys):
     with pytest.raises(SystemExit) as done:
-        script.main(arguments)
+        main(arguments)
     out = capsys.readouterr()
     assert done.value.code == code
     assert text in out.out + out.err

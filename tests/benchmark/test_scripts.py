@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from benchmark.made_up import result_of
 
-from linumpy.benchmark.cases import Settings
-from linumpy.benchmark.command import Output, run
+from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.report import size
+from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import scripts
 from linumpy.benchmark.suites.scripts import REACH_NBYTES, SCRIPTS, EndToEndRequest, end_to_end_cases, not_judged
-from scripts import linum_benchmark_tissue as script
 
 SMALL = {"gib": 2**-11, "tile": (16, 20, 24), "tile_bytes": 2**17}
 
@@ -106,7 +105,7 @@ def test_tiles_are_about_square():
     ("options", "error", "message"),
     [
         ({"gib": 0}, ValueError, "0 GiB"),
-        ({"gib": 1, "only": ("mean-projection",)}, ValueError, "'mean-projection' is unknown from end to end"),
+        ({"gib": 1, "only": ("mean-projection",)}, ValueError, "'mean-projection' is unknown"),
         ({"gib": 1, "folder": "no"}, FileNotFoundError, "no folder"),
     ],
 )
@@ -125,15 +124,15 @@ def test_a_disk_that_is_too_small(tmp_path):
 
 def test_the_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    words = ["--end-to-end", "0.001", "--folder", str(tmp_path), "--runs", "1", "--only", "linum-aip"]
-    assert script.main(words) == 0
+    words = ["--gib", "0.001", "--folder", str(tmp_path), "--runs", "1", "--only", "linum-aip"]
+    assert main(["scripts", *words]) == 0
     assert "on the CPU; in the page cache" in capsys.readouterr().out
     for bad, message in [
-        (["--end-to-end", "-1"], "-1.0 GiB"),
-        (["--end-to-end", "1", "--scale", "0.5"], "--scale does not go with --end-to-end"),
-        (["--end-to-end", "1000000", "--runs", "0"], "--runs 0: "),  # said before anything is made
+        (["--gib", "-1"], "-1.0 GiB"),
+        (["--gib", "1", "--only", "mean-projection"], "'mean-projection'"),
+        (["--gib", "1000000", "--runs", "0"], "--runs 0: "),  # said before anything is made
     ]:
         with pytest.raises(SystemExit) as done:
-            script.main(bad)
+            main(["scripts", *bad])
         assert done.value.code == 2
         assert message in capsys.readouterr().err

@@ -11,12 +11,12 @@ import zarr
 
 from linumpy.benchmark.cases import Mark
 from linumpy.benchmark.suites import stores as cases
-from linumpy.benchmark.suites.specs import SUITES, CaseSpec
-from linumpy.benchmark.suites.stores import generate, open_stored
+from linumpy.benchmark.suites.reading import SUITES
+from linumpy.benchmark.suites.stores import StoreSpec, generate, open_stored
 from linumpy.errors import SourceError
 from linumpy.write.writer import write_omezarr
 
-SPEC = CaseSpec("small", (20, 24, 28), (8, 8, 8), "uint16")
+SPEC = StoreSpec("small", (20, 24, 28), (8, 8, 8), "uint16")
 
 
 def digest(folder):
@@ -34,7 +34,7 @@ def by_tensorstore(path):
 @pytest.mark.parametrize("codec", ["none", "zstd", "blosc"])
 @pytest.mark.parametrize("shards", [None, (16, 16, 16)])
 def test_a_store_is_what_its_description_says(tmp_path, codec, shards):
-    spec = CaseSpec("a", (20, 24, 28), (8, 8, 8), "uint16", shards=shards, codec=codec)
+    spec = StoreSpec("a", (20, 24, 28), (8, 8, 8), "uint16", shards=shards, codec=codec)
     case = generate(spec, tmp_path)
     data = by_tensorstore(case.path)  # neither written nor read by what the benchmark uses
     assert data.shape == case.shape == spec.shape
@@ -50,7 +50,7 @@ def test_a_store_is_what_its_description_says(tmp_path, codec, shards):
 
 
 def test_a_compressed_store_states_the_ratio_it_reached(tmp_path):
-    case = generate(CaseSpec("z", (64, 128, 128), (32, 64, 64), "uint16", codec="zstd"), tmp_path)
+    case = generate(StoreSpec("z", (64, 128, 128), (32, 64, 64), "uint16", codec="zstd"), tmp_path)
     assert case.ratio == pytest.approx(3, rel=0.15)
     assert "OCT-like" in case.data
 
@@ -108,16 +108,16 @@ def test_a_disk_that_is_too_small_is_told_before_writing(tmp_path, monkeypatch):
 def test_a_description_that_makes_no_array_is_refused(change, message):
     wanted = {"name": "x", "shape": (20, 24, 28), "chunks": (8, 8, 8), "dtype": "uint16"}
     with pytest.raises(ValueError, match=message):
-        CaseSpec(**{**wanted, **change})
+        StoreSpec(**{**wanted, **change})
 
 
 def test_a_region_that_is_not_in_the_array_is_refused():
     with pytest.raises(ValueError, match="does not lie in shape"):
-        CaseSpec("x", (8, 8), (4, 4), "uint16", region=((0, 8), (4, 9)))
+        StoreSpec("x", (8, 8), (4, 4), "uint16", region=((0, 8), (4, 9)))
 
 
 def test_marks_of_descriptions():
-    base = CaseSpec("x", (8,), (4,), "uint16", reach=0.5)
+    base = StoreSpec("x", (8,), (4,), "uint16", reach=0.5)
     assert base.mark == Mark(0.5, ("flat",), "× flat")
     assert replace(base, reach_of="rate").mark == Mark(0.5)
     assert replace(base, reach_of="host").mark.of == ("zarr-numpy", "tensorstore", "zarrs")
@@ -131,7 +131,7 @@ def test_marks_of_descriptions():
 def test_descriptions_that_differ_have_names_that_differ():
     base = {"name": "x", "shape": (32, 32), "chunks": (8, 8), "dtype": "uint16"}
     others = [{}, {"shape": (32, 33)}, {"chunks": (8, 4)}, {"dtype": "int16"}, {"shards": (16, 16)}, {"codec": "zstd"}]
-    assert len({CaseSpec(**{**base, **one}).file_name for one in others}) == len(others)
+    assert len({StoreSpec(**{**base, **one}).file_name for one in others}) == len(others)
 
 
 def test_the_raw_suite_is_the_one_of_the_contract():

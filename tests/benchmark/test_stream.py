@@ -3,27 +3,29 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
+import zarr
 
-from linumpy.benchmark.command import Output, run
+from linumpy.benchmark.cases import Mark
+from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import stream
-from linumpy.benchmark.suites.callers import CALLERS
-from linumpy.benchmark.suites.stream import StreamRequest, Workload, stream_cases
-from scripts import linum_benchmark_stream as script
+from linumpy.benchmark.suites.stream import CALLERS, Workload, stream_cases
 
-SMALL = Workload("small", (32, 32, 32), (8, 8, 16), (16, 16, 32), (6, 10, 12), 2, 3, 6, 3.0, 1.0)
+SMALL = Workload("small", (32, 32, 32), (8, 8, 16), (16, 16, 32), (6, 10, 12), 2, 3, 6, 3.0, Mark(0.9))
+AUGMENTED = replace(SMALL, variants=("cached", "augmented"))
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(stream, "WORKLOADS", {"W1a": SMALL, "W2": SMALL})
+    monkeypatch.setattr(stream, "WORKLOADS", {"W1a": SMALL, "W2": AUGMENTED})
 
 
 def measure(folder, output=None, **options):
-    request = StreamRequest(("W1a", "W2"), folder, buffers=2**-8, use_gpu=False, **options)
-    with stream_cases(request) as (where, cases):
+    options = {"only": ("W1a", "W2"), **options}
+    with stream_cases(folder=folder, buffers=2**-8, use_gpu=False, **options) as (where, cases):
         return run(cases, Settings(1), output, where)
 
 
@@ -39,6 +41,30 @@ def test_a_small_run(tmp_path, capsys, dtype):
     assert list((tmp_path / "work").iterdir()) == []
     assert len(json.loads((tmp_path / "out.json").read_text())["cases"]) == 2
     assert "bound by" in capsys.readouterr().out
+
+
+def test_more_arrays_than_are_encoded_and_open(tmp_path, monkeypatch):
+    """They are copies, beside the same workload of few arrays; each crop is checked where it was drawn."""
+    many = replace(
+        SMALL, arrays=9, encoded_arrays=2, open_arrays=3, variants=(), mark=Mark(0.8, ("W1a: small/stream",))
+    )
+    monkeypatch.setitem(stream.WORKLOADS, "M", many)
+    configs, plain = [], stream.Config
+    monkeypatch.setattr(stream, "Config", lambda **options: configs.append(plain(**options)) or configs[-1])
+    few, result = measure(tmp_path, only=("W1a", "M"))
+    assert [entry.verdict for entry in result.entries] == ["ok"] * 3
+    assert "9 array(s)" in result.case.description[0]
+    assert {config.n_zarrs_meta_cache for config in configs} == {64, 3}
+    assert result.marks[0].got == pytest.approx(result.ours.rate / few.ours.rate)
+
+
+def test_copied_arrays_hold_the_voxels_of_others(tmp_path):
+    load = replace(SMALL, arrays=5, encoded_arrays=2)
+    paths, crops = stream.make_arrays(load, tmp_path, 1.0, None)
+    voxels = [zarr.open_array(path)[...] for path in paths]
+    assert [bool((voxels[0] == other).all()) for other in voxels] == [True, False, True, False, True]
+    assert {crop.uri for crop in crops} <= set(paths)
+    assert len(set(paths)) == 5
 
 
 @pytest.mark.parametrize("name", ["stream", "zarr"])
@@ -97,7 +123,7 @@ def _zeros(work):
 
 
 def test_the_script(tmp_path, capsys):
-    assert script.main(["--only", "W2", "--batches", "2", "--folder", str(tmp_path), "--buffers", "0.01"]) == 0
+    assert main(["stream", "--only", "W2", "--batches", "2", "--folder", str(tmp_path), "--buffers", "0.01"]) == 0
     assert "linumpy.stream, augmented" in capsys.readouterr().out
 
 
@@ -115,5 +141,5 @@ def test_the_script(tmp_path, capsys):
 )
 def test_options_that_cannot_be_are_refused_before_arrays_are_made(words, said, capsys):
     with pytest.raises(SystemExit):
-        script.main(words.split())
+        main(["stream", *words.split()])
     assert said in capsys.readouterr().err

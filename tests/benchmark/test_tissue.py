@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from linumpy.benchmark.cases import Settings
-from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.kernels import kernel_cases
+from linumpy.benchmark.cases import kernel_cases
+from linumpy.benchmark.command import Output, main, run
+from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.tissue import MAKERS
-from scripts import linum_benchmark_tissue as script
 
 SCALE = 0.06
 
@@ -34,9 +33,9 @@ def test_a_case_is_right_and_its_check_can_fail(name):
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
     with pytest.raises(SystemExit) as done:
-        script.main([])
+        main(["tissue"])
     assert done.value.code == 2
-    assert capsys.readouterr().err == "linum-benchmark-tissue: error: there is none\n"
+    assert capsys.readouterr().err == "linum-benchmark tissue: error: there is none\n"
 
 
 def test_help_and_bad_arguments(capsys):
@@ -46,7 +45,7 @@ def test_help_and_bad_arguments(capsys):
         (["--runs", "0"], 2, "--runs 0"),
     ]:
         with pytest.raises(SystemExit) as done:
-            script.main(arguments)
+            main(["tissue", *arguments])
         out = capsys.readouterr()
         assert done.value.code == code
         assert text in out.out + out.err

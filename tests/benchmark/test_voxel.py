@@ -5,14 +5,13 @@ import importlib.util
 import numpy as np
 import pytest
 
-from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.kernels import kernel_cases
-from linumpy.benchmark.runner import CannotRunError, Settings
+from linumpy.benchmark.cases import CannotRunError, kernel_cases
+from linumpy.benchmark.command import Output, main, run
+from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import voxel
 from linumpy.benchmark.suites.voxel import MAKERS, sphere_mesh
 from linumpy.voxel.grid import make_grid
 from linumpy.voxel.mesh import ORIENTED, make_mesh
-from scripts import linum_benchmark_voxel as script
 
 needs_warp = pytest.mark.skipif(
     importlib.util.find_spec("warp") is None, reason="Warp is not installed: pip install warp-lang"
@@ -60,10 +59,10 @@ def test_help_and_bad_arguments(capsys, monkeypatch):
         (["--help"], 0, "--only"),
         (["--only", "x"], 2, "'x'"),
         (["--runs", "0"], 2, "--runs 0"),
-        ([], 2, "linum-benchmark-voxel: error: there is none"),
+        ([], 2, "linum-benchmark voxel: error: there is none"),
     ]:
         with pytest.raises(SystemExit) as done:
-            script.main(arguments)
+            main(["voxel", *arguments])
         out = capsys.readouterr()
         assert done.value.code == code
         assert text in out.out + out.err

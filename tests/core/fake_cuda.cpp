@@ -239,6 +239,10 @@ int cuGetErrorName(int, const char **name) {
     *name = "CUDA_ERROR_ILLEGAL_ADDRESS";
     return 0;
 }
+int cuCtxGetCurrent(void **now) {
+    *now = context;
+    return 0;
+}
 int cuCtxSetCurrent(void *other) {
     context = other;
     return 0;

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +93,27 @@ def test_threads_that_drop_and_submit(store):
         for thread in threads:
             thread.join()
     assert not errors, errors[0]
+
+
+def test_threads_that_wait_leave_no_memory_behind(tmp_path):
+    """They decode small jobs themselves, and may end right after."""
+    array = zarr.create_array(tmp_path / "a", shape=(128, 64, 64), chunks=(128, 64, 64), dtype="u2")
+    array[...] = np.random.default_rng(0).integers(0, 9, array.shape)
+    part, page = array[:100], os.sysconf("SC_PAGESIZE")
+
+    def work():
+        same.append(np.array_equal(reader.submit(array, np.s_[:100]).result(), part))
+
+    with Reader(device="cpu") as reader:
+        for n in range(200):
+            same: list[bool] = []
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            assert same == [True]
+            if n == 20:
+                before = page * int(Path("/proc/self/statm").read_text().split()[1])
+        assert page * int(Path("/proc/self/statm").read_text().split()[1]) - before < 64 * 2**20
 
 
 def test_an_interrupt_behind_the_submission_leaks_no_job(store, monkeypatch):

@@ -1,6 +1,8 @@
 """If this fails, a reader on a device hangs, leaks or writes to memory of others when calls of the driver fail."""
 
+import ctypes
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -88,6 +90,35 @@ def test_outputs_of_tickets_that_nobody_has_are_not_given_to_others(tmp_path):
             others = [device.full(SHAPE, 3, "u2") for _ in range(2)]  # of freed memory, maybe
             assert same(reader.submit(array, np.s_[n % 20 :]).result().get(), values[n % 20 :])
             assert all((other.get() == 3).all() for other in others)
+
+
+def test_a_thread_that_waits_keeps_its_context(tmp_path):
+    """It carries out small jobs itself; which device is current in it is the caller's affair."""
+    array, values = make(tmp_path / "a", "zstd")
+    library, now = stand_in.driver().library, ctypes.c_void_p()
+    with reference.fake_device(3), Reader(0, 2**22) as reader:
+        library.cuCtxSetCurrent(ctypes.c_void_p(7))
+        try:
+            for n in range(60):
+                few = np.s_[n % 9 : n % 9 + 8, 3:20, 5:28]
+                assert same(reader.submit(array, few).result().get(), values[few])
+                library.cuCtxGetCurrent(ctypes.byref(now))
+                assert now.value == 7
+        finally:
+            library.cuCtxSetCurrent(None)
+
+
+def test_small_jobs_that_nobody_waits_for_are_read(tmp_path):
+    array, values = make(tmp_path / "a", "raw")
+    with reference.fake_device(4), Reader(0, 2**22) as reader:
+        for n in range(30):
+            few = np.s_[n % 9 : n % 9 + 8, 3:20, 5:28]
+            assert same(reader.submit(array, few).result().get(), values[few])  # from now on a thread looks for more
+            ticket, end = reader.submit(array, few), time.monotonic() + 20
+            while not ticket.done() and time.monotonic() < end:
+                time.sleep(1e-3)
+            assert ticket.done()
+            assert same(ticket.result().get(), values[few])
 
 
 def test_closing_gives_everything_back(tmp_path):

@@ -592,6 +592,47 @@ TEST(pool_goes_on_without_new_threads) {
     pool.stop();
 }
 
+TEST(pool_gives_work_back_to_who_waits_for_it) {
+    struct Once : OneStep {
+        void run(i64) noexcept override { ++done; }
+        std::atomic<i64> done{0};
+    };
+    Pool pool(2);
+    int helped = 0;
+    for (int n = 0; n < 300; ++n) {
+        const auto work = std::make_shared<Once>();
+        CHECK(pool.add_for_later(work) == 0);
+        if (n % 3 && pool.begin_help(*work)) {
+            CHECK(!pool.begin_help(*work));
+            work->run(0);
+            pool.end_help();
+            ++helped;
+        }
+        wait_for([&] { return work->done == 1; });  // by a thread of the pool where nobody took it
+    }
+    CHECK(helped > 0);
+    // The pool stops behind the threads that help.
+    bool helps = false;
+    auto work = std::make_shared<Once>();
+    for (int n = 0; n < 1000 && !helps; ++n) {
+        wait_for([&] { return work.use_count() == 1; });
+        work->arm();
+        CHECK(pool.add_for_later(work) == 0);
+        helps = pool.begin_help(*work);
+    }
+    CHECK(helps);
+    std::atomic<bool> stopped{false};
+    std::thread stopper([&] {
+        pool.stop();
+        stopped = true;
+    });
+    usleep(20'000);
+    CHECK(!stopped);
+    pool.end_help();
+    stopper.join();
+    CHECK(stopped && !pool.begin_help(*work));
+}
+
 TEST(memory_gate) {
     MemoryGate gate(100);
     std::atomic<i64> held{0};

@@ -112,7 +112,7 @@ def test_a_chosen_time_and_channel(tmp_path):
         assert same(result(tmp_path / "b"), data)
     with pytest.raises(ValueError, match=r"channel=3: .* has 3 channels"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, channel=3, **HERE)
-    with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): 3 sizes are needed, along the axes of space"):
+    with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): pass 3 sizes, along the axes of space"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, chunks=(1, 1, 4, 4, 4), **HERE)
 
 
@@ -665,7 +665,7 @@ def test_a_source_that_is_written_meanwhile_gives_no_result(tmp_path):
             rewrite_last_chunk(tmp_path / "a")
 
     options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
-    with pytest.raises(SourceError, match="was written to while it was resampled"):
+    with pytest.raises(SourceError, match="was changed while it was resampled"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, progress=change, **options)
     assert not (tmp_path / "b").exists()
     resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)

@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
 
     fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
     monkeypatch.setattr(os, "write", half)
-    with pytest.raises(OSError, match="No space left on device; what is complete waits in"):
+    with pytest.raises(OSError, match="No space left on device; complete parts are in"):
         fill(tmp_path / "i", boxes=[((0, 1), (1, 2))])
     monkeypatch.undo()
     lines = (tmp_path / ".i.unfinished" / "journal").read_bytes().splitlines()

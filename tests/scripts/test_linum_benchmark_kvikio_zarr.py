@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pytest
 import zarr
 
 import linumpy
-from linumpy.benchmark.cases import Prepared
+from linumpy.benchmark.cases import Entry, ready
 from linumpy.benchmark.suites import reading
-from linumpy.benchmark.suites.read_paths import PATH_NAMES, ReadPath
-from linumpy.benchmark.suites.specs import SUITES
+from linumpy.benchmark.suites.read_paths import PATHS
+from linumpy.benchmark.suites.reading import SUITES
 
 ROOT = Path(linumpy.__file__).parents[1]
 SCRIPT = ROOT / "scripts/linum_benchmark_kvikio_zarr.py"
@@ -60,9 +61,9 @@ def run_script(*words, **environment):
 def test_the_script_runs_by_itself_and_its_help_is_its_docstring():
     done = run_script("--help")
     assert done.returncode == 0
-    assert "Time the ways of reading a Zarr array" in done.stdout
+    assert "Time reading a Zarr array" in done.stdout
     options = "--generate --shape --chunks --shards --dtype --codec --runs --cold --warm --only --json --plot --suite"
-    for word in [*options.split(), "--scale", *PATH_NAMES]:
+    for word in [*options.split(), "--scale", *PATHS]:
         assert word in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 120
 
@@ -82,10 +83,10 @@ def test_a_store_is_made_timed_and_described(main, tmp_path, capsys, no_gpu):
     assert "--codec zstd" in content["command"]
     (case,) = content["cases"]
     verdicts = {path["name"]: path["verdict"] for path in case["entries"]}
-    assert list(verdicts) == list(PATH_NAMES)
+    assert list(verdicts) == list(PATHS)
     assert {verdicts[name] for name in HOST} <= {"ok", "cannot run"}  # a peer may be missing
     assert verdicts["flat"] == verdicts["zarr-numpy"] == "ok"
-    assert all(verdicts[name] == "cannot run" for name in set(PATH_NAMES) - set(HOST))
+    assert all(verdicts[name] == "cannot run" for name in set(PATHS) - set(HOST))
     assert all(len(path["seconds"]) == 2 for path in case["entries"] if path["verdict"] == "ok")
     assert (out / "a.png").read_bytes().startswith(b"\x89PNG")
     (store,) = (tmp_path / "made").iterdir()  # the store stays, the flat file went
@@ -105,7 +106,7 @@ def test_an_array_that_is_there_is_timed_and_left_alone(main, tmp_path, capsys, 
 
 
 def test_the_suite_runs_small_in_a_folder_that_goes_away(main, tmp_path, capsys, no_gpu, fewer_chunks, monkeypatch):
-    monkeypatch.setattr(reading.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main("--suite", "raw", "--scale", "0.0625", "--runs", "1", "--only", "flat", "zarr-numpy") == 0
     text = capsys.readouterr().out
     assert [spec.name in text for spec in SUITES["raw"]] == [True] * 4
@@ -119,13 +120,10 @@ def test_the_suite_can_stay_in_a_folder(main, tmp_path, no_gpu, fewer_chunks):
 
 
 def test_a_wrong_result_ends_with_1_and_is_told(main, tmp_path, capsys, no_gpu, monkeypatch):
-    import contextlib
+    def entries(stored, gpu):
+        return (Entry("zarr-numpy", "a liar", ready(lambda: np.zeros(stored.shape, stored.dtype))),)
 
-    @contextlib.contextmanager
-    def prepare(case):
-        yield Prepared(lambda: np.zeros(case.shape, case.dtype))
-
-    monkeypatch.setattr(reading, "standard_paths", lambda gpu: (ReadPath("zarr-numpy", "a liar", prepare),))
+    monkeypatch.setattr(reading, "read_entries", entries)
     assert main("--generate", tmp_path / "made", *SMALL, "--json", tmp_path / "a.json") == 1
     told = capsys.readouterr()
     assert "a liar                        WRONG: voxel (0, 0, 0) is 0, not" in told.out
@@ -225,11 +223,8 @@ def test_compressed_stores_on_a_gpu_are_right_and_kvikio_says_why_not(main, tmp_
 
 @pytest.mark.gpu
 def test_a_gpu_path_that_reads_wrong_values_is_found(main, tmp_path, cupy, monkeypatch):
-    import contextlib
+    def entries(stored, gpu):
+        return (Entry("zarr-gpu", "a liar", ready(lambda: cupy.zeros(stored.shape, stored.dtype))),)
 
-    @contextlib.contextmanager
-    def prepare(case):
-        yield Prepared(lambda: cupy.zeros(case.shape, case.dtype))
-
-    monkeypatch.setattr(reading, "standard_paths", lambda gpu: (ReadPath("zarr-gpu", "a liar", prepare),))
+    monkeypatch.setattr(reading, "read_entries", entries)
     assert main("--generate", tmp_path / "made", *SMALL) == 1

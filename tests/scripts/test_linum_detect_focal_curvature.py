@@ -37,7 +37,7 @@ def values(path):
 def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
-    assert "Find the focal curvature of an OCT mosaic, and take it out." in done.stdout
+    assert "Find and correct the focal curvature of an OCT mosaic." in done.stdout
     for word in [
         "--tile_shape",
         "--report",

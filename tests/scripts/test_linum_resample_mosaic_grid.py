@@ -172,7 +172,7 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", "ten", cpu], "'ten'"),
         ([mosaic, new, "--resolution", 0, cpu], "0.0"),
         ([mosaic, new, "--resolution", "nan", cpu], "nan"),
-        ([mosaic, new, "--resolution", 10, 10, cpu], "2 numbers"),
+        ([mosaic, new, "--resolution", 10, 10, cpu], "--resolution (10.0, 10.0): pass one number, or three"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
         ([mosaic, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),

@@ -1,1 +1,19 @@
-"""What is timed: each module makes the cases of one suite for :mod:`linumpy.benchmark.runner`."""
+"""What is timed: each module makes the cases of a suite for :mod:`linumpy.benchmark.runner`."""
+
+from linumpy.benchmark.suites import (
+    fields,
+    paging,
+    rays,
+    reading,
+    resample_zarr,
+    resampling,
+    sampling,
+    scripts,
+    stream,
+    tissue,
+    voxel,
+)  # fmt: skip
+
+_MODULES = (reading, stream, resampling, resample_zarr, tissue, scripts, sampling, paging, rays, voxel, fields)
+#: By the name of the sub-command.
+SUITES = {module.SUITE.name: module.SUITE for module in _MODULES}

@@ -1,7 +1,4 @@
-"""Callers whose own Python is busy while batches are read: a training step, a logger, a plot that never sleeps.
-
-In: nothing. Out: :data:`CALLERS`, each with what it does between two batches, and beside them.
-"""
+"""Callers whose own Python is busy while batches are read: a training step, a logger, a plot that never sleeps."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from linumpy.benchmark.cases import Mark
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,11 @@ class Caller:
     title : str
         For people.
     step_seconds : float
-        Plain Python between two batches, which holds the lock of the interpreter.
+        Plain Python between two batches, which holds the interpreter's lock.
     threads : int
         Other threads of plain Python that never sleep.
     least : float
-        GiB/s that linumpy is to reach; 0 where it is the time of a batch that counts.
+        GiB/s that linumpy is to reach; 0 where the time of a batch counts.
     batch_seconds : float
         That time.
     """
@@ -36,10 +35,12 @@ class Caller:
     least: float = 0.0
     batch_seconds: float = 0.0
 
-    @property
-    def label(self) -> str:
-        """Unit of the mark, for people."""
-        return "GiB/s" if self.least else f"GiB/s: {1e3 * self.batch_seconds:g} ms a batch"
+    def mark(self, nbytes: int) -> Mark:
+        """Return the mark for a batch of so many bytes."""
+        if self.least:
+            return Mark(self.least)
+        label = f"GiB/s: {1e3 * self.batch_seconds:g} ms a batch"
+        return Mark(round(nbytes / 2**30 / self.batch_seconds, 2), label=label)
 
     def step(self) -> None:
         """Compute for a while, as a training step does."""
@@ -49,24 +50,23 @@ class Caller:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Let the other threads run meanwhile."""
+        """Run the other threads meanwhile."""
         stopped = False
 
         def spin() -> None:
             while not stopped:
                 pass
 
-        others = [
-            threading.Thread(target=spin, name="linumpy-benchmark-busy", daemon=True) for _ in range(self.threads)
-        ]
-        for one in others:
-            one.start()
+        name = "linumpy-benchmark-busy"
+        threads = [threading.Thread(target=spin, name=name, daemon=True) for _ in range(self.threads)]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             stopped = True
-            for one in others:
-                one.join()
+            for thread in threads:
+                thread.join()
 
 
 IDLE = Caller("an idle caller", least=15.0)

@@ -1,24 +1,19 @@
 """What is timed of fields that are no arrays: values at random points, in made-up data as large as measured ones.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records. The peer reads the same number of
-points of a dense volume by CuPy's ``map_coordinates``, which tells what random points cost where nothing is searched.
-
-Run as ``python -m linumpy.benchmark.suites.fields``.
+The peer reads the same number of points of a dense volume by CuPy's ``map_coordinates``: what random points cost where
+nothing is searched.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark import command
-from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.runner import Case, Mark
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import Case, Makers, Mark, kernel_case, kernel_suite
 from linumpy.device import to_host
 from linumpy.sampling.field import Field
 from linumpy.sampling.fields.amr import BrickField
@@ -40,31 +35,31 @@ def _bricks(scale: float, levels: int) -> BrickField:
     rng = np.random.default_rng(0)
     side = max(2, round(47 * scale))
     number = np.arange(side**3)
-    place = np.stack([number // side**2, number // side % side, number % side], 1)
-    level = place[:, 0] * levels // side
-    # A brick of level 1 stands for eight of level 0: only every other one is there, along each axis.
-    held = (place % (1 << level)[:, None] == 0).all(1) & (place[:, 0] + (1 << level) <= side)
-    place, level = place[held], level[held]
-    count = len(place)
+    index = np.stack([number // side**2, number // side % side, number % side], 1)
+    level = index[:, 0] * levels // side
+    # A brick of level 1 covers eight of level 0: only every other index has one, along each axis.
+    kept = (index % (1 << level)[:, None] == 0).all(1) & (index[:, 0] + (1 << level) <= side)
+    index, level = index[kept], level[kept]
+    count = len(index)
     values = np.tile(rng.random(4096 * _BRICK**3, np.float32), -(-count // 4096))[: count * _BRICK**3]
     size = np.full((count, 3), _BRICK)
-    return BrickField(Blocks(place * _BRICK, level, size, np.arange(count) * _BRICK**3, values))
+    return BrickField(Blocks(index * _BRICK, level, size, np.arange(count) * _BRICK**3, values))
 
 
 def _sparse(scale: float) -> SparseGrid:
-    """Make a box of 1024³ voxels of which one leaf in eight is there, as blobs."""
+    """Make a box of 1024³ voxels of which one leaf in eight has voxels, as blobs."""
     rng = np.random.default_rng(1)
     nodes = max(1, round(8 * scale))
     origins = np.stack(np.meshgrid(*[np.arange(nodes)] * 3, indexing="ij"), -1).reshape(-1, 3) * 128
     leaf = (origins[:, None] + offsets_of(np.arange(4096), NODE_CHILDREN, 8)[None]) / (128 * nodes)
-    there = np.sin(leaf * 40).prod(-1) > 0.25
-    there[0, 0] = there[-1, -1] = True
-    count = int(there.sum())
-    leaves = np.where(there, there.cumsum().reshape(there.shape) - 1, -1).astype(np.int32)
-    nothing = np.zeros((0, 3), np.int64)
+    exists = np.sin(leaf * 40).prod(-1) > 0.25
+    exists[0, 0] = exists[-1, -1] = True
+    count = int(exists.sum())
+    leaves = np.where(exists, exists.cumsum().reshape(exists.shape) - 1, -1).astype(np.int32)
+    empty = np.zeros((0, 3), np.int64)
     levels = Levels(
-        *(nothing, np.zeros((0, 1)), np.zeros(0, bool)),
-        *(nothing, np.zeros((0, 32768, 1)), np.zeros((0, 32768), bool), np.zeros((0, 32768), bool)),
+        *(empty, np.zeros((0, 1)), np.zeros(0, bool)),
+        *(empty, np.zeros((0, 32768, 1)), np.zeros((0, 32768), bool), np.zeros((0, 32768), bool)),
         *(origins, np.zeros((len(origins), 4096, 1), np.float32), np.zeros((len(origins), 4096), bool), leaves),
         *(rng.random((count, 512, 1), np.float32), np.ones((count, 512), bool)),
     )
@@ -89,7 +84,7 @@ def _mesh(scale: float) -> StitchedField:
 
 
 def _case(name: str, make: Callable[[float], Field], what: str, rate: float | None = None) -> Callable[..., Case]:
-    def case(xp: ModuleType, scale: float) -> Case:
+    def make_case(xp: ModuleType, scale: float) -> Case:
         field = make(scale)
         count = max(2**14, round(_POINTS * scale**3))
         coords = xp.asarray(np.random.default_rng(3).random((min(count, 2**22), 3), np.float32))
@@ -100,50 +95,40 @@ def _case(name: str, make: Callable[[float], Field], what: str, rate: float | No
         out = xp.empty((1, count), np.float32)
         side = max(8, round(_DENSE * scale))
         volume = xp.ones((side,) * 3, np.float32)
-        places = (coords.T * np.float32(side) - np.float32(0.5)).copy()
+        voxels = (coords.T * np.float32(side) - np.float32(0.5)).copy()
 
-        def ours() -> Any:
+        def ours() -> Array:
             field.decode(coords, out)
             return out
 
-        def peer() -> Any:
+        def peer() -> Array:
             if xp is np:
                 from scipy import ndimage
             else:
                 from cupyx.scipy import ndimage
-            return ndimage.map_coordinates(volume, places, order=1, mode="nearest")
+            return ndimage.map_coordinates(volume, voxels, order=1, mode="nearest")
 
-        def check(found: Any) -> str:
+        def check(result: Array) -> str:
             expected = np.empty((1, _CHECKED), np.float32)
             field.decode(to_host(coords[:_CHECKED]), expected)
             # Where a point lies on a border of what is known, rounding may decide.
-            differs = ~np.isclose(to_host(found[:, :_CHECKED]), expected, atol=1e-3, equal_nan=True)
+            differs = ~np.isclose(to_host(result[:, :_CHECKED]), expected, atol=1e-3, equal_nan=True)
             return f"{int(differs.sum())} of {_CHECKED} values differ" if differs.mean() > 0.001 else ""
 
-        made = kernel_case(
-            name, (count, 3), "float32", ours, peer, check, count * _POINT_NBYTES, peer_name="dense by CuPy"
-        )
+        case = kernel_case(name, coords, ours, peer, check, count * _POINT_NBYTES, peer_name="dense by CuPy")
         marks = () if rate is None else (Mark(rate * _POINT_NBYTES / 2**30),)
         per_second = f"{_POINT_NBYTES * 1e9 / 2**30:.1f} GiB/s are 10^9 values a second"
-        return replace(made, description=(what, f"{count} random points; {per_second}"), marks=marks)
+        return replace(case, description=(what, f"{count} random points; {per_second}"), marks=marks)
 
-    return case
+    return make_case
 
 
 #: In their order.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
+MAKERS: Makers = {
     "exabrick": _case("exabrick", lambda scale: _bricks(scale, 1), "47³ bricks of 16³ cells", 1e9),
     "exabrick-levels": _case("exabrick-levels", lambda scale: _bricks(scale, 3), "bricks of 16³ cells, three levels"),
     "openvdb": _case("openvdb", _sparse, "1024³ voxels, one leaf in eight"),
     "exastitch": _case("exastitch", _mesh, "384,000 tetrahedra"),
 }
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Time the cases; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    program, description = "python -m linumpy.benchmark.suites.fields", __doc__.split("\n")[0]
-    return command.kernels_main(program, description, MAKERS, argv, runs=10, scale="Shrink every axis.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+SUITE = kernel_suite("fields", "values of fields that are no arrays", __doc__, MAKERS, 10, "Shrink every axis.")

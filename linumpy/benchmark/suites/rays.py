@@ -1,7 +1,7 @@
 """What is timed of samples along rays, beside nerfacc where it is installed.
 
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.runner.Case` records: 262 144 rays through a grid of
-128³ of which 10 % are occupied, at random, each given or drawn from images, in any order and in that of the rays.
+Cases are 262 144 rays through a grid of 128³ of which 10 % are occupied, at random, each given or drawn from images, in
+any order and in that of the rays.
 """
 
 from __future__ import annotations
@@ -13,32 +13,55 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.runner import CannotRunError, Case, Check, Entry, Mark, Prepared, ready
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import (
+    KERNEL_WARM_UPS,
+    CannotRunError,
+    Case,
+    Check,
+    Entry,
+    Makers,
+    Mark,
+    Prepared,
+    kernel_suite,
+    ready,
+)  # fmt: skip
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, RaySamples, generate_training_samples, march
 from linumpy.rays.cameras import draw_rays
 from linumpy.rays.marching import find_samples, place, point_at, positions_of
 from linumpy.rays.setting import MOST_STEPS, make_setting
 
+_DESCRIPTION = """Time samples along rays, beside nerfacc on the same rays, on this machine's GPU.
+
+Timed are 262 144 rays through a grid of 128³ voxels of which 10 % are occupied: given ones (march) and drawn from 100
+images of 800 × 800 pixels (generate), in any order and in that of the rays. Beside given rays stands nerfacc's
+sampling(), where PyTorch and nerfacc are installed. The samples of the first 1000 rays are compared with those of the
+CPU first; a wrong result has no time. Times are medians, by CUDA events after warm-ups.
+
+For example:
+  linum-benchmark rays
+  linum-benchmark rays --only march march-ordered --runs 50 --json rays.json
+"""
+
 _RAYS = 2**18
 _OCCUPIED = 0.1
 _STEP = 3**0.5 / 1024
-_SAMPLES_PER_RAY = 96  # for which there is memory
+_SAMPLES_PER_RAY = 96  # the capacity of the output
 _CHECKED = 1000
 #: Rays and samples a second that are to be reached, and how much of that with rays in order.
 _RAYS_PER_SECOND, _SAMPLES_PER_SECOND, _ORDERED = 200e6, 13e9, 1 / 1.2
-_WARM_UPS = 3
 
 
 def _grids(xp: ModuleType) -> tuple[OccupancyGrid, OccupancyGrid]:
-    """The same grid where it is used, and on the host."""
+    """Return the same grid on the device that is timed, and on the host."""
     density = (np.random.default_rng(0).random((1, 128, 128, 128)) < _OCCUPIED).astype(np.float32)
-    here = OccupancyGrid.of(density)
-    return OccupancyGrid(xp.asarray(here.density), xp.asarray(here.bits), here.centre, here.edge), here
+    host = OccupancyGrid.of(density)
+    return OccupancyGrid(xp.asarray(host.density), xp.asarray(host.bits), host.centre, host.edge), host
 
 
-def _given(xp: ModuleType, scale: float) -> Any:
-    """Rays from a sphere around the grid to points inside it."""
+def _given(xp: ModuleType, scale: float) -> Array:
+    """Return rays from a sphere around the grid to points inside it."""
     rng, count = np.random.default_rng(1), max(256, round(_RAYS * scale))
     origin = rng.normal(size=(count, 3))
     origin = 0.5 + 1.5 * origin / np.linalg.norm(origin, axis=1, keepdims=True)
@@ -48,10 +71,10 @@ def _given(xp: ModuleType, scale: float) -> Any:
 
 
 def _images(xp: ModuleType, scale: float) -> tuple[Images, Images]:
-    """100 cameras on a sphere around the grid; where they are used, and on the host."""
+    """Return 100 cameras on a sphere around the grid, on the device that is timed and on the host."""
     rng, side = np.random.default_rng(2), max(16, round(800 * scale))
     pixels = rng.integers(0, 255, (side, side, 4)).astype(np.uint8)
-    there = xp.asarray(pixels)
+    on_device = xp.asarray(pixels)
     sides: tuple[list[Image], list[Image]] = ([], [])
     for _ in range(100):
         forward = rng.normal(size=3)
@@ -59,36 +82,36 @@ def _images(xp: ModuleType, scale: float) -> tuple[Images, Images]:
         right = np.cross((0.36, 0.8, 0.48), forward)
         right /= np.linalg.norm(right)
         pose = np.column_stack([right, np.cross(forward, right), forward, 0.5 - 1.5 * forward])
-        for images, array in zip(sides, (there, pixels), strict=True):
+        for images, array in zip(sides, (on_device, pixels), strict=True):
             images.append(Image(array, focal=(1.5 * side, 1.5 * side), start_pose=pose))
     return Images.of(sides[0]), Images.of(sides[1])
 
 
-def _first_rays_differ(found: RaySamples, counts: np.ndarray, positions: np.ndarray) -> str:
+def _first_rays_differ(result: RaySamples, counts: np.ndarray, positions: np.ndarray) -> str:
     """Compare the rays of the first numbers with the samples that they have on the host, in order."""
-    n_rays = len(found.n_steps) if found.max_level is None else int(found.n_rays)
-    numbers = to_host(found.ray_indices[:n_rays])
+    n_rays = len(result.n_steps) if result.max_level is None else int(result.n_rays)
+    numbers = to_host(result.ray_indices[:n_rays])
     rows = np.flatnonzero(numbers < len(counts))
     rows = rows[np.argsort(numbers[rows])]
-    steps, base = to_host(found.n_steps)[rows], to_host(found.base)[rows]
+    steps, base = to_host(result.n_steps)[rows], to_host(result.base)[rows]
     every = np.zeros(len(counts), np.int64)
     every[numbers[rows]] = steps
     if not np.array_equal(every, counts):
         return f"{int((every != counts).sum())} of {len(counts)} rays have another number of samples"
     index = np.repeat(base - (np.cumsum(steps) - steps), steps) + np.arange(steps.sum())
-    here = to_host(found.positions[array_module(found.positions).asarray(index)])
-    worst = float(np.abs(here - positions).max(initial=0))
+    ours = to_host(result.positions[array_module(result.positions).asarray(index)])
+    worst = float(np.abs(ours - positions).max(initial=0))
     return f"a position differs by {worst:.2g}" if not worst < 1e-5 else ""
 
 
 def _case(
     name: str, call: Callable[[], RaySamples], check: Check, *, ordered: bool, third: Entry | None = None
 ) -> Case:
-    found = call()
-    n_rays, n_samples, all_rays = int(found.n_rays), int(found.n_samples), len(found.n_steps)
-    nbytes = n_samples * 28 + n_rays * (12 if found.max_level is None else 80)
-    del found
-    # Bytes are what the harness compares; marks are for rays and samples.
+    samples = call()
+    n_rays, n_samples, all_rays = int(samples.n_rays), int(samples.n_samples), len(samples.n_steps)
+    nbytes = n_samples * 28 + n_rays * (12 if samples.max_level is None else 80)
+    del samples
+    # The runner compares bytes; marks are for rays and samples.
     per_ray, per_sample = all_rays / nbytes * 2**30, n_samples / nbytes * 2**30
     marks: tuple[Mark, ...] = (
         Mark(_RAYS_PER_SECOND / per_ray, (), "GiB/s: 200 Mrays/s"),
@@ -100,7 +123,7 @@ def _case(
     return Case(
         name,
         nbytes,
-        (Entry("linumpy", "linumpy", ready(call, check), "ours", _WARM_UPS), *([third] if third else [])),
+        (Entry("linumpy", "linumpy", ready(call, check), "ours", KERNEL_WARM_UPS), *([third] if third else [])),
         (f"{all_rays} rays, {n_samples} samples; {rates}",),
         {"rays": all_rays, "samples": n_samples},
         marks,
@@ -112,15 +135,14 @@ def _march(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
     (grid, host_grid), rays = _grids(xp), _given(xp, scale)
     options: dict[str, Any] = {"max_samples": len(rays) * _SAMPLES_PER_RAY, "min_step": _STEP}
 
-    def check(found: RaySamples) -> str:
+    def check(result: RaySamples) -> str:
         expected = march(to_host(rays[:_CHECKED]), host_grid, **options)
-        return _first_rays_differ(found, expected.n_steps, expected.positions)
+        return _first_rays_differ(result, expected.n_steps, expected.positions)
 
-    third = (
-        None
-        if ordered
-        else Entry("nerfacc", "nerfacc sampling()", lambda: _nerfacc(rays, host_grid), warm_ups=_WARM_UPS)
+    third: Entry | None = Entry(
+        "nerfacc", "nerfacc sampling()", lambda: _nerfacc(rays, host_grid), warm_ups=KERNEL_WARM_UPS
     )
+    third = None if ordered else third
     name = "march-ordered" if ordered else "march"
     return _case(name, lambda: march(rays, grid, deterministic=ordered, **options), check, ordered=ordered, third=third)
 
@@ -133,29 +155,23 @@ def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
     def call() -> RaySamples:
         return generate_training_samples(PCG32.seeded(1), images, None, grid, deterministic=ordered, **options)
 
-    def check(found: RaySamples) -> str:
+    def check(result: RaySamples) -> str:
         drawn = draw_rays(PCG32.seeded(1), host_images, n_rays, image_cdf=None, snap=False)
         setting = make_setting(host_grid.centre, host_grid.edge, 1, None, 0, _STEP, None, MOST_STEPS, 0)
-        first = (one[:_CHECKED] for one in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
+        first = (array[:_CHECKED] for array in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
         placed = place(setting, *first)
         samples = find_samples(setting, host_grid.bits, placed)
         t = point_at(setting, placed.start[samples.ray], samples.point)
         positions = (positions_of(placed, samples.ray, t) - setting.box[0]) * setting.per_box
-        return _first_rays_differ(found, samples.count, positions.clip(0, 1))
+        return _first_rays_differ(result, samples.count, positions.clip(0, 1))
 
     name = "generate-ordered" if ordered else "generate"
     return _case(name, call, check, ordered=ordered)
 
 
 @contextmanager
-def _nerfacc(rays: Any, grid: OccupancyGrid) -> Iterator[Prepared]:
-    """Prepare the same by nerfacc: an interval for each sample.
-
-    Raises
-    ------
-    CannotRunError
-        Without PyTorch, nerfacc or a GPU that they see.
-    """
+def _nerfacc(rays: Array, grid: OccupancyGrid) -> Iterator[Prepared]:
+    """Prepare the same by nerfacc: an interval for each sample; it needs PyTorch and a GPU."""
     try:
         import nerfacc
         import torch
@@ -170,16 +186,18 @@ def _nerfacc(rays: Any, grid: OccupancyGrid) -> Iterator[Prepared]:
     expected = int(march(to_host(rays[:_CHECKED]), grid, max_samples=_CHECKED * 1024, min_step=_STEP).n_samples)
 
     def check(result: Any) -> str:
-        found = int((result[0] < _CHECKED).sum())
-        return "" if abs(found - expected) < 0.02 * expected else f"{found} samples of the first rays, not {expected}"
+        count = int((result[0] < _CHECKED).sum())
+        return "" if abs(count - expected) < 0.02 * expected else f"{count} samples of the first rays, not {expected}"
 
     yield Prepared(lambda: estimator.sampling(origin, direction, render_step_size=_STEP), check)
 
 
 #: In their order.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
+MAKERS: Makers = {
     "march": lambda xp, scale: _march(xp, scale, ordered=False),
     "march-ordered": lambda xp, scale: _march(xp, scale, ordered=True),
     "generate": lambda xp, scale: _generate(xp, scale, ordered=False),
     "generate-ordered": lambda xp, scale: _generate(xp, scale, ordered=True),
 }
+
+SUITE = kernel_suite("rays", "samples along rays", _DESCRIPTION, MAKERS, 50, "Part of the rays.")

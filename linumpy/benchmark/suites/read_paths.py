@@ -1,11 +1,11 @@
-"""The ways from a stored array to one in memory, each ready to be called again and again.
+"""Implementations that read a stored array into memory, each ready to be called again and again.
 
-In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: a :class:`~linumpy.benchmark.cases.Prepared` reading,
-whose call makes a new array every time, on the device where there is one and else on the host. Errors:
-:class:`~linumpy.benchmark.cases.CannotRunError`, in one line, where this machine lacks what a way needs.
+In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: entries whose call makes a new array each time, on the
+device where there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, in one line,
+where this machine lacks what an entry needs.
 
-Every way starts from the array's folder, so that opening it is in its time. kvikio gets the same threads and tasks
-in every way that uses it; all else keeps the defaults that its users get.
+Every call starts from the array's folder, so that opening it is in its time. kvikio gets the same threads and tasks in
+every entry that uses it; all else keeps the defaults that its users get.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Prepared
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import CannotRunError, Entry, Prepared
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import free_memory, install_line, why_no_cuda
@@ -34,30 +35,6 @@ from linumpy.io.zarr_mode import gpu_mode
 
 _PINNED_LIMIT = 8 * 2**30
 _SPARE_HOST_BYTES = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPath:
-    """A way of reading.
-
-    Attributes
-    ----------
-    name : str
-        As on the command line.
-    title : str
-        For people.
-    prepare : callable
-        StoredArray → context in which the :class:`~linumpy.benchmark.cases.Prepared` reading can be called; raises
-        :class:`~linumpy.benchmark.cases.CannotRunError`.
-    is_limit : bool
-        Whether this is what the hardware gives, not a way to read the array.
-    """
-
-    name: str
-    title: str
-    prepare: Callable[[StoredArray], AbstractContextManager[Prepared]]
-    is_limit: bool = False
-
 
 # ---- the limits
 
@@ -71,11 +48,11 @@ def _flat_to_device(stored: StoredArray) -> Iterator[Prepared]:
         raise CannotRunError(f"{stored.nbytes:,} bytes to read, {free:,} bytes of device memory free")
     with _flat_file(stored) as flat, _kvikio_settings():
 
-        def read() -> Any:
+        def read() -> Array:
             out = cupy.empty(stored.result_shape, stored.dtype)
             with kvikio.CuFile(flat, "r") as opened:
                 got = opened.read(out.reshape(-1).view(np.uint8), task_size=TASK_BYTES)
-            return _whole(out, got, flat)
+            return _complete(out, got, flat)
 
         yield Prepared(read, files=(flat,))
 
@@ -86,19 +63,19 @@ def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
     _need_host_memory(stored)
     with _flat_file(stored) as flat:
 
-        def read() -> Any:
+        def read() -> Array:
             out = np.empty(stored.result_shape, stored.dtype)
             octets = out.reshape(-1).view(np.uint8).data
             with open(flat, "rb", buffering=0) as opened, ThreadPoolExecutor(os.cpu_count()) as threads:
                 fd = opened.fileno()
                 starts = range(0, len(octets), TASK_BYTES)
                 got = sum(threads.map(lambda at: os.preadv(fd, [octets[at : at + TASK_BYTES]], at), starts))
-            return _whole(out, got, flat)
+            return _complete(out, got, flat)
 
         yield Prepared(read, files=(flat,))
 
 
-def _whole(out: Any, got: int, flat: Path) -> Any:
+def _complete(out: Array, got: int, flat: Path) -> Array:
     if got != out.nbytes:
         raise OSError(f"{flat}: {got:,} of {out.nbytes:,} bytes read")
     return out
@@ -106,21 +83,21 @@ def _whole(out: Any, got: int, flat: Path) -> Any:
 
 @contextlib.contextmanager
 def _flat_file(stored: StoredArray) -> Iterator[Path]:
-    """Write the decoded voxels into one file beside the array, on the same disk, and take it away in the end."""
+    """Write the decoded voxels into one file beside the array, on the same disk; it is removed at the end."""
     folder = stored.path.parent
     if not os.access(folder, os.W_OK):
         raise CannotRunError(f"no right to write the flat file into {folder}")
     free = shutil.disk_usage(folder).free
     if free < stored.nbytes:
         raise CannotRunError(f"the flat file takes {stored.nbytes:,} bytes, {free:,} bytes free in {folder}")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".linum-benchmark-", suffix=".flat") as made:
-        made.truncate(stored.nbytes)
-        flat = np.memmap(made.name, stored.dtype, "r+", shape=stored.result_shape)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".linum-benchmark-", suffix=".flat") as file:
+        file.truncate(stored.nbytes)
+        flat = np.memmap(file.name, stored.dtype, "r+", shape=stored.result_shape)
         for block, piece in truth(stored):
             flat[block] = piece
         flat.flush()
         del flat  # the page cache drops no page that is mapped
-        yield Path(made.name)
+        yield Path(file.name)
 
 
 @contextlib.contextmanager
@@ -134,7 +111,7 @@ def _pinned_copy(stored: StoredArray) -> Iterator[Prepared]:
     for block, piece in truth(stored):
         pinned[block] = piece
 
-    def read() -> Any:
+    def read() -> Array:
         out = cupy.empty(stored.result_shape, stored.dtype)
         out.set(pinned)
         return out
@@ -145,29 +122,26 @@ def _pinned_copy(stored: StoredArray) -> Iterator[Prepared]:
 # ---- straight to the device
 
 
-def _linumpy(backend: str) -> Callable[[StoredArray], AbstractContextManager[Prepared]]:
-    @contextlib.contextmanager
-    def prepare(stored: StoredArray) -> Iterator[Prepared]:
-        _need_cuda()
-        from linumpy.gpu.zarr_io import read_zarr_to_gpu
+@contextlib.contextmanager
+def _linumpy(stored: StoredArray, backend: Literal["auto", "kvikio"]) -> Iterator[Prepared]:
+    _need_cuda()
+    from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
-        def note() -> str:
-            # A reading of its own: a report has the kernels timed, and nobody who wants speed asks for one.
-            _, report = read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend, return_report=True)
-            where = report.decoder.partition(", ")[2].partition(",")[0]
-            how = report.fallback or (f"decoded {where}" if where else "")
-            return f"by {report.backend}" + (f": {how}" if how else "")
+    def note() -> str:
+        # A read of its own: with a report kernels are timed, which costs time.
+        _, report = read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend, return_report=True)
+        decoder = report.decoder.partition(", ")[2].partition(",")[0]
+        how = report.fallback or (f"decoded {decoder}" if decoder else "")
+        return f"by {report.backend}" + (f": {how}" if how else "")
 
-        yield Prepared(lambda: read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend), note=note)
-
-    return prepare
+    yield Prepared(lambda: read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend), note=note)
 
 
 @contextlib.contextmanager
 def _zarr_gpu(stored: StoredArray) -> Iterator[Prepared]:
     _need_cuda()
 
-    def read() -> Any:
+    def read() -> object:
         with gpu_mode(), zarr.config.set(OWN_PIPELINE):
             return zarr.open_array(stored.path, mode="r")[stored.selection]
 
@@ -180,7 +154,7 @@ def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
     _need("kvikio")
     gds_store = _need("kvikio.zarr").GDSStore
 
-    def read() -> Any:
+    def read() -> object:
         with gpu_mode(), zarr.config.set(OWN_PIPELINE):
             return zarr.open_array(gds_store(stored.path, read_only=True), mode="r")[stored.selection]
 
@@ -188,11 +162,8 @@ def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
         yield Prepared(read)
 
 
-def _kvikio_settings() -> AbstractContextManager[Any]:
-    """Set kvikio's threads and tasks; what the caller had comes back at the end.
-
-    It is set around all runs and not in each, as a new number of threads makes a new pool of threads.
-    """
+def _kvikio_settings() -> AbstractContextManager[None]:
+    """Set kvikio's threads and tasks around all runs: a new number of threads starts a new pool. They are restored."""
     defaults = _need("kvikio.defaults")
     return defaults.set({"num_threads": kvikio_threads(), "task_size": TASK_BYTES})
 
@@ -200,24 +171,22 @@ def _kvikio_settings() -> AbstractContextManager[Any]:
 # ---- through the host
 
 
+@contextlib.contextmanager
 def _through_host(
-    make: Callable[[StoredArray], Callable[[], np.ndarray]], gpu: bool
-) -> Callable[[StoredArray], AbstractContextManager[Prepared]]:
+    stored: StoredArray, make: Callable[[StoredArray], Callable[[], np.ndarray]], gpu: bool
+) -> Iterator[Prepared]:
     """Read to the host, and from there, on a machine with a GPU, copy to the device."""
-
-    @contextlib.contextmanager
-    def prepare(stored: StoredArray) -> Iterator[Prepared]:
-        cupy = _need_cuda() if gpu else None
-        _need_host_memory(stored)
-        read_host = make(stored)
-        yield Prepared(read_host if cupy is None else lambda: cupy.asarray(read_host()))
-
-    return prepare
+    cupy = _need_cuda() if gpu else None
+    _need_host_memory(stored)
+    read_host = make(stored)
+    yield Prepared(read_host if cupy is None else lambda: cupy.asarray(read_host()))
 
 
-def _zarr_numpy(stored: StoredArray) -> Callable[[], np.ndarray]:
+def _zarr_numpy(stored: StoredArray, pipeline: str | None = None) -> Callable[[], np.ndarray]:
+    other = {} if pipeline is None else {"codec_pipeline.path": pipeline}
+
     def read() -> np.ndarray:
-        with host_zarr():
+        with host_zarr(), zarr.config.set(other):
             return np.asarray(zarr.open_array(stored.path, mode="r")[stored.selection]).astype(stored.dtype, copy=False)
 
     return read
@@ -225,30 +194,23 @@ def _zarr_numpy(stored: StoredArray) -> Callable[[], np.ndarray]:
 
 def _zarrs(stored: StoredArray) -> Callable[[], np.ndarray]:
     _need("zarrs")
-
-    def read() -> np.ndarray:
-        with host_zarr(), zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-            return np.asarray(zarr.open_array(stored.path, mode="r")[stored.selection]).astype(stored.dtype, copy=False)
-
-    return read
+    return _zarr_numpy(stored, "zarrs.ZarrsCodecPipeline")
 
 
 def _tensorstore(stored: StoredArray) -> Callable[[], np.ndarray]:
     tensorstore = _need("tensorstore")
-    described = {
-        "driver": "zarr3" if stored.zarr_format == 3 else "zarr",
-        "kvstore": {"driver": "file", "path": f"{stored.path}/"},
-    }
+    driver = "zarr3" if stored.zarr_format == 3 else "zarr"
+    spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{stored.path}/"}}
 
     def read() -> np.ndarray:
         # A context of its own: no chunk that an earlier run left in tensorstore's cache.
-        opened = tensorstore.open(described, open=True, read=True, context=tensorstore.Context()).result()
+        opened = tensorstore.open(spec, open=True, read=True, context=tensorstore.Context()).result()
         return np.asarray(opened[stored.selection].read().result()).astype(stored.dtype, copy=False)
 
     return read
 
 
-# ---- what a path needs
+# ---- what an entry needs
 
 
 def _need(module: str) -> ModuleType:
@@ -269,40 +231,57 @@ def _need_cuda() -> ModuleType:
 
 
 def _need_host_memory(stored: StoredArray) -> None:
-    """Refuse what would drive the machine into its out-of-memory killer, which says nothing."""
+    """Refuse what Linux would end this process for, without a word."""
     available = available_host_bytes()
     if available is not None and stored.nbytes + _SPARE_HOST_BYTES > available:
         raise CannotRunError(f"{stored.nbytes:,} bytes to hold, {available:,} bytes of host memory available")
 
 
 def available_host_bytes() -> int | None:
-    """Return the memory that Linux says can be had without swapping; None where it does not say."""
+    """Return how much memory is available without swapping; None where Linux does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 # ---- all of them
 
 
-def standard_paths(gpu: bool) -> tuple[ReadPath, ...]:
-    """Return all paths, the limits first; without a GPU some of them will say that they cannot run."""
-    there = "CuPy" if gpu else "NumPy"
-    return (
-        ReadPath("flat", "flat file (limit)", _flat_to_device if gpu else _flat_to_host, is_limit=True),
-        ReadPath("h2d", "pinned host → device (limit)", _pinned_copy, is_limit=True),
-        ReadPath("linumpy-auto", "linumpy auto", _linumpy("auto")),
-        ReadPath("linumpy-kvikio", "linumpy kvikio", _linumpy("kvikio")),
-        ReadPath("zarr-gpu", "zarr-gpu", _zarr_gpu),
-        ReadPath("zarr-gpu-gds", "zarr-gpu + GDSStore", _zarr_gpu_gds),
-        ReadPath("zarr-numpy", "zarr → NumPy" + (" → CuPy" if gpu else ""), _through_host(_zarr_numpy, gpu)),
-        ReadPath("tensorstore", f"tensorstore → {there}", _through_host(_tensorstore, gpu)),
-        ReadPath("zarrs", f"zarrs → {there}", _through_host(_zarrs, gpu)),
+#: Names on the command line, with the title on a machine without a GPU and, where it differs, with one.
+PATHS: dict[str, tuple[str, ...]] = {
+    "flat": ("flat file (limit)",),
+    "h2d": ("pinned host → device (limit)",),
+    "linumpy-auto": ("linumpy auto",),
+    "linumpy-kvikio": ("linumpy kvikio",),
+    "zarr-gpu": ("zarr-gpu",),
+    "zarr-gpu-gds": ("zarr-gpu + GDSStore",),
+    "zarr-numpy": ("zarr → NumPy", "zarr → NumPy → CuPy"),
+    "tensorstore": ("tensorstore → NumPy", "tensorstore → CuPy"),
+    "zarrs": ("zarrs → NumPy", "zarrs → CuPy"),
+}
+
+
+def read_entries(stored: StoredArray, gpu: bool) -> tuple[Entry, ...]:
+    """Return all entries, the limits first, without checks; without a GPU some will say that they cannot run."""
+    prepare: dict[str, Callable[[StoredArray], AbstractContextManager[Prepared]]] = {
+        "flat": _flat_to_device if gpu else _flat_to_host,
+        "h2d": _pinned_copy,
+        "linumpy-auto": partial(_linumpy, backend="auto"),
+        "linumpy-kvikio": partial(_linumpy, backend="kvikio"),
+        "zarr-gpu": _zarr_gpu,
+        "zarr-gpu-gds": _zarr_gpu_gds,
+        "zarr-numpy": partial(_through_host, make=_zarr_numpy, gpu=gpu),
+        "tensorstore": partial(_through_host, make=_tensorstore, gpu=gpu),
+        "zarrs": partial(_through_host, make=_zarrs, gpu=gpu),
+    }
+    return tuple(
+        Entry(name, titles[-1 if gpu else 0], partial(prepare[name], stored), _role(name))
+        for name, titles in PATHS.items()
     )
 
 
-#: As on the command line.
-PATH_NAMES = tuple(path.name for path in standard_paths(gpu=False))
+def _role(name: str) -> Literal["ours", "peer", "limit"]:
+    return "limit" if name in ("flat", "h2d") else "ours" if name.startswith("linumpy") else "peer"

@@ -1,31 +1,138 @@
-"""What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth.
-
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.cases.Case` records.
-"""
+"""What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.cases import Case, Prepared
-from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.suites import resampling_stacks
-from linumpy.benchmark.suites.peers import TURN, grid_sample, peer_module, scipy_module, speckled, wrong_voxels
-from linumpy.device import to_host
-from linumpy.gpu.interpolation import affine_transform, map_coordinates, resize, spline_filter
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import CannotRunError, Case, Check, Makers, Prepared, copy_of, kernel_case, kernel_suite
+from linumpy.device import array_module, is_device_array, to_host
+from linumpy.gpu.interpolation import (
+    affine_transform,
+    apply_displacement_field,
+    map_coordinates,
+    resize,
+    spline_filter,
+)  # fmt: skip
 
-#: Points of a result that are compared with SciPy.
-_CHECKED = 2000
+_DESCRIPTION = """Time resampling, beside cupyx.scipy.ndimage on the same arrays, on this machine's GPU.
+
+Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients, without the filter),
+at coordinates that follow the grid and at random ones; orders 2 and 5 with their filters; stacks of small images,
+beside a loop over them; labels; and resize to half of it, smoothed first. Beside the linear maps of float32 stands
+torch's grid_sample, where PyTorch is installed. Each result is checked first, at 2000 points or in some planes, against
+SciPy in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; ×
+is another's time over linumpy's; "of copy" is the rate of bytes that must at least be read and written (coordinates and
+result, or image and result), as a part of a plain copy's.
+
+For example:
+  linum-benchmark resampling
+  linum-benchmark resampling --only affine-linear --runs 50 --json resampling.json
+"""
+
+#: What SciPy makes of an image in float64.
+Truth = Callable[[np.ndarray], np.ndarray]
+
+#: A turn about all axes, with a little scale.
+# So many digits that no coordinate lies halfway between two voxels, where rounding alone would choose a label.
+TURN = np.array(
+    [
+        [0.98031742, 0.11873921, -0.05171937],
+        [-0.11057831, 0.97113743, 0.09041617],
+        [0.06098351, -0.08071459, 0.99017273],
+    ]
+)
+#: Points of a result that are compared with SciPy; for results with filters, how many times as many are drawn, of which
+#: those in the middle are compared.
+_CHECKED, _DRAWN = 2000, 200
 #: Planes of an image that are resized by SciPy, three times.
 _PLANES = 24
+#: Boxes of coefficients that are compared with SciPy; their sides; and the voxels after which a cubic filter, and any
+#: filter, no longer depends on where its image was cut.
+_BOXES, _BOX_SIDE, _CUBIC_MARGIN, _MARGIN = 8, 40, 24, 44
 
 
-def _smooth_coordinates(xp: ModuleType, side: int) -> Any:
+def _speckled(xp: ModuleType, side: int, dtype: str = "float32") -> Array:
+    """Smooth waves with speckle, 0 to 4000."""
+    line = xp.sin(xp.linspace(0, 20, side, dtype=xp.float32))
+    image = line[:, None, None] * line[None, :, None] * line[None, None, ::-1]
+    noise = xp.random.RandomState(0).uniform(0, 1, (side, side)).astype(xp.float32)
+    return ((image + 1) * 1500 + noise * 1000).astype(dtype)
+
+
+def _peer_module(array: Array) -> ModuleType:
+    """Return CuPy's ``ndimage`` for its arrays, else SciPy's."""
+    if not is_device_array(array):
+        return _scipy()
+    import cupyx.scipy.ndimage as ndimage
+
+    return ndimage
+
+
+def _scipy() -> ModuleType:
+    import scipy.ndimage as ndimage
+
+    return ndimage
+
+
+def _off_by(worst: float, tolerance: float) -> str:
+    return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
+
+
+def _wrong_voxels(
+    got: Array,
+    chosen: np.ndarray,
+    source: np.ndarray,
+    truth: Truth,
+    relative: float = 1e-5,
+) -> str:
+    """Compare some voxels with SciPy in float64, relative to the range, and within 1 for integers that are rounded."""
+    values = to_host(got.reshape(-1)[array_module(got).asarray(chosen)]).astype(np.float64)
+    expected = truth(source.astype(np.float64))
+    tolerance = relative * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
+    return _off_by(float(np.abs(values - expected).max(initial=0)), tolerance)
+
+
+def _map_truth(coords: np.ndarray, options: dict[str, Any]) -> Truth:
+    return lambda data: np.asarray(_scipy().map_coordinates(data, coords, **options))
+
+
+@contextmanager
+def grid_sample(image: Array, coordinates: Array, check: Check) -> Iterator[Prepared]:
+    """Prepare linear sampling by PyTorch, of float32 images without an axis of one voxel.
+
+    PyTorch takes coordinates from -1 to 1, x first, in another layout: they are converted here, not in the call.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise CannotRunError("torch is not installed: pip install torch") from error
+    if is_device_array(image) and not torch.cuda.is_available():
+        raise CannotRunError("torch does not see the GPU")
+    xp = array_module(image)
+    steps = zip((2, 1, 0), reversed(image.shape), strict=True)
+    grid = xp.stack([coordinates[axis] * xp.float32(2 / (n - 1)) - xp.float32(1) for axis, n in steps], axis=-1)
+    # PyTorch wants a batch, and three axes of coordinates.
+    grid = torch.from_dlpack(grid.reshape((1,) * (4 - (coordinates.ndim - 1)) + grid.shape))
+    volume = torch.from_dlpack(image[None, None])
+    options = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": True}
+
+    def check_array(result: Any) -> str:
+        return check(xp.from_dlpack(result).reshape(coordinates.shape[1:]))
+
+    yield Prepared(lambda: torch.nn.functional.grid_sample(volume, grid, **options), check_array)
+
+
+# ---- maps of volumes
+
+
+def _smooth_coordinates(xp: ModuleType, side: int) -> Array:
     """Coordinates of the grid, moved by up to 3 voxels by waves; (3, side, side, side) float32."""
     wave = 3 * xp.sin(xp.linspace(0, 9, side, dtype=xp.float32))
     grid = xp.arange(side, dtype=xp.float32)
@@ -36,120 +143,96 @@ def _smooth_coordinates(xp: ModuleType, side: int) -> Any:
     return coordinates
 
 
-def _random_coordinates(xp: ModuleType, side: int) -> Any:
+def _random_coordinates(xp: ModuleType, side: int) -> Array:
     rng = xp.random.RandomState(1)
     return xp.stack([rng.uniform(0, side - 1, side**3).astype(xp.float32) for _ in range(3)])
 
 
+def _in_the_middle(chosen: np.ndarray, at: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keep the voxels sampled near the middle, and the part of the image from which SciPy can filter what they need."""
+    middle = len(data) // 2
+    kept = (np.abs(at - middle) <= _BOX_SIDE / 2).all(0)
+    first = max(0, middle - _BOX_SIDE // 2 - _MARGIN)
+    part = (slice(first, middle + _BOX_SIDE // 2 + _MARGIN + 1),) * 3
+    return chosen[kept], at[:, kept] - first, data[part]
+
+
 def _map(
-    xp: ModuleType,
-    scale: float,
-    name: str,
-    dtype: str,
-    order: int,
-    *,
-    smooth: bool,
-    reach: float,
-    filters: bool = False,
-) -> Case:
+    name: str, xp: ModuleType, scale: float, *,
+    dtype: str = "float32", order: int = 1, smooth: bool = True, reach: float, filters: bool = False,
+) -> Case:  # fmt: skip
     side = max(16, round(512 * scale))
-    image = speckled(xp, side, dtype)
-    coordinates = _smooth_coordinates(xp, side) if smooth else _random_coordinates(xp, side)
-    ndimage = peer_module(image)
+    image = _speckled(xp, side, dtype)
+    coordinates = (_smooth_coordinates if smooth else _random_coordinates)(xp, side)
+    ndimage = _peer_module(image)
     source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
     options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
 
-    def check(got: Any, relative: float = 1e-5, border: bool = True) -> str:
-        some = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_MORE if filters else 1))
-        at = to_host(coordinates.reshape(3, -1)[:, xp.asarray(some)]).astype(np.float64)
+    def check(got: Array, relative: float = 1e-5, border: bool = True) -> str:
+        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_DRAWN if filters else 1))
+        at = to_host(coordinates.reshape((3, -1))[:, xp.asarray(chosen)]).astype(np.float64)
         data = to_host(source)
         if filters:
-            some, at, data = _in_the_middle(some, at, data)
+            chosen, at, data = _in_the_middle(chosen, at, data)
         if not border:
             inside = ((at >= 0) & (at <= side - 1)).all(0)
-            some, at = some[inside], at[:, inside]
-        return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options), relative)
+            chosen, at = chosen[inside], at[:, inside]
+        return _wrong_voxels(got, chosen, data, _map_truth(at, options), relative)
 
-    def by_torch() -> AbstractContextManager[Prepared]:
-        # PyTorch samples floats linearly; its coordinates from -1 to 1 are a little less exact, and beyond the
-        # outermost voxels it fades out where SciPy stops.
-        return grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))
-
-    nbytes = coordinates.nbytes + source.size * source.itemsize
+    # PyTorch samples floats linearly; its coordinates from -1 to 1 are a little less exact, and beyond the outermost
+    # voxels it fades out where SciPy stops.
+    by_torch = lambda: grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))  # noqa: E731
     return kernel_case(
-        name,
-        tuple(image.shape),
-        dtype,
+        name, image,
         lambda: map_coordinates(source, coordinates, **options),
         lambda: ndimage.map_coordinates(source, coordinates, **options),
-        check,
-        int(nbytes),
-        reach,
+        check, coordinates.nbytes + source.nbytes, reach,
         copy_reach=0.75 if name == "map-linear-smooth" else None,
         third=("torch", by_torch) if order == 1 and dtype == "float32" else None,
-    )
+    )  # fmt: skip
 
 
-def _affine(xp: ModuleType, scale: float, name: str, order: int, reach: float, *, filters: bool = False) -> Case:
+def _affine(name: str, xp: ModuleType, scale: float, *, order: int, reach: float, filters: bool = False) -> Case:
     side = max(16, round(512 * scale))
-    image = speckled(xp, side, "float32")
-    ndimage = peer_module(image)
+    image = _speckled(xp, side)
+    ndimage = _peer_module(image)
     source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
     offset = side / 2 - TURN @ np.full(3, side / 2)
     options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
 
-    def check(got: Any) -> str:
-        some = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_MORE if filters else 1))
-        at, data = TURN @ np.stack(np.unravel_index(some, got.shape)) + offset[:, None], to_host(source)
+    def check(got: Array) -> str:
+        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_DRAWN if filters else 1))
+        at, data = TURN @ np.stack(np.unravel_index(chosen, got.shape)) + offset[:, None], to_host(source)
         if filters:
-            some, at, data = _in_the_middle(some, at, data)
-        return wrong_voxels(got, some, data, lambda data: scipy_module().map_coordinates(data, at, **options))
+            chosen, at, data = _in_the_middle(chosen, at, data)
+        return _wrong_voxels(got, chosen, data, _map_truth(at, options))
 
     matrix = xp.asarray(TURN)
     return kernel_case(
-        name,
-        tuple(image.shape),
-        "float32",
+        name, image,
         lambda: affine_transform(source, TURN, offset, **options),
         lambda: ndimage.affine_transform(source, matrix, offset.tolist(), **options),
-        check,
-        2 * int(source.nbytes),
-        reach,
-    )
+        check, 2 * source.nbytes, reach,
+    )  # fmt: skip
 
 
-def _in_the_middle(some: np.ndarray, at: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keep the voxels sampled near the middle, and the part of the image from which SciPy can filter what they need."""
-    middle = len(data) // 2
-    kept = (np.abs(at - middle) <= _BOX_SIDE / 2).all(0)
-    first = max(0, middle - _BOX_SIDE // 2 - _FORGOTTEN)
-    part = (slice(first, middle + _BOX_SIDE // 2 + _FORGOTTEN + 1),) * 3
-    return some[kept], at[:, kept] - first, data[part]
-
-
-def _resize(xp: ModuleType, scale: float, name: str, dtype: str, reach: float) -> Case:
+def _resize_to_half(name: str, xp: ModuleType, scale: float, *, dtype: str = "float32") -> Case:
     half = max(8, round(256 * scale))
-    image = speckled(xp, 2 * half, dtype)
-    ndimage = peer_module(image)
+    image = _speckled(xp, 2 * half, dtype)
+    ndimage = _peer_module(image)
 
-    def peer() -> Any:
+    def peer() -> Array:
         # What scikit-image's resize does, by cupyx, in float32.
         smooth = ndimage.gaussian_filter(image, 0.5, output=np.float32, mode="mirror")
         return ndimage.zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
 
+    check = lambda got: _differs_from_half(got, image)  # noqa: E731
     return kernel_case(
-        name,
-        tuple(image.shape),
-        dtype,
-        lambda: resize(image, (half, half, half)),
-        peer,
-        lambda got: _differs_from_half(got, image),
-        image.nbytes + half**3 * 4,
-        reach,
+        name, image, lambda: resize(image, (half, half, half)), peer, check, image.nbytes + half**3 * 4, 6.0
     )
 
 
-def _differs_from_half(got: Any, image: Any) -> str:
+def _differs_from_half(got: Array, image: Array) -> str:
     """Compare planes at both ends and in the middle with SciPy in float64, within 1e-5 of the range."""
     side = len(image)
     depth = min(side, _PLANES)
@@ -158,83 +241,167 @@ def _differs_from_half(got: Any, image: Any) -> str:
     worst = 0.0
     for start in sorted({0, (side - depth) // 4 * 2, side - depth}):
         part = to_host(image[start : start + depth]).astype(np.float64)
-        smooth = scipy_module().gaussian_filter(part, 0.5, mode="mirror")
-        expected = scipy_module().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
-        found = to_host(got[start // 2 : (start + depth) // 2])
+        smooth = _scipy().gaussian_filter(part, 0.5, mode="mirror")
+        expected = _scipy().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
+        planes = to_host(got[start // 2 : (start + depth) // 2])
         # Planes near a cut lack their neighbours.
         kept = slice(0 if start == 0 else 2, None if start + depth == side else -2)
-        worst = max(worst, float(np.abs(found - expected)[kept].max()))
-    tolerance = 1e-5 * float(image.max())
-    return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
+        worst = max(worst, float(np.abs(planes - expected)[kept].max()))
+    return _off_by(worst, 1e-5 * float(image.max()))
 
 
-#: Boxes of coefficients that are compared with SciPy, their sides, and the voxels after which a cubic filter has
-#: forgotten where its image was cut, and any filter.
-_BOXES, _BOX_SIDE, _MARGIN, _FORGOTTEN = 8, 40, 24, 44
-#: How many times as many voxels are drawn, of which those in the middle are compared.
-_MORE = 200
-
-
-def _spline_filter(xp: ModuleType, scale: float, name: str, reach: float) -> Case:
-    image = speckled(xp, max(16, round(512 * scale)), "float32")
-    ndimage = peer_module(image)
+def _spline_filter(name: str, xp: ModuleType, scale: float) -> Case:
+    image = _speckled(xp, max(16, round(512 * scale)))
+    ndimage = _peer_module(image)
     host = to_host(image)
 
-    def check(got: Any) -> str:
+    def check(got: Array) -> str:
         rng = np.random.default_rng(0)
         # The image's first and last corner, and some more.
         starts = [[0] * 3, [max(0, n - _BOX_SIDE) for n in host.shape]]
         starts += [[int(rng.integers(0, n)) for n in host.shape] for _ in range(_BOXES - 2)]
-        tolerance = 1e-5 * float(host.max())
-        worst = max(_box_error(got, host, start) for start in starts)
-        return f"off by {worst:.3g} where {tolerance:.2g} is allowed" if worst > tolerance else ""
+        return _off_by(max(_box_error(got, host, start) for start in starts), 1e-5 * float(host.max()))
 
     return kernel_case(
-        name,
-        tuple(image.shape),
-        "float32",
+        name, image,
         lambda: spline_filter(image, output=np.float32),
         lambda: ndimage.spline_filter(image, output=np.float32),
-        check,
-        6 * int(image.nbytes),  # an axis after another
-        reach,
-    )
+        check, 6 * image.nbytes, 5.0,  # three axes are read and written
+    )  # fmt: skip
 
 
-def _box_error(got: Any, image: np.ndarray, start: list[int]) -> float:
+def _box_error(got: Array, image: np.ndarray, start: list[int]) -> float:
     """The largest difference between a box of coefficients and SciPy's, in float64."""
-    near = [max(0, a - _MARGIN) for a in start]
-    part = image[tuple(slice(a, b + _BOX_SIDE + _MARGIN) for a, b in zip(near, start, strict=True))]
-    truth = scipy_module().spline_filter(part, output=np.float64)
-    inside = tuple(slice(b - a, b - a + _BOX_SIDE) for a, b in zip(near, start, strict=True))
-    found = to_host(got[tuple(slice(b, b + _BOX_SIDE) for b in start)])
-    return float(np.abs(found - truth[inside]).max())
+    low = [max(0, a - _CUBIC_MARGIN) for a in start]
+    part = image[tuple(slice(a, b + _BOX_SIDE + _CUBIC_MARGIN) for a, b in zip(low, start, strict=True))]
+    truth = _scipy().spline_filter(part, output=np.float64)
+    inside = tuple(slice(b - a, b - a + _BOX_SIDE) for a, b in zip(low, start, strict=True))
+    coefficients = to_host(got[tuple(slice(b, b + _BOX_SIDE) for b in start)])
+    return float(np.abs(coefficients - truth[inside]).max())
 
 
-#: In their order, each with what it is to reach, × CuPy.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
-    "map-linear-smooth": lambda xp, s: _map(xp, s, "map-linear-smooth", "float32", 1, smooth=True, reach=1.8),
-    "map-linear-uint16": lambda xp, s: _map(xp, s, "map-linear-uint16", "uint16", 1, smooth=True, reach=2.5),
-    "map-linear-random": lambda xp, s: _map(xp, s, "map-linear-random", "float32", 1, smooth=False, reach=1.3),
-    "map-cubic-smooth": lambda xp, s: _map(xp, s, "map-cubic-smooth", "float32", 3, smooth=True, reach=4.0),
-    "affine-linear": lambda xp, s: _affine(xp, s, "affine-linear", 1, 3.0),
-    "affine-cubic": lambda xp, s: _affine(xp, s, "affine-cubic", 3, 5.0),
-    "resize-half": lambda xp, s: _resize(xp, s, "resize-half", "float32", 6.0),
-    "resize-half-uint16": lambda xp, s: _resize(xp, s, "resize-half-uint16", "uint16", 6.0),
-    # Orders of which the spline is found, too.
-    "map-order2": lambda xp, s: _map(xp, s, "map-order2", "float32", 2, smooth=True, reach=4.0, filters=True),
-    "map-order5": lambda xp, s: _map(xp, s, "map-order5", "float32", 5, smooth=True, reach=4.0, filters=True),
-    "affine-order2": lambda xp, s: _affine(xp, s, "affine-order2", 2, 4.0, filters=True),
-    "affine-order5": lambda xp, s: _affine(xp, s, "affine-order5", 5, 4.0, filters=True),
-    "stack-planes": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-planes", (2048, 64, 64), 1),
-    "stack-planes-cubic": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-planes-cubic", (2048, 64, 64), 3),
-    "stack-volumes": lambda xp, s: resampling_stacks.affine_stack(xp, s, "stack-volumes", (256, 32, 32, 32), 1),
-    "stack-channels": lambda xp, s: resampling_stacks.displaced_channels(xp, s, "stack-channels"),
-    "labels-half": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-half", 0.5, "uint16", 512),
-    "labels-half-large": lambda xp, s: resampling_stacks.resized_labels(
-        xp, s, "labels-half-large", 0.5, "uint16", 1024
-    ),
-    "labels-double": lambda xp, s: resampling_stacks.resized_labels(xp, s, "labels-double", 2, "uint16", 256),
-    "labels-turned": lambda xp, s: resampling_stacks.turned_labels(xp, s, "labels-turned", "uint16"),
-    "spline-filter": lambda xp, s: _spline_filter(xp, s, "spline-filter", 5.0),
+# ---- stacks of small images; the peer is a loop over them by CuPy
+
+
+def _stack(xp: ModuleType, shape: tuple[int, ...]) -> Array:
+    return xp.asarray(np.random.default_rng(0).uniform(0, 4000, shape).astype(np.float32))
+
+
+def _wrong_images(got: Array, stack: Array, truth: Truth) -> str:
+    """Compare some images of a stack with SciPy in float64."""
+    for number in {0, len(stack) // 2, len(stack) - 1}:
+        expected = truth(to_host(stack[number]).astype(np.float64))
+        wrong = _off_by(float(np.abs(to_host(got[number]) - expected).max()), 4000 * 1e-5)
+        if wrong:
+            return f"image {number} is {wrong}"
+    return ""
+
+
+def _affine_stack(name: str, xp: ModuleType, scale: float, *, shape: tuple[int, ...], order: int = 1) -> Case:
+    """Turn every image of a stack, (images, ...), alike."""
+    rank = len(shape) - 1
+    sizes = (max(2, round(shape[0] * scale)), *shape[1:])
+    stack = _stack(xp, sizes)
+    linear = TURN[-rank:, -rank:]
+    offset = np.array([n / 2 for n in sizes[1:]]) - linear @ [n / 2 for n in sizes[1:]]
+    whole_matrix, whole_offset = np.eye(rank + 1), np.zeros(rank + 1)
+    whole_matrix[1:, 1:], whole_offset[1:] = linear, offset
+    options: dict[str, Any] = {"order": order, "mode": "mirror"}
+    ndimage, matrix = _peer_module(stack), xp.asarray(linear)
+    truth = lambda image: _scipy().affine_transform(image, linear, offset, **options)  # noqa: E731
+    return kernel_case(
+        name, stack,
+        lambda: affine_transform(stack, whole_matrix, whole_offset, **options),
+        lambda: xp.stack([ndimage.affine_transform(image, matrix, offset.tolist(), **options) for image in stack]),
+        lambda got: _wrong_images(got, stack, truth), 2 * stack.nbytes, 10.0,
+    )  # fmt: skip
+
+
+def _displaced_channels(name: str, xp: ModuleType, scale: float) -> Case:
+    """Deform all channels of an image alike."""
+    stack = _stack(xp, (max(2, round(64 * scale)), 48, 48, 48))
+    field = xp.asarray(np.random.default_rng(1).uniform(-2, 2, (3, *stack.shape[1:])).astype(np.float32))
+    grid = np.stack(np.meshgrid(*map(np.arange, stack.shape[1:]), indexing="ij"))
+    coords = to_host(field).astype(np.float64) + grid
+    options: dict[str, Any] = {"order": 1, "mode": "mirror"}
+    ndimage, device_coords = _peer_module(stack), xp.asarray(coords)
+    return kernel_case(
+        name, stack,
+        lambda: apply_displacement_field(stack, field, channel_axis=0, **options),
+        lambda: xp.stack([ndimage.map_coordinates(image, device_coords, **options) for image in stack]),
+        lambda got: _wrong_images(got, stack, _map_truth(coords, options)), 2 * stack.nbytes + field.nbytes, 10.0,
+    )  # fmt: skip
+
+
+# ---- labels; beside a copy of as many bytes, since of small images the launch takes most of the time
+
+
+def _resized_labels(name: str, xp: ModuleType, scale: float, *, factor: float, side: int) -> Case:
+    """Take the nearest labels, to half the resolution or to twice."""
+    image = _speckled(xp, max(8, round(side * scale) // 2 * 2), "uint16")
+    new_shape = (round(len(image) * factor),) * 3
+    ndimage = _peer_module(image)
+    rows = np.floor((np.arange(new_shape[0]) + 0.5) / factor).astype(np.int64)
+
+    def check(got: Array) -> str:
+        chosen = np.random.default_rng(0).integers(0, new_shape[0], (3, _CHECKED))
+        expected = to_host(image)[tuple(rows[axis] for axis in chosen)]
+        return "" if np.array_equal(to_host(got)[tuple(chosen)], expected) else "labels differ from the nearest ones"
+
+    # To half, all sectors of half the planes and rows are read.
+    nbytes = int(image.nbytes * (0.25 if factor < 1 else 1) + new_shape[0] ** 3 * 2)
+    return kernel_case(
+        name, image,
+        lambda: resize(image, new_shape, order=0),
+        lambda: ndimage.zoom(image, factor, order=0, mode="nearest", grid_mode=True),
+        check, nbytes, copy_reach=0.7, third=("copy-as-many", copy_of(xp, nbytes)),
+    )  # fmt: skip
+
+
+def _turned_labels(name: str, xp: ModuleType, scale: float) -> Case:
+    side = max(16, round(512 * scale))
+    image = _speckled(xp, side, "uint16")
+    offset = side / 2 - TURN @ np.full(3, side / 2)
+    ndimage, matrix = _peer_module(image), xp.asarray(TURN)
+
+    def check(got: Array) -> str:
+        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED)
+        at = TURN @ np.stack(np.unravel_index(chosen, image.shape)) + offset[:, None]
+        return _wrong_voxels(got, chosen, to_host(image), _map_truth(at, {"order": 0}), 0.0)
+
+    return kernel_case(
+        name, image,
+        lambda: affine_transform(image, TURN, offset, order=0),
+        lambda: ndimage.affine_transform(image, matrix, offset.tolist(), order=0),
+        check, 2 * image.nbytes, copy_reach=0.7, third=("copy-as-many", copy_of(xp, 2 * image.nbytes)),
+    )  # fmt: skip
+
+
+#: In their order; `reach` is × CuPy.
+_CASES: dict[str, tuple[Callable[..., Case], dict[str, Any]]] = {
+    "map-linear-smooth": (_map, {"reach": 1.8}),
+    "map-linear-uint16": (_map, {"dtype": "uint16", "reach": 2.5}),
+    "map-linear-random": (_map, {"smooth": False, "reach": 1.3}),
+    "map-cubic-smooth": (_map, {"order": 3, "reach": 4.0}),
+    "affine-linear": (_affine, {"order": 1, "reach": 3.0}),
+    "affine-cubic": (_affine, {"order": 3, "reach": 5.0}),
+    "resize-half": (_resize_to_half, {}),
+    "resize-half-uint16": (_resize_to_half, {"dtype": "uint16"}),
+    # With the filters of their splines.
+    "map-order2": (_map, {"order": 2, "reach": 4.0, "filters": True}),
+    "map-order5": (_map, {"order": 5, "reach": 4.0, "filters": True}),
+    "affine-order2": (_affine, {"order": 2, "reach": 4.0, "filters": True}),
+    "affine-order5": (_affine, {"order": 5, "reach": 4.0, "filters": True}),
+    "stack-planes": (_affine_stack, {"shape": (2048, 64, 64)}),
+    "stack-planes-cubic": (_affine_stack, {"shape": (2048, 64, 64), "order": 3}),
+    "stack-volumes": (_affine_stack, {"shape": (256, 32, 32, 32)}),
+    "stack-channels": (_displaced_channels, {}),
+    "labels-half": (_resized_labels, {"factor": 0.5, "side": 512}),
+    "labels-half-large": (_resized_labels, {"factor": 0.5, "side": 1024}),
+    "labels-double": (_resized_labels, {"factor": 2, "side": 256}),
+    "labels-turned": (_turned_labels, {}),
+    "spline-filter": (_spline_filter, {}),
 }
+MAKERS: Makers = {name: partial(make, name, **options) for name, (make, options) in _CASES.items()}
+
+SUITE = kernel_suite("resampling", "resampling of arrays", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

@@ -1,33 +1,49 @@
 """Samples of volumes in device memory: how many a second, beside a sampler of texture units.
 
-In: an array module, a scale. Out: cases (:data:`MAKERS`), and a table of samples a second. Results are checked at some
-thousand samples, in double precision, to 1e-6 of the range of values.
+Results are checked at some thousand samples, in double precision, to 1e-6 of the range of values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.runner import Case, CaseResult, Entry, Mark, Prepared
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import Case, Entry, Makers, Mark, Prepare, Prepared, kernel_suite
+from linumpy.benchmark.runner import CaseResult
 from linumpy.device import array_module
 from linumpy.sampling import create_sampler
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume, Shape
 
+_DESCRIPTION = """Time samples of volumes on this machine's GPU, beside a sampler of texture units.
+
+Timed are 2^26 samples of 512³ voxels: independent ones, those in the order of boxes, and values at given points, random
+and along rows. Each result is checked first, in double precision to 1e-6 of the range; weights of texture units have 8
+bits, so that sampler is not checked. Rates are coordinates and values, 16 bytes a sample; the last table has samples a
+second.
+
+For example:
+  linum-benchmark sampling --json sampling.json
+"""
+
 _SIDE, _SAMPLES = 512, 2**26
 #: Bytes of a sample: its coordinates and its value.
 SAMPLE_NBYTES = 16
+#: Coordinates (n, 3), x first, from 0 to 1; values (channels, n).
+Samples = tuple[Array, Array]
 CHECKED = 4096
 PRECISION = 1e-6
 GIB = 2**30
 
-#: Copies and shapes of kernels that are compared, after the one that is taken by default.
+#: Layouts of the voxels and shapes of kernels that are compared, after the default.
 _LAYOUTS: dict[str, dict[str, Any]] = {
     "cells, 2 at a time": {"layout": "cells", "shape": Shape(groups=2, blocks=4)},
     "cells, 8 at a time": {"layout": "cells", "shape": Shape(groups=8, blocks=2)},
@@ -71,13 +87,13 @@ extern "C" __global__ void texture_sample(cudaTextureObject_t volume, float *coo
 """
 
 
-def _volume(xp: Any, scale: float, dtype: str) -> Any:
+def _volume(xp: ModuleType, scale: float, dtype: str) -> Array:
     side = max(8, round(_SIDE * scale))
-    made = xp.random.RandomState(1).random_sample(side**3).astype(np.float32).reshape(1, side, side, side)
-    return made if dtype == "float32" else (made * 60000).astype(dtype)
+    voxels = xp.random.RandomState(1).random_sample(side**3).astype(np.float32).reshape(1, side, side, side)
+    return voxels if dtype == "float32" else (voxels * 60000).astype(dtype)
 
 
-def _points(xp: Any, scale: float, raster: bool) -> Any:
+def _points(xp: ModuleType, scale: float, raster: bool) -> Array:
     count = max(2**12, round(_SAMPLES * scale**3))
     if not raster:
         return xp.random.RandomState(2).random_sample(3 * count).astype(np.float32).reshape(-1, 3)
@@ -88,9 +104,9 @@ def _points(xp: Any, scale: float, raster: bool) -> Any:
     return xp.stack([((column + 0.3) / x).astype(np.float32) for column in columns], axis=1)
 
 
-def wrong(voxels: Any, result: tuple[Any, Any]) -> str:
+def wrong(voxels: Array, result: Samples) -> str:
     """Say why (coords, values) are not samples of voxels (C, Z, Y, X); empty where they are."""
-    xp: Any = array_module(voxels)
+    xp = array_module(voxels)
     coords, values = result
     chosen = xp.asarray(np.linspace(0, len(coords) - 1, CHECKED).astype(np.int64))
     points, got = coords[chosen], values[:, chosen]
@@ -100,26 +116,26 @@ def wrong(voxels: Any, result: tuple[Any, Any]) -> str:
     return "" if error <= PRECISION else f"off by {error:.1e} of the range"
 
 
-def truth_at(xp: Any, voxels: Any, points: Any) -> Any:
+def truth_at(xp: ModuleType, voxels: Any, points: Array) -> Any:
     """Interpolate voxels (C, Z, Y, X) linearly at points (n, 3), in double precision."""
-    made: Any = 0
-    places = []
+    values: Any = 0
+    neighbours = []
     for axis in range(3):
         size = voxels.shape[1 + axis]
-        place = xp.clip(points[:, 2 - axis].astype(np.float64) * size - 0.5, 0, size - 1)
-        cell = xp.floor(place).astype(np.int64)
-        places.append((cell, xp.minimum(cell + 1, size - 1), place - cell))
+        coord = xp.clip(points[:, 2 - axis].astype(np.float64) * size - 0.5, 0, size - 1)
+        cell = xp.floor(coord).astype(np.int64)
+        neighbours.append((cell, xp.minimum(cell + 1, size - 1), coord - cell))
     for corner in range(8):
         at, weight = [], 1.0
-        for axis, (cell, following, part) in enumerate(places):
+        for axis, (cell, following, part) in enumerate(neighbours):
             far = corner >> axis & 1
             at.append(following if far else cell)
             weight = weight * (part if far else 1 - part)
-        made = made + weight * voxels[:, at[0], at[1], at[2]].astype(np.float64)
-    return made
+        values = values + weight * voxels[:, at[0], at[1], at[2]].astype(np.float64)
+    return values
 
 
-def _not_uniform(coords: Any) -> str:
+def _not_uniform(coords: Array) -> str:
     spread = 6 / math.sqrt(12 * len(coords))
     means = [float(coords[:, axis].mean(dtype=np.float64)) for axis in range(3)]
     return "" if all(abs(mean - 0.5) < spread for mean in means) else f"means of coordinates are {means}"
@@ -131,151 +147,121 @@ def _sampler(voxels: Any, order: str = "iid", **options: Any) -> Sampler:
     return Sampler(DeviceVolume(voxels, **options), device=voxels.device.id, seed=1, order=order)
 
 
-def _drawing(voxels: Any, count: int, order: str, **options: Any) -> Callable[[], AbstractContextManager[Prepared]]:
-    @contextmanager
-    def prepare() -> Iterator[Prepared]:
-        sampler = _sampler(voxels, order, **options)
-        coords, values = sampler.sample(count)
+@contextmanager
+def _drawing(voxels: Array, count: int, order: str, **options: Any) -> Iterator[Prepared]:
+    """Prepare a sampler that draws points."""
+    sampler = _sampler(voxels, order, **options)
+    samples = sampler.sample(count)
 
-        def call() -> tuple[Any, Any]:
-            sampler.sample_into(coords, values, count)
-            return coords, values
+    def call() -> Samples:
+        sampler.sample_into(*samples, count)
+        return samples
 
-        def check(result: tuple[Any, Any]) -> str:
-            return wrong(voxels, result) or _not_uniform(result[0])
+    def check(result: Samples) -> str:
+        return wrong(voxels, result) or _not_uniform(result[0])
 
-        yield Prepared(call, check, note=lambda: _note(sampler))
-
-    return prepare
+    yield Prepared(call, check, note=lambda: _note(sampler))
 
 
-def _decoding(voxels: Any, coords: Any, **options: Any) -> Callable[[], AbstractContextManager[Prepared]]:
-    @contextmanager
-    def prepare() -> Iterator[Prepared]:
-        sampler = _sampler(voxels, **options)
-        values = sampler.decode(coords)
+@contextmanager
+def _decoding(voxels: Array, coords: Array, **options: Any) -> Iterator[Prepared]:
+    """Prepare a sampler at given points."""
+    sampler = _sampler(voxels, **options)
+    values = sampler.decode(coords)
 
-        def call() -> tuple[Any, Any]:
-            sampler.decode_into(coords, values, len(coords))
-            return coords, values
+    def call() -> Samples:
+        sampler.decode_into(coords, values, len(coords))
+        return coords, values
 
-        yield Prepared(call, lambda result: wrong(voxels, result), note=lambda: _note(sampler))
-
-    return prepare
+    yield Prepared(call, lambda result: wrong(voxels, result), note=lambda: _note(sampler))
 
 
-def _short_fetches(prepare: Callable[[], AbstractContextManager[Prepared]]) -> Callable[[], Any]:
-    """Ask the second cache to read 32 bytes at a time, which is a setting of the process; it is put back."""
+@contextmanager
+def _short_fetches(prepare: Prepare) -> Iterator[Prepared]:
+    """Ask the L2 cache to read 32 bytes at a time meanwhile, which is a setting of the process."""
+    from cupy.cuda import runtime
 
-    @contextmanager
-    def changed() -> Iterator[Prepared]:
-        from cupy.cuda import runtime
-
-        limit = 5  # cudaLimitMaxL2FetchGranularity
-        before = runtime.deviceGetLimit(limit)
-        runtime.deviceSetLimit(limit, 32)
-        try:
-            with prepare() as made:
-                yield made
-        finally:
-            runtime.deviceSetLimit(limit, before)
-
-    return changed
+    limit = 5  # cudaLimitMaxL2FetchGranularity
+    before = runtime.deviceGetLimit(limit)
+    runtime.deviceSetLimit(limit, 32)
+    try:
+        with prepare() as prepared:
+            yield prepared
+    finally:
+        runtime.deviceSetLimit(limit, before)
 
 
 def _note(sampler: Sampler) -> str:
     return f"layout {sampler.field.layout}" if isinstance(sampler.field, DeviceVolume) else "NumPy"
 
 
-def _texture(voxels: Any, coords: Any, count: int) -> Callable[[], AbstractContextManager[Prepared]]:
-    """Sample by texture units, whose weights have 8 bits; draw where there are no coordinates."""
+@contextmanager
+def _texture(voxels: Array, coords: Array | None, count: int) -> Iterator[Prepared]:
+    """Sample by texture units, whose weights have 8 bits; draw points where there are no coordinates."""
+    import cupy
+    from cupy.cuda import runtime, texture
 
-    @contextmanager
-    def prepare() -> Iterator[Prepared]:
-        import cupy
-        from cupy.cuda import runtime, texture
+    _, z, y, x = voxels.shape
+    kind = texture.ChannelFormatDescriptor(32, 0, 0, 0, runtime.cudaChannelFormatKindFloat)
+    array = texture.CUDAarray(kind, x, y, z)
+    array.copy_from(voxels[0])
+    clamp = (runtime.cudaAddressModeClamp,) * 3
+    unit = texture.TextureObject(
+        texture.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=array),
+        texture.TextureDescriptor(
+            clamp, runtime.cudaFilterModeLinear, runtime.cudaReadModeElementType, normalizedCoords=1
+        ),
+    )
+    kernel = cupy.RawKernel(_TEXTURE, "texture_sample")
+    points = cupy.empty((count, 3), np.float32) if coords is None else coords
+    values, seed = cupy.empty((1, count), np.float32), np.uint64(0 if coords is not None else 7)
 
-        _, z, y, x = voxels.shape
-        kind = texture.ChannelFormatDescriptor(32, 0, 0, 0, runtime.cudaChannelFormatKindFloat)
-        held = texture.CUDAarray(kind, x, y, z)
-        held.copy_from(voxels[0])
-        clamp = runtime.cudaAddressModeClamp
-        unit = texture.TextureObject(
-            texture.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=held),
-            texture.TextureDescriptor(
-                (clamp,) * 3, runtime.cudaFilterModeLinear, runtime.cudaReadModeElementType, normalizedCoords=1
-            ),
-        )
-        kernel = cupy.RawKernel(_TEXTURE, "texture_sample")
-        points = cupy.empty((count, 3), np.float32) if coords is None else coords
-        values, seed = cupy.empty((1, count), np.float32), np.uint64(0 if coords is not None else 7)
+    def call() -> Samples:
+        kernel((-(-count // 256),), (256,), (unit, points, values, np.int64(count), seed))
+        return points, values
 
-        def call() -> tuple[Any, Any]:
-            kernel((-(-count // 256),), (256,), (unit, points, values, np.int64(count), seed))
-            return points, values
-
-        yield Prepared(call)
-
-    return prepare
+    yield Prepared(call)
 
 
-def _case(xp: Any, name: str, voxels: Any, count: int, reach: float, entries: list[Entry]) -> Case:
-    if xp is np:
-        entries = [one for one in entries if one.name == "linumpy"]
+def _case(
+    name: str, xp: ModuleType, scale: float, *, order: str = "", raster: bool = False, dtype: str = "float32",
+    reach: float, variants: dict[str, dict[str, Any]], texture: bool = True,
+) -> Case:  # fmt: skip
+    """Draw points in an `order`, or take values at points along rows (`raster`) or at random; `reach` in 10^9/s."""
+    voxels, count = _volume(xp, scale, dtype), max(2**12, round(_SAMPLES * scale**3))
+    coords = None if order else _points(xp, scale, raster)
+    prepare = partial(_decoding, voxels, coords) if coords is not None else partial(_drawing, voxels, count, order)
+    entries = [Entry("linumpy", "linumpy", prepare, "ours", 3)]
+    if xp is not np:
+        for title, options in variants.items():
+            entry = Entry(f"linumpy {title}", f"linumpy {title}", partial(prepare, **options), "ours", 3)
+            entries.append(entry)
+        if texture:
+            entries.append(Entry("texture", "texture units", partial(_texture, voxels, coords, count)))
+        if order == "iid":
+            short = partial(_short_fetches, prepare)
+            entries.append(Entry("linumpy 32 B", "linumpy, 32 B fetches", short, "ours", 3))
     shape = "×".join(map(str, voxels.shape[1:]))
     return Case(
-        name,
-        count * SAMPLE_NBYTES,
-        tuple(entries),
+        name, count * SAMPLE_NBYTES, tuple(entries),
         (f"{count} samples of {shape} {voxels.dtype}; GiB/s of coordinates and values, {SAMPLE_NBYTES} B each",),
         {"samples": count, "shape": list(voxels.shape), "dtype": str(voxels.dtype)},
-        (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),),
-        clock="device",
-    )
+        (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),), clock="device",
+    )  # fmt: skip
 
 
-def _entries(make: Callable[..., Any], variants: dict[str, dict[str, Any]], texture: Any) -> list[Entry]:
-    made = [Entry("linumpy", "linumpy", make(), "ours", 3)]
-    made += [
-        Entry(f"linumpy {name}", f"linumpy {name}", make(**options), "ours", 3) for name, options in variants.items()
-    ]
-    return made if texture is None else [*made, Entry("texture", "texture units", texture)]
-
-
-def _iid(xp: Any, scale: float, dtype: str = "float32", reach: float = 16) -> Case:
-    voxels, count = _volume(xp, scale, dtype), max(2**12, round(_SAMPLES * scale**3))
-    texture = _texture(voxels, None, count) if dtype == "float32" else None
-    name = "sample-iid" if dtype == "float32" else f"sample-iid-{dtype}"
-    entries = _entries(lambda **options: _drawing(voxels, count, "iid", **options), _LAYOUTS, texture)
-    short = _short_fetches(_drawing(voxels, count, "iid"))
-    entries.append(Entry("linumpy 32 B", "linumpy, 32 B fetches", short, "ours", 3))
-    return _case(xp, name, voxels, count, reach, entries)
-
-
-def _binned(xp: Any, scale: float) -> Case:
-    voxels, count = _volume(xp, scale, "float32"), max(2**12, round(_SAMPLES * scale**3))
-    entries = _entries(lambda **options: _drawing(voxels, count, "binned", **options), _BOXES, None)
-    return _case(xp, "sample-binned", voxels, count, 100, entries)
-
-
-def _decode(xp: Any, scale: float, raster: bool) -> Case:
-    voxels, coords = _volume(xp, scale, "float32"), _points(xp, scale, raster)
-    variants = _RASTER if raster else {name: _LAYOUTS[name] for name in ("quads", "bricks", "rows")}
-    texture = _texture(voxels, coords, len(coords))
-    entries = _entries(lambda **options: _decoding(voxels, coords, **options), variants, texture)
-    return _case(
-        xp, "decode-raster" if raster else "decode-random", voxels, len(coords), 110 if raster else 18, entries
-    )
-
-
+_SOME_LAYOUTS = {name: _LAYOUTS[name] for name in ("quads", "bricks", "rows")}
 #: Cases of volumes in device memory.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
-    "sample-iid": _iid,
-    "sample-binned": _binned,
-    "decode-random": lambda xp, scale: _decode(xp, scale, raster=False),
-    "decode-raster": lambda xp, scale: _decode(xp, scale, raster=True),
-    "sample-iid-uint16": lambda xp, scale: _iid(xp, scale, "uint16", 24),
-}
+_CASES: dict[str, dict[str, Any]] = {
+    "sample-iid": {"order": "iid", "reach": 16, "variants": _LAYOUTS},
+    "sample-binned": {"order": "binned", "reach": 100, "variants": _BOXES, "texture": False},
+    "decode-random": {"reach": 18, "variants": _SOME_LAYOUTS},
+    "decode-raster": {"raster": True, "reach": 110, "variants": _RASTER},
+    "sample-iid-uint16": {
+        "order": "iid", "dtype": "uint16", "reach": 24, "variants": _LAYOUTS, "texture": False,
+    },
+}  # fmt: skip
+MAKERS: Makers = {name: partial(_case, name, **options) for name, options in _CASES.items()}
 
 
 def table(results: tuple[CaseResult, ...]) -> str:
@@ -291,4 +277,10 @@ def table(results: tuple[CaseResult, ...]) -> str:
             if entry.name == "linumpy" and result.case.marks:
                 to_reach = f"{result.case.marks[0].least * GIB / SAMPLE_NBYTES / 1e9:.3g}"
             lines.append(f"{result.case.name:34}{entry.title:24}{rate:>8}{to_reach:>10}  {entry.note}")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+SUITE = replace(
+    kernel_suite("sampling", "samples of volumes in device memory", _DESCRIPTION, MAKERS, 20, "Shrink every axis."),
+    closing=table,
+)

@@ -1,14 +1,14 @@
 """Whole scripts on a raw mosaic: how close they come to the slower of reading alone and writing alone.
 
-In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each script. The mosaic is made
-first; of every tile it is known what must come out. It stays in the page cache.
+In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each script. The mosaic is written
+first, of tiles whose results are known; it stays in the page cache.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.cases import Case, Entry, Mark, ready
+from linumpy.benchmark.cases import Case, Entry, Mark, Suite, ready
+from linumpy.benchmark.data import check_free, check_size, work_folder, write_tiles
 from linumpy.benchmark.report import size
-from linumpy.benchmark.volumes import check_free, check_size, write_tiles
-from linumpy.device import require_cuda, synchronize
+from linumpy.device import require_cuda, resolve, synchronize
 from linumpy.gpu.oct.projection import project
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.ome import open_image
@@ -33,6 +33,15 @@ from linumpy.mosaic.tiles import TILE_BYTES, Box, boxes, column_shape, read_box,
 from linumpy.plan.grid.tile_grid import plan_tile_grid
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import OmeZarrWriter
+
+_DESCRIPTION = """Time whole scripts on a raw mosaic: linum-aip and linum-resample-mosaic-grid.
+
+The mosaic of --gib GiB is written below --folder first. "ratio" is the time of the slower of reading alone and writing
+alone over that of the script. Each result is checked first, tile by tile. Without a GPU the scripts run on the CPU.
+
+For example:
+  linum-benchmark scripts --gib 16 --folder /scratch --runs 5
+"""
 
 #: The part of the slower of reading and writing alone that a script should reach, on a GPU, from so many bytes on.
 REACH, REACH_NBYTES = 0.8, 16 * 2**30
@@ -50,7 +59,7 @@ class EndToEndRequest:
     gib : float
         Size of the mosaic, rounded to whole tiles.
     folder : Path or None
-        Where the mosaic and results are made, in a folder of their own that goes at the end; by default where temporary
+        Where the mosaic and results are written, in a folder that is removed at the end; by default where temporary
         files go.
     only : tuple of str
         Names of the scripts; all by default.
@@ -73,7 +82,7 @@ class EndToEndRequest:
         check_size("a mosaic", self.gib, self.folder)
         unknown = [name for name in self.only if name not in SCRIPTS]
         if unknown:
-            raise ValueError(f"case {unknown[0]!r} is unknown from end to end: choose from {', '.join(SCRIPTS)}")
+            raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(SCRIPTS)}")
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -87,20 +96,20 @@ class EndToEndRequest:
 class _Script:
     """The steps of a script, and the call that it makes.
 
-    ``image(path)`` makes what is written; ``call(path)`` does all; ``check(path, base, numbers)`` says what is wrong.
+    ``image(path)`` opens the output; ``call(path)`` runs the script; ``check(path, base, numbers)`` says what is wrong.
     """
 
     boxes: tuple[Box, ...]
     compute: Callable[[Box, Any], Any]
     new_box: Callable[[Box], Box]
-    image: Callable[[Path], Any]
+    image: Callable[[Path], OmeZarrWriter]
     call: Callable[[Path], object]
     check: Callable[[Path, np.ndarray, np.ndarray], str]
 
 
 @contextmanager
 def end_to_end_cases(request: EndToEndRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Make a mosaic; give its folder, and the scripts as cases. The folder is removed at the end.
+    """Write a mosaic; give its folder, which is removed at the end, and a case for each script.
 
     Raises
     ------
@@ -111,8 +120,7 @@ def end_to_end_cases(request: EndToEndRequest) -> Iterator[tuple[Path, Iterator[
     """
     if request.use_gpu:
         require_cuda()
-    with tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=request.folder) as made:
-        folder = Path(made)
+    with work_folder(request.folder) as folder:
         mosaic = _make_mosaic(request, folder)
         yield folder, (_case(request, name, mosaic) for name in request.only or SCRIPTS)
 
@@ -133,17 +141,12 @@ def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, n
     check = partial(_check, script, result, base, numbers)
     read = partial(_read_all, script, array, use_gpu)
     serial = partial(_one_after_another, script, array, use_gpu, result)
+    prepare_write = lambda: ready(_write_all(script, array, use_gpu, result), before=remove)()  # noqa: E731
     entries = (
         Entry("script", name, ready(partial(script.call, result), check, before=remove, note=written), "ours", 0),
         Entry("read", "read alone", ready(read), "limit", 0),
         Entry("compute", "compute alone", lambda: ready(_compute_all(script, array, use_gpu))(), "limit", 0),
-        Entry(
-            "write",
-            "write alone",
-            lambda: ready(_write_all(script, array, use_gpu, result), before=remove)(),
-            "limit",
-            0,
-        ),
+        Entry("write", "write alone", prepare_write, "limit", 0),
         Entry("serial", "one step after the other", ready(serial, before=remove), "peer", 0),
     )
     rows, columns = request.tiles
@@ -209,11 +212,11 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
     grid = plan_tile_grid(array.shape, request.tile, _SPACING_UM, (0, 0, 0), RESOLUTION_UM)
 
     def check(result: Path, base: np.ndarray, numbers: np.ndarray) -> str:
-        one = resample_tiles(base.astype(np.float32), grid.part(tuple(slice(0, n) for n in base.shape)))
+        expected = resample_tiles(base.astype(np.float32), grid.part(tuple(slice(0, n) for n in base.shape)))
         spacing = open_image(result).spacing[0]
         if not np.allclose(spacing, grid.spacing):
             return f"a spacing of {spacing} µm, but it is {grid.spacing}"
-        return _tiles_differ(result, one, numbers, 0.51)
+        return _tiles_differ(result, expected, numbers, 0.51)
 
     return _Script(
         tuple(boxes(array.shape, tile_shape(array.shape, request.tile, 2, request.tile_bytes))),
@@ -261,7 +264,7 @@ def _read_all(script: _Script, array: Volume, use_gpu: bool) -> None:
 
 def _compute_all(script: _Script, array: Volume, use_gpu: bool) -> Callable[[], object]:
     """Compute batches that were read before, one of each shape."""
-    tiles = {_shape(box): read_box(array, box, use_gpu) for box in _one_of_each(script.boxes)}
+    tiles = {_shape(box): read_box(array, box, use_gpu) for box in _first_of_each_shape(script.boxes)}
 
     def compute_all() -> None:
         for box in script.boxes:
@@ -272,12 +275,14 @@ def _compute_all(script: _Script, array: Volume, use_gpu: bool) -> Callable[[], 
 
 def _write_all(script: _Script, array: Volume, use_gpu: bool, result: Path) -> Callable[[], object]:
     """Write results that were computed before, one of each shape."""
-    made = {_shape(box): script.compute(box, read_box(array, box, use_gpu)) for box in _one_of_each(script.boxes)}
+    results = {
+        _shape(box): script.compute(box, read_box(array, box, use_gpu)) for box in _first_of_each_shape(script.boxes)
+    }
 
     def write_all() -> None:
         with script.image(result) as writer:
             for box in script.boxes:
-                writer.write(script.new_box(box), made[_shape(box)])
+                writer.write(script.new_box(box), results[_shape(box)])
 
     return write_all
 
@@ -287,14 +292,31 @@ def _one_after_another(script: _Script, array: Volume, use_gpu: bool, result: Pa
         for box in script.boxes:
             tiles = read_box(array, box, use_gpu)
             synchronize()
-            made = script.compute(box, tiles)
+            new_tiles = script.compute(box, tiles)
             synchronize()
-            writer.write(script.new_box(box), made)
+            writer.write(script.new_box(box), new_tiles)
 
 
 def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(one.stop - one.start for one in box)
+    return tuple(side.stop - side.start for side in box)
 
 
-def _one_of_each(boxes: tuple[Box, ...]) -> list[Box]:
+def _first_of_each_shape(boxes: tuple[Box, ...]) -> list[Box]:
     return list({_shape(box): box for box in boxes}.values())
+
+
+@contextmanager
+def _cases(*, gib: float, folder: Path | None, only: Sequence[str]) -> Iterator[tuple[Path, Iterator[Case]]]:
+    request = EndToEndRequest(gib, folder, tuple(only), use_gpu=resolve().is_cuda)
+    with end_to_end_cases(request) as folder_and_cases:
+        yield folder_and_cases
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gib", type=float, default=16.0, metavar="GIB", help="Size of the mosaic. [%(default)s]")
+
+
+SUITE = Suite(
+    "scripts", "whole scripts on a mosaic", _DESCRIPTION, 5, _cases, tuple(SCRIPTS),
+    folder="Where the mosaic is written", add_options=_add_options,
+)  # fmt: skip

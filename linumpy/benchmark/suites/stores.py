@@ -1,8 +1,9 @@
-"""What is read: arrays of the user's, and stores made for the purpose.
+"""Zarr arrays that are read: those of the user, and stores made for the purpose.
 
-In: a description of a store (:class:`~linumpy.benchmark.suites.specs.CaseSpec`) or the name of an array. Out: a
-:class:`StoredArray`, an array in a local folder whose properties are known. Errors: ``FileExistsError`` where a store
-would be overwritten, ``OSError`` where the disk is too small, and what opening an array raises.
+In: a description of a store (:class:`StoreSpec`) or the name of an array. Out: a :class:`StoredArray`, an array in a
+local folder whose properties are known. Errors: ``ValueError`` for a description that makes no array,
+``FileExistsError`` where a store would be overwritten, ``OSError`` where the disk is too small, and what opening an
+array raises.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numcodecs
 import numpy as np
 import zarr
+from zarr.abc.store import Store
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import Mark
 from linumpy.benchmark.data import Block, blocks, change_for_ratio, generator, oct_voxels, random_voxels
-from linumpy.benchmark.suites.specs import CODECS, CaseSpec, check_dtype
 from linumpy.device import array_module, to_host
 from linumpy.errors import SourceError
 from linumpy.io.open import open_source
@@ -29,35 +34,149 @@ from linumpy.io.zarr_mode import host_zarr_context, write_from_host
 
 _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json"))
 
+#: Codecs of the chunks, for zarr v2 and v3. Their settings are fixed, so that the name says all.
+CODECS: dict[str, tuple[Any, Any]] = {
+    "none": (None, None),
+    "zstd": (numcodecs.Zstd(3), ZstdCodec(level=3)),
+    # what NGFF 0.4 files have most often
+    "blosc": (numcodecs.Blosc("lz4", 5, 1), BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")),
+    # what iohub writes
+    "blosc-zstd": (numcodecs.Blosc("zstd", 1, 2), BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle")),
+    "gzip": (numcodecs.GZip(5), GzipCodec(level=5)),
+}
+
+#: What a reach may be relative to: names of entries, and the unit for people.
+REACH_OF: dict[str, tuple[tuple[str, ...], str]] = {
+    "rate": ((), "GiB/s"),
+    "flat": (("flat",), "× flat"),
+    "zarr-gpu": (("zarr-gpu",), "× zarr-gpu"),
+    "host": (("zarr-numpy", "tensorstore", "zarrs"), "× the best host path"),
+}
+
+
+def check_dtype(dtype: Any) -> np.dtype:
+    """Return the type in this machine's byte order, if a device has it."""
+    try:
+        known = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"dtype {dtype!r} is unknown to NumPy") from error
+    if known.kind not in "biufc" or known.itemsize > (16 if known.kind == "c" else 8):
+        raise ValueError(f"dtype {known}: bool, integers, floats and complex numbers can be read on a GPU")
+    return known.newbyteorder("=")
+
+
+def by_x(sizes: tuple[int, ...], sign: str = "x") -> str:
+    """Write sizes as ``8x16``."""
+    return sign.join(map(str, sizes))
+
 
 @dataclass(frozen=True, slots=True)
-class StoredArray:
-    """An array in a local folder, ready to be read.
+class StoreSpec:
+    """A store to make.
 
     Attributes
     ----------
     name : str
         For people.
-    path : Path
-        Folder of the array.
     shape, chunks : tuple of int
-        Of the array and of its (inner) chunks.
-    dtype : numpy.dtype
-        In this machine's byte order.
+        Of the array and of its chunks; in shards, of the inner chunks.
+    dtype : str
+        NumPy's name of the type: bool, integer, float or complex.
+    codec : str
+        A key of :data:`CODECS`.
+    reach : float or None
+        What ``linumpy auto`` is to reach.
+    reach_of : str
+        Relative to what: a key of :data:`REACH_OF`, or the name of an earlier case.
     shards : tuple of int or None
-        Shape of a shard.
-    codecs : str
-        The codec chain.
+        Shape of a shard, a multiple of the chunk in each axis.
+    region : tuple of (int, int), or None
+        First and last-but-one voxel along each axis of what is read; None for all.
     zarr_format : int
         2 or 3.
-    files : tuple of Path
-        The files that hold its chunks, and its metadata.
-    stored_bytes : int
-        Bytes of the chunks on the disk.
-    data : str
-        What the voxels are.
-    region : tuple of (int, int), or None
-        What is read of the array; None for all.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    codec: str = "none"
+    reach: float | None = None
+    reach_of: str = "flat"
+    shards: tuple[int, ...] | None = None
+    region: tuple[tuple[int, int], ...] | None = None
+    zarr_format: Literal[2, 3] = 3
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec {self.codec!r} is unknown: choose one of {', '.join(CODECS)}")
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape {self.shape}: every axis has 1 voxel or more")
+        for label, sizes in (("chunks", self.chunks), ("shards", self.shards or self.chunks)):
+            if len(sizes) != len(self.shape) or min(sizes) < 1:
+                raise ValueError(f"{label} {sizes}: shape {self.shape} needs {len(self.shape)} sizes from 1 on")
+        if self.shards and any(outer % inner for outer, inner in zip(self.shards, self.chunks, strict=True)):
+            raise ValueError(f"shards {self.shards} are no multiple of the chunks {self.chunks}")
+        if self.zarr_format not in (2, 3) or (self.shards and self.zarr_format == 2):
+            raise ValueError(f"zarr_format {self.zarr_format}: 2 or 3, and shards are of 3")
+        if self.region is not None and (
+            len(self.region) != len(self.shape)
+            or any(not 0 <= a < b <= n for (a, b), n in zip(self.region, self.shape, strict=True))
+        ):
+            raise ValueError(f"region {self.region} does not lie in shape {self.shape}")
+        check_dtype(self.dtype)
+
+    @property
+    def mark(self) -> Mark | None:
+        """What ``linumpy auto`` is to reach, if anything."""
+        if self.reach is None:
+            return None
+        earlier = (f"{self.reach_of}/linumpy-auto",), f"× {self.reach_of}"
+        return Mark(self.reach, *REACH_OF.get(self.reach_of, earlier))
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def file_name(self) -> str:
+        """Name of the store's folder: the same description makes the same name."""
+        parts = [np.dtype(self.dtype).name, by_x(self.shape), "c" + by_x(self.chunks)]
+        parts += ["s" + by_x(self.shards)] if self.shards else []
+        parts += ["r" + by_x(tuple(b - a for a, b in self.region))] if self.region else []
+        parts += ["v2"] if self.zarr_format == 2 else []
+        return "_".join([*parts, self.codec]) + ".zarr"
+
+    def scaled(self, scale: float) -> StoreSpec:
+        """Shrink all axes of array, chunks and shards; the numbers of chunks and shards stay about the same.
+
+        A scaled case has nothing to reach: its chunks are of another size.
+        """
+        if scale == 1:
+            return self
+        chunks = tuple(max(1, round(size * scale)) for size in self.chunks)
+        shards = self.shards and tuple(
+            outer // inner * size for outer, inner, size in zip(self.shards, self.chunks, chunks, strict=True)
+        )
+        shape = tuple(
+            max(1, round(extent * size / inner))
+            for extent, size, inner in zip(self.shape, chunks, self.chunks, strict=True)
+        )
+        region = self.region and tuple(
+            (a * small // large, max(a * small // large + 1, b * small // large))
+            for (a, b), large, small in zip(self.region, self.shape, shape, strict=True)
+        )
+        return replace(self, shape=shape, chunks=chunks, shards=shards, region=region, reach=None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in a local folder, ready to be read.
+
+    Sizes are in voxels, of the array, its (inner) chunks and its shards; `dtype` is in this machine's byte order;
+    `files` hold chunks and metadata, and `stored_bytes` are those of the chunks; `data` says what the voxels are;
+    `region` gives the first and last-but-one voxel along each axis of what is read, None all.
     """
 
     name: str
@@ -100,12 +219,12 @@ class StoredArray:
 
 
 def _name(path: Path, source: Path) -> str:
-    """Name an array; of an image with the name of its folder, since that of its level says nothing."""
+    """Name an array, with its image's folder where it is a level: ``0`` alone says nothing."""
     return f"{source.name}/{path.relative_to(source.absolute())}" if source.absolute() in path.parents else path.name
 
 
 def open_stored(source: str | Path, *, name: str | None = None, data: str = "as found") -> StoredArray:
-    """Look at an array, or at the finest level of an OME-Zarr image.
+    """Describe an array, or the finest level of an OME-Zarr image.
 
     Raises
     ------
@@ -134,20 +253,20 @@ def open_stored(source: str | Path, *, name: str | None = None, data: str = "as 
     )
 
 
-def new_store(spec: CaseSpec, folder: Path) -> Path:
-    """Return where a store goes; ``FileExistsError`` where something is there already."""
+def new_store(spec: StoreSpec, folder: Path) -> Path:
+    """Return the path of a store; ``FileExistsError`` where something is there already."""
     path = folder / spec.file_name
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} exists and is not overwritten: give another folder, or time it as ARRAY")
     return path
 
 
-def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> StoredArray:
-    """Write a store and look at it.
+def generate(spec: StoreSpec, folder: str | Path, seed: int = 0) -> StoredArray:
+    """Write a store and describe it.
 
     Parameters
     ----------
-    spec : CaseSpec
+    spec : StoreSpec
         What to write.
     folder : str or Path
         Where; made if it is not there.
@@ -157,7 +276,7 @@ def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> StoredArray:
     Raises
     ------
     FileExistsError
-        Where the store, or anything else of its name, is there already. It is left as it is.
+        Where something of that name exists. It is left as it is.
     OSError
         Where the disk is too small.
     """
@@ -176,7 +295,7 @@ def generate(spec: CaseSpec, folder: str | Path, seed: int = 0) -> StoredArray:
     return replace(open_stored(path, name=spec.name, data=data), region=spec.region)
 
 
-def _write(spec: CaseSpec, path: Path, seed: int) -> str:
+def _write(spec: StoreSpec, path: Path, seed: int) -> str:
     """Write the voxels piece by piece; return what they are."""
     dtype = np.dtype(spec.dtype)
     change = 0.0 if spec.codec == "none" else change_for_ratio(_encoder(spec), spec.shape, spec.chunks, dtype, seed)
@@ -184,30 +303,24 @@ def _write(spec: CaseSpec, path: Path, seed: int) -> str:
     for block in blocks(spec.shape, spec.shards or spec.chunks, dtype.itemsize):
         rng = generator(seed, block)
         size = tuple(part.stop - part.start for part in block)
-        voxels = (
-            oct_voxels(rng, spec.shape, block, dtype, change)
-            if change
-            else random_voxels(rng, size, dtype.newbyteorder("="))
-        )
+        if change:
+            voxels = oct_voxels(rng, spec.shape, block, dtype, change)
+        else:
+            voxels = random_voxels(rng, size, dtype.newbyteorder("="))
         write_from_host(array, block, voxels)
     return f"OCT-like, speckle grains of {1 / change:.1f} voxels" if change else "random, next to incompressible"
 
 
-def _create(spec: CaseSpec, store: Any, shape: Any, chunks: Any, shards: Any) -> zarr.Array:
+def _create(
+    spec: StoreSpec, store: Store, shape: tuple[int, ...], chunks: tuple[int, ...], shards: tuple[int, ...] | None
+) -> zarr.Array:
     return zarr.create_array(
-        store,
-        shape=shape,
-        chunks=chunks,
-        shards=shards,
-        dtype=spec.dtype,
-        filters=None,
-        compressors=CODECS[spec.codec](spec.zarr_format),
-        zarr_format=spec.zarr_format,
-        fill_value=0,
-    )
+        store, shape=shape, chunks=chunks, shards=shards, dtype=spec.dtype, filters=None, fill_value=0,
+        compressors=CODECS[spec.codec][spec.zarr_format - 2], zarr_format=spec.zarr_format,
+    )  # fmt: skip
 
 
-def _encoder(spec: CaseSpec) -> Callable[[np.ndarray], int]:
+def _encoder(spec: StoreSpec) -> Callable[[np.ndarray], int]:
     """Return what encodes a sample just as the store will, as one chunk in memory."""
 
     def encoded_bytes(sample: np.ndarray) -> int:
@@ -220,7 +333,7 @@ def _encoder(spec: CaseSpec) -> Callable[[np.ndarray], int]:
 
 
 def _codec_names(array: zarr.Array) -> list[str]:
-    """Name what stands between the voxels and the disk, except for the plain spelling of numbers."""
+    """Name the filters and compressors, not how numbers are serialised."""
     return [_codec_name(codec) for codec in (*array.filters, *array.compressors)]
 
 
@@ -239,7 +352,7 @@ def _codec_name(codec: Any) -> str:
 
 # ---- what is right: what zarr-python reads on the host
 
-#: zarr-python's own way to decode chunks.
+#: zarr-python's own codec pipeline.
 OWN_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 
 
@@ -260,7 +373,7 @@ def truth(stored: StoredArray) -> Iterator[tuple[Block, np.ndarray]]:
         yield block, piece.astype(stored.dtype, copy=False)
 
 
-def difference(stored: StoredArray, got: Any) -> str | None:
+def difference(stored: StoredArray, got: Array) -> str | None:
     """Say where an array differs from the truth; None where it does not.
 
     NaN equals NaN. The comparison of NumPy arrays runs on the host, of CuPy arrays on their device.
@@ -276,11 +389,11 @@ def difference(stored: StoredArray, got: Any) -> str | None:
         if stored.dtype.kind in "fc":
             wrong &= ~(xp.isnan(here) & xp.isnan(true))
         if bool(wrong.any()):
-            return _first(block, here, true, wrong)
+            return _first_difference(block, here, true, wrong)
     return None
 
 
-def _first(block: Block, here: Any, true: Any, wrong: Any) -> str:
+def _first_difference(block: Block, here: Array, true: Array, wrong: Any) -> str:
     at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    where = tuple(int(part.start + one) for part, one in zip(block, at, strict=True))
-    return f"voxel {where} is {to_host(here[at])}, not {to_host(true[at])}; {int(wrong.sum()):,} differ in its block"
+    voxel = tuple(int(part.start + index) for part, index in zip(block, at, strict=True))
+    return f"voxel {voxel} is {to_host(here[at])}, not {to_host(true[at])}; {int(wrong.sum()):,} differ in its block"

@@ -1,36 +1,60 @@
 """Batches of random crops: :class:`~linumpy.stream.Pipeline` and its peers on the same crops.
 
-In: the name of a workload, where its arrays go, how much smaller it is to be. Out: a case whose entries read the same
-list of crops, batch after batch; its bytes are those of the crops in the stored dtype. The first batch of each is
+In: names of workloads, where their arrays go, how much smaller they are to be. Out: cases whose entries read the same
+list of crops, batch after batch; their bytes are those of the crops in the stored dtype. The first batch of each is
 compared with zarr-python's before anything is timed.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import math
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.benchmark.data import change_for_ratio, generator, oct_voxels
-from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, Prepared
+from linumpy.benchmark.cases import CannotRunError, Case, Check, Entry, Mark, Prepared, Suite
+from linumpy.benchmark.data import change_for_ratio, check_size, generator, oct_voxels, work_folder
 from linumpy.benchmark.suites.callers import CALLERS, IDLE, Caller
-from linumpy.benchmark.volumes import check_size
-from linumpy.device import require_cuda
+from linumpy.device import require_cuda, resolve
 from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
 from linumpy.stream import Augment, Config, CropSampler, Pipeline, Sample, Volume
 
+_DESCRIPTION = """Time batches of random crops, beside tensorstore and zarr-python in threads, on this machine.
+
+W1a and W1b are 64×256×256 crops in batches of 8 from one 512×1024×1024 uint16 array, zstd and raw, 64³ chunks in
+256×512×512 shards; W2 are 128³ crops in batches of 32 from 16 arrays of 512³ that zstd compresses 3 times, with and
+without augmentation; M are those from 1000 arrays of 256×256×512, 16 of them copied again and again, of which the
+pipeline keeps 64 open (21 GiB in --folder); T are those of W2 with a ratio of 1.48 and batches of 128; F are 32³ crops
+in batches of 64.
+
+The first batch of each is compared with zarr-python's first; a wrong one is reported as WRONG and has no time. Rates
+count the bytes of crops in the stored dtype. The peers read a tenth of the batches, and their times are those for all.
+With --busy the caller's own Python is busy meanwhile, as in a training loop: 5 or 10 ms of plain Python between two
+batches, or one or two other threads that never sleep. Times are then those of a batch.
+--scale makes arrays smaller and fewer, --batches makes runs shorter; with --scale the marks are not judged.
+
+For example:
+  linum-benchmark stream --folder /dev/shm
+  linum-benchmark stream --busy --folder /dev/shm
+  linum-benchmark stream --only W2 M --folder /dev/shm
+  linum-benchmark stream --only W2 --scale 0.5 --batches 50 --runs 3 --json stream.json
+"""
+
 _PEER_THREADS = 16
+#: What is timed by default.
+_DEFAULT, _DEFAULT_BUSY = ("W1a", "W1b", "W2"), ("W1a",)
 
 
 @dataclass(frozen=True)
@@ -47,8 +71,14 @@ class Workload:
         How many arrays; crops in a batch; batches.
     ratio : float
         Decoded bytes over stored ones; 1 for raw chunks.
-    reach : float or None
-        GB/s of crops with the chunk cache off.
+    mark : Mark or None
+        For the pipeline with the chunk cache off.
+    encoded_arrays : int
+        Arrays with voxels of their own; all others are copies of their files.
+    open_arrays : int
+        Arrays whose metadata the pipeline keeps.
+    variants : tuple of str
+        Further entries of linumpy's: keys of :data:`_VARIANTS`.
     """
 
     title: str
@@ -60,79 +90,51 @@ class Workload:
     batch: int
     batches: int
     ratio: float
-    reach: float | None
+    mark: Mark | None
+    encoded_arrays: int = 16
+    open_arrays: int = 64
+    variants: tuple[str, ...] = ("cached",)
+
+
+def _gb_per_second(rate: float) -> Mark:
+    return Mark(round(rate * 1e9 / 2**30, 2))
 
 
 _LARGE = ((512, 1024, 1024), (64, 64, 64), (256, 512, 512), (64, 256, 256))
 _MANY = ((512, 512, 512), (32, 64, 64), (256, 256, 512), (128, 128, 128))
+_W2 = "128³ crops of 16 zstd arrays"
 WORKLOADS = {
-    "W1a": Workload("64×256×256 crops of one zstd array", *_LARGE, 1, 8, 200, 3.0, 6.5),
-    "W1b": Workload("64×256×256 crops of one raw array", *_LARGE, 1, 8, 200, 1.0, 14.0),
-    "W2": Workload("128³ crops of 16 zstd arrays", *_MANY, 16, 32, 200, 3.0, 15.0),
-    "T": Workload("128³ crops of 16 zstd arrays that compress little", *_MANY, 16, 128, 100, 1.48, 7.0),
+    "W1a": Workload("64×256×256 crops of one zstd array", *_LARGE, 1, 8, 200, 3.0, _gb_per_second(6.5)),
+    "W1b": Workload("64×256×256 crops of one raw array", *_LARGE, 1, 8, 200, 1.0, _gb_per_second(14.0)),
+    "W2": Workload(_W2, *_MANY, 16, 32, 200, 3.0, _gb_per_second(15.0), variants=("cached", "augmented")),
+    "M": Workload(
+        "128³ crops of 1000 zstd arrays, 64 of them open", _MANY[2], *_MANY[1:], 1000, 32, 200, 3.0,
+        Mark(0.8, (f"W2: {_W2}/stream",), "× W2"), variants=(),
+    ),
+    "T": Workload(f"{_W2} that compress little", *_MANY, 16, 128, 100, 1.48, _gb_per_second(7.0)),
     "F": Workload("32³ crops of one zstd array", *_LARGE[:3], (32, 32, 32), 1, 64, 200, 3.0, None),
+}  # fmt: skip
+
+_AUGMENT = Augment(rotation=20, scale=(0.8, 1.25), flip="zyx", elastic=(32.0, 3.0))
+#: Options of the pipeline, for entries of linumpy's besides the first.
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cached": ("chunks cached", {}),  # as large as the arrays
+    "augmented": ("augmented", {"augment": _AUGMENT, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}),
 }
 
 
 @dataclass(frozen=True)
-class StreamRequest:
-    """What is to be timed.
-
-    Attributes
-    ----------
-    only : tuple of str
-        Workloads; empty for W1a, W1b, W2.
-    folder : Path or None
-        Where arrays are made, in a folder that is removed at the end.
-    scale : float
-        Sides of arrays and numbers of arrays are this part of the workload's; crops and chunks stay.
-    batches : int or None
-        Batches of a run.
-    dtype : str
-        Of the batches of linumpy.
-    buffers : float
-        GiB of host and of device memory of the pipeline, each.
-    lookahead : int
-        Batches that linumpy reads ahead.
-    use_gpu : bool
-        Whether batches go to the device.
-    busy : bool
-        Whether the caller's own Python is busy meanwhile, in each of the ways of :data:`CALLERS`.
-    """
-
-    only: tuple[str, ...] = ()
-    folder: Path | None = None
-    scale: float = 1.0
-    batches: int | None = None
-    dtype: str = "bf16"
-    buffers: float = 4.0
-    lookahead: int = 4
-    use_gpu: bool = True
-    busy: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise ValueError(f"scale={self.scale}: a part from 0 to 1 of the sizes")
-        if self.batches is not None and self.batches < 2:
-            raise ValueError(f"batches={self.batches}: 2 at least")
-        if self.lookahead < 1:
-            raise ValueError(f"lookahead={self.lookahead}: 1 at least")
-        check_size("buffers", self.buffers, self.folder)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of `buffers`."""
-        return int(self.buffers * 2**30)
-
-
-@dataclass(frozen=True)
 class Work:
-    """A workload with its arrays and crops."""
+    """A workload with its arrays and crops, and how they are read; see :func:`stream_cases`."""
 
     load: Workload
-    request: StreamRequest
     paths: tuple[str, ...]
     crops: tuple[Sample, ...]
+    dtype: str
+    buffer_nbytes: int
+    lookahead: int
+    use_gpu: bool
+    not_judged: str
 
     @property
     def batches(self) -> int:
@@ -142,34 +144,90 @@ class Work:
     @property
     def nbytes(self) -> int:
         """Bytes of all crops in the stored dtype, uint16."""
-        return 2 * int(np.prod(self.load.crop)) * len(self.crops)
+        return 2 * math.prod(self.load.crop) * len(self.crops)
+
+    @property
+    def peer_batches(self) -> int:
+        """Batches that peers read: two at least."""
+        return max(2, self.batches // 10)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files of the arrays."""
+        return tuple(file for path in self.paths for file in Path(path).rglob("*") if file.is_file())
 
 
 @contextlib.contextmanager
-def stream_cases(request: StreamRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Give a folder of arrays, and cases that make them when it is their turn; all is removed at the end."""
-    with tempfile.TemporaryDirectory(dir=request.folder, prefix="linumpy-stream-") as made:
-        yield Path(made), _cases(request, Path(made))
+def stream_cases(
+    *,
+    only: Sequence[str] = (),
+    folder: Path | None = None,
+    scale: float = 1.0,
+    batches: int | None = None,
+    dtype: str = "bf16",
+    buffers: float = 4.0,
+    lookahead: int = 4,
+    busy: bool = False,
+    use_gpu: bool | None = None,
+) -> Iterator[tuple[Path, Iterator[Case]]]:
+    """Give a folder of arrays, and cases that write them when it is their turn; all is removed at the end.
+
+    Parameters
+    ----------
+    only : sequence of str
+        Workloads; by default W1a, W1b and W2, or W1a where the caller is busy.
+    folder : Path, optional
+        Where arrays are written, in a folder that is removed at the end.
+    scale : float
+        Sides of arrays and numbers of arrays are this part of the workload's; crops and chunks stay.
+    batches : int, optional
+        Batches of a run.
+    dtype : str
+        Of the batches of linumpy.
+    buffers : float
+        GiB of host and of device memory of the pipeline, each.
+    lookahead : int
+        Batches that linumpy reads ahead.
+    busy : bool
+        Whether to time each of :data:`CALLERS`.
+    use_gpu : bool, optional
+        Whether batches go to the device; by default where there is one.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError
+        For options that cannot be.
+    """
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale={scale}: a part from 0 to 1 of the sizes")
+    if batches is not None and batches < 2:
+        raise ValueError(f"batches={batches}: 2 at least")
+    if lookahead < 1:
+        raise ValueError(f"lookahead={lookahead}: 1 at least")
+    check_size("buffers", buffers, folder)
+    use_gpu = resolve().is_cuda if use_gpu is None else use_gpu
+    not_judged = "" if use_gpu and scale == 1 else "smaller than the workload, or without a GPU"
+    with work_folder(folder) as work:
+
+        def cases() -> Iterator[Case]:
+            for name in only or (_DEFAULT_BUSY if busy else _DEFAULT):
+                load = WORKLOADS[name]
+                paths, crops = make_arrays(load, work / name, scale, batches)
+                this = Work(load, paths, crops, dtype, int(buffers * 2**30), lookahead, use_gpu, not_judged)
+                yield from (_busy_case(name, this, caller) for caller in CALLERS) if busy else [_case(name, this)]
+                shutil.rmtree(work / name)
+
+        yield work, cases()
 
 
-def _cases(request: StreamRequest, folder: Path) -> Iterator[Case]:
-    for name in request.only or (("W1a",) if request.busy else ("W1a", "W1b", "W2")):
-        work = make_work(name, request, folder)
-        if request.busy:
-            yield from (_busy_case(name, work, caller) for caller in CALLERS)
-        else:
-            yield _case(name, work)
-        for path in work.paths:
-            shutil.rmtree(path)
-
-
-def make_work(name: str, request: StreamRequest, folder: Path) -> Work:
+def make_arrays(
+    load: Workload, folder: Path, scale: float, batches: int | None
+) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
     """Write the arrays of a workload, and choose its crops."""
-    load = WORKLOADS[name]
-    shape = [max(c, int(n * request.scale) // s * s) for n, s, c in zip(load.shape, load.shard, load.crop, strict=True)]
-    count = max(1, round(load.arrays * request.scale))
+    shape = [max(c, int(n * scale) // s * s) for n, s, c in zip(load.shape, load.shard, load.crop, strict=True)]
+    count = max(1, round(load.arrays * scale))
     base, shift = _voxels(load), load.shard[2] // 4 + 1
-    paths = [folder / f"{name}-{number}.zarr" for number in range(count)]
+    paths = [folder / f"{number}.zarr" for number in range(count)]
 
     def write(number: int) -> None:
         array = _create(load, paths[number], shape)
@@ -178,11 +236,13 @@ def make_work(name: str, request: StreamRequest, folder: Path) -> Work:
             voxels = np.roll(base, shift * (k + 13 * number), axis=2)
             write_from_host(array, box, voxels[tuple(slice(0, b.stop - b.start) for b in box)])
 
-    with ThreadPoolExecutor(min(count, os.cpu_count() or 1), initializer=in_mode_of_caller()) as pool:
-        list(pool.map(write, range(count)))
+    encoded = min(count, load.encoded_arrays)
+    with ThreadPoolExecutor(min(encoded, os.cpu_count() or 1), initializer=in_mode_of_caller()) as pool:
+        list(pool.map(write, range(encoded)))
+        list(pool.map(lambda number: shutil.copytree(paths[number % encoded], paths[number]), range(encoded, count)))
     volumes = [Volume(str(path), tuple(shape)) for path in paths]
-    sampler = CropSampler(volumes, load.crop, length=load.batch * (request.batches or load.batches))
-    return Work(load, request, tuple(map(str, paths)), tuple(sampler))
+    sampler = CropSampler(volumes, load.crop, length=load.batch * (batches or load.batches))
+    return tuple(map(str, paths)), tuple(sampler)
 
 
 def _voxels(load: Workload) -> np.ndarray:
@@ -204,88 +264,72 @@ def _encoded_bytes(sample: np.ndarray) -> int:
 def _create(load: Workload, path: Path, shape: Sequence[int]) -> zarr.Array:
     codec = None if load.ratio == 1 else zarr.codecs.ZstdCodec(level=3)
     shards = tuple(min(s, -(-n // c) * c) for s, n, c in zip(load.shard, shape, load.chunk, strict=True))
-    return zarr.create_array(
-        str(path), shape=tuple(shape), dtype="u2", chunks=load.chunk, shards=shards, compressors=codec
-    )
+    options: dict[str, Any] = {"chunks": load.chunk, "shards": shards, "compressors": codec}
+    return zarr.create_array(str(path), shape=tuple(shape), dtype="u2", **options)
 
 
 def _case(name: str, work: Work) -> Case:
     load = work.load
-    judged = work.request.use_gpu and work.request.scale == 1
-    marks = () if load.reach is None else (Mark(round(load.reach * 1e9 / 2**30, 2)),)
-    cache = 2 * int(np.prod(load.shape)) * len(work.paths) * 5 // 4
-    augment = Augment(rotation=20, scale=(0.8, 1.25), flip="zyx", elastic=(32.0, 3.0))
-    entries = [
-        Entry("stream", "linumpy.stream", lambda: _ours(work), "ours"),
-        Entry("cached", "linumpy.stream, chunks cached", lambda: _ours(work, cache_bytes=cache), "ours"),
-        Entry("tensorstore", "tensorstore", lambda: _tensorstore(work), share=_share(work), max_seconds=10),
-        Entry("zarr", f"zarr, {_PEER_THREADS} threads", lambda: _zarr(work), share=_share(work), max_seconds=10),
-    ]
-    if name == "W2":
-        options: dict[str, Any] = {"augment": augment, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}
-        entries.insert(2, Entry("augmented", "linumpy.stream, augmented", lambda: _ours(work, **options), "ours"))
+    entries = [Entry("stream", "linumpy.stream", lambda: _ours(work), "ours")]
+    for variant in load.variants:
+        title, options = _VARIANTS[variant]
+        if variant == "cached":
+            options = {"cache_bytes": 2 * math.prod(load.shape) * len(work.paths) * 5 // 4}
+        prepare = partial(_ours, work, **options)
+        entries.append(Entry(variant, f"linumpy.stream, {title}", prepare, "ours"))
     return Case(
         f"{name}: {load.title}",
         work.nbytes,
-        tuple(entries),
+        (*entries, *_peers(work, IDLE, work.peer_batches / work.batches)),
         description=(
             f"{work.batches} batches of {load.batch} crops, {len(work.paths)} array(s), chunks {load.chunk} in shards "
-            f"{load.shard}, to {work.request.dtype}; peers read a part of them, in the stored dtype",
+            f"{load.shard}, to {work.dtype}; peers read a part of them, in the stored dtype",
         ),
-        marks=marks,
-        not_judged="" if judged else "smaller than the workload, or without a GPU",
-        files=tuple(file for path in work.paths for file in Path(path).rglob("*") if file.is_file()),
+        marks=() if load.mark is None else (load.mark,),
+        not_judged=work.not_judged,
+        files=work.files,
     )
 
 
 def _busy_case(name: str, work: Work, caller: Caller) -> Case:
-    """Make the case of a caller whose Python is busy; it counts one batch, so that times are those of a batch."""
-    share = max(2.0, round(work.batches * _share(work)))
+    """Describe a caller whose Python is busy; the case counts one batch, so that times are those of a batch."""
     nbytes = work.nbytes // work.batches
-    marks: tuple[Mark, ...] = ()
-    if name == "W1a":
-        marks = (Mark(round(caller.least or nbytes / 2**30 / caller.batch_seconds, 2), label=caller.label),)
-    judged = work.request.use_gpu and work.request.scale == 1
     return Case(
         f"{name}, {caller.title}",
         nbytes,
         (
             Entry("stream", "linumpy.stream", lambda: _ours(work, caller), "ours", share=work.batches),
-            Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), share=share, max_seconds=10),
-            Entry(
-                "zarr",
-                f"zarr, {_PEER_THREADS} threads",
-                lambda: _zarr(work, caller),
-                share=share,
-                warm_ups=0,
-                max_seconds=10,
-            ),
+            *_peers(work, caller, work.peer_batches),
         ),
         description=(
-            f"{work.batches} batches of {work.load.batch} crops, to {work.request.dtype}; peers read {share:g} of "
+            f"{work.batches} batches of {work.load.batch} crops, to {work.dtype}; peers read {work.peer_batches} of "
             "them, in the stored dtype. Times are those of a batch",
         ),
         facts={"step_seconds": caller.step_seconds, "busy_threads": caller.threads},
-        marks=marks,
-        not_judged="" if judged else "smaller than the workload, or without a GPU",
-        files=tuple(file for path in work.paths for file in Path(path).rglob("*") if file.is_file()),
+        marks=(caller.mark(nbytes),) if name == "W1a" else (),
+        not_judged=work.not_judged,
+        files=work.files,
     )
 
 
-def _share(work: Work) -> float:
-    """The part of the batches that peers read: two at least."""
-    return max(2, work.batches // 10) / work.batches
+def _peers(work: Work, caller: Caller, share: float) -> tuple[Entry, Entry]:
+    options: dict[str, Any] = {"share": share, "max_seconds": 10}
+    title = f"zarr, {_PEER_THREADS} threads"
+    return (
+        Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), **options),
+        Entry("zarr", title, lambda: _zarr(work, caller), warm_ups=1 if caller is IDLE else 0, **options),
+    )
 
 
-# ---- the ways to read; each call reads all batches and returns the first one
+# ---- the entries; each call reads all batches and returns the first
 
 
 @contextlib.contextmanager
 def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
-    request = work.request
     config = Config(
-        batch_size=work.load.batch, host_buffer_bytes=request.buffer_bytes, device_buffer_bytes=request.buffer_bytes,
-        dtype=request.dtype, lookahead_batches=request.lookahead, device=None if request.use_gpu else "cpu", **options,
+        batch_size=work.load.batch, host_buffer_bytes=work.buffer_nbytes, device_buffer_bytes=work.buffer_nbytes,
+        dtype=work.dtype, lookahead_batches=work.lookahead, device=None if work.use_gpu else "cpu",
+        n_zarrs_meta_cache=work.load.open_arrays, **options,
     )  # fmt: skip
     check = _finite if config.augment is not None else _checked(work)
     with Pipeline(config) as pipeline:
@@ -305,37 +349,28 @@ def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepare
 
 
 def _read_batches(
-    work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray], caller: Caller = IDLE
-) -> np.ndarray:
-    """Read a part of the batches, two ahead, and bring each to the device."""
-    with caller.busy():
-        return _read_all(work, begin, finish, caller)
-
-
-def _read_all(
     work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray], caller: Caller
 ) -> np.ndarray:
+    """Read a part of the batches, two ahead, and bring each to the device."""
     size, first = work.load.batch, None
-    chosen = work.crops[: round(work.batches * _share(work)) * size]
-    waiting: deque[Any] = deque()
-    for end in range(size, len(chosen) + 3 * size, size):
-        waiting.append([begin(crop) for crop in chosen[end - size : end]])
-        if len(waiting) < 3:
-            continue
-        crops = waiting.popleft()
-        if not crops:
-            break
-        batch = np.stack([finish(one) for one in crops])
-        if work.request.use_gpu:
-            require_cuda().asarray(batch)
-        first = batch if first is None else first
-        caller.step()
+    starts = range(0, work.peer_batches * size, size)
+    waiting: deque[list[Any]] = deque()
+    with caller.busy():
+        for batch in [*(work.crops[start : start + size] for start in starts), (), ()]:
+            waiting.append([begin(crop) for crop in batch])
+            if len(waiting) < 3:
+                continue
+            voxels = np.stack([finish(crop) for crop in waiting.popleft()])
+            if work.use_gpu:
+                require_cuda().asarray(voxels)
+            first = voxels if first is None else first
+            caller.step()
     assert first is not None
     return first
 
 
 @contextlib.contextmanager
-def _tensorstore(work: Work, caller: Caller = IDLE) -> Iterator[Prepared]:
+def _tensorstore(work: Work, caller: Caller) -> Iterator[Prepared]:
     try:
         tensorstore = importlib.import_module("tensorstore")
     except ImportError as error:
@@ -350,30 +385,31 @@ def _tensorstore(work: Work, caller: Caller = IDLE) -> Iterator[Prepared]:
     def begin(crop: Sample) -> Any:
         return opened[crop.uri][tuple(slice(a, b) for a, b in crop.aabb)].read()
 
-    yield Prepared(lambda: _read_batches(work, begin, lambda one: one.result(), caller), _checked(work))
+    yield Prepared(lambda: _read_batches(work, begin, lambda future: future.result(), caller), _checked(work))
 
 
 @contextlib.contextmanager
-def _zarr(work: Work, caller: Caller = IDLE) -> Iterator[Prepared]:
+def _zarr(work: Work, caller: Caller) -> Iterator[Prepared]:
     opened = {path: zarr.open_array(path, mode="r") for path in work.paths}
     with ThreadPoolExecutor(_PEER_THREADS) as pool:
+        finish = lambda future: np.asarray(future.result())  # noqa: E731
 
-        def begin(crop: Sample) -> Any:
+        def begin(crop: Sample) -> Future[Any]:
             return pool.submit(opened[crop.uri].__getitem__, tuple(slice(a, b) for a, b in crop.aabb))
 
-        yield Prepared(lambda: _read_batches(work, begin, lambda one: np.asarray(one.result()), caller), _checked(work))
+        yield Prepared(lambda: _read_batches(work, begin, finish, caller), _checked(work))
 
 
 # ---- the checks
 
 
-def _checked(work: Work) -> Callable[[Any], str]:
+def _checked(work: Work) -> Check:
     def check(first: np.ndarray) -> str:
         for row, crop in enumerate(work.crops[: work.load.batch]):
             wanted = zarr.open_array(crop.uri, mode="r")[tuple(slice(a, b) for a, b in crop.aabb)]
             values = np.asarray(wanted).astype(np.float32)
             # bfloat16 keeps 8 bits, float16 11; all others hold the values exactly.
-            near = {"bf16": 2.0**-8, "f16": 2.0**-11}.get(work.request.dtype, 0.0)
+            near = {"bf16": 2.0**-8, "f16": 2.0**-11}.get(work.dtype, 0.0)
             if not np.allclose(first[row].astype(np.float32), values, rtol=near, atol=0):
                 return f"crop {crop} differs from zarr-python's"
         return ""
@@ -385,3 +421,17 @@ def _finite(first: np.ndarray) -> str:
     """Augmented crops are compared with SciPy's in the tests; here they must be numbers that differ."""
     values = first.astype(np.float32)
     return "" if np.isfinite(values).all() and values.std() > 0 else "an augmented batch holds no picture"
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batches", type=int, metavar="N", help="Batches of a run. [200; of T 100]")
+    parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
+    parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
+    parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
+    parser.add_argument("--busy", action="store_true", help="Beside Python of the caller that is busy. [W1a]")
+
+
+SUITE = Suite(
+    "stream", "batches of random crops", _DESCRIPTION, 3, stream_cases, tuple(WORKLOADS),
+    "Part of all sizes.", "Where arrays are written", _add_options,
+)  # fmt: skip

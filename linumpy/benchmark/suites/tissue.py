@@ -1,20 +1,15 @@
-"""What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions.
-
-In: an array module and a scale. Out: :class:`~linumpy.benchmark.cases.Case` records.
-"""
+"""What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.cases import Case
-from linumpy.benchmark.kernels import kernel_case
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import Case, Makers, kernel_case, kernel_suite
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
@@ -25,12 +20,29 @@ from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters
 from linumpy.plan.grid.tile_axis import TileAxis
 from linumpy.testing.synthetic import MosaicSpec, block
 
+_DESCRIPTION = """Time the work on tissue, beside the same work written with CuPy's array functions, on this GPU.
+
+Timed are the tissue interface (200×1024×1024 float32; depth first, depth last as a view of that, depth last in
+memory), the Z overlap (41 candidates of 512×512; the peer with views, as one writes it, and with contiguous copies),
+the mean projection along Z (512³ uint16), the correction of focal curvature (the peer rolls A-line after A-line; 256
+of them are timed, and the time is that for all) and the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
+uint16; the peer filters and interpolates one after another).
+
+Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
+one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
+linumpy's; "of copy" is the rate of bytes that must at least be read and written, as a part of a plain copy's.
+
+For example:
+  linum-benchmark tissue
+  linum-benchmark tissue --only interface-depth-first mean-projection --runs 50 --json tissue.json
+"""
+
 
 def _size(n: int, scale: float) -> int:
     return max(16, round(n * scale))
 
 
-def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Any:
+def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Array:
     """Make an OCT mosaic of (200, 1024, 1024) times the scale: four by four times the same synthetic tile."""
     depth, side = _size(200, scale), _size(256, scale)
     spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 5 * 0.3)
@@ -45,7 +57,7 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
         vol = xp.ascontiguousarray(vol)
     side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis)
 
-    def check(surface: Any) -> str:
+    def check(surface: Array) -> str:
         # A corner of two by two tiles on the CPU, without the rim that the rest of the volume has a part in.
         corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
         rim = max(1, 2 * side - 8)
@@ -54,20 +66,12 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
             to_host(surface), to_host(peer())
         )
 
-    def peer() -> Any:
+    def peer() -> Array:
         return _chain_depth_first(vol) if axis == 0 else interface_by_filters(vol, options)[0]
 
     name = {"first": "interface-depth-first", "view": "interface-depth-last-view", "last": "interface-depth-last"}
-    return kernel_case(
-        name[layout],
-        tuple(vol.shape),
-        "float32",
-        lambda: find_tissue_interface(vol, depth_axis=axis),
-        peer,
-        check,
-        int(vol.nbytes),
-        10.0 if layout == "first" else 20.0,
-    )
+    ours = lambda: find_tissue_interface(vol, depth_axis=axis)  # noqa: E731
+    return kernel_case(name[layout], vol, ours, peer, check, vol.nbytes, 10.0 if layout == "first" else 20.0)
 
 
 def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
@@ -77,28 +81,22 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
         vol, axis = xp.ascontiguousarray(xp.moveaxis(vol, 0, -1)), -1
     side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis, edge=True, min_contrast=0)
 
-    def check(surface: Any) -> str:
+    def check(surface: Array) -> str:
         corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
         rim = max(1, 2 * side - 8)
         expected = interface_by_filters(to_host(corner), options)[0][:rim, :rim]
-        found = to_host(surface)[:rim, :rim]
-        differs = ~np.isclose(found, expected, atol=0.01, equal_nan=True)
+        edges = to_host(surface)[:rim, :rim]
+        differs = ~np.isclose(edges, expected, atol=0.01, equal_nan=True)
         return f"{int(differs.sum())} of {differs.size} edges differ" if differs.mean() > 0.001 else ""
 
     return kernel_case(
-        f"interface-edge-{layout}",
-        tuple(vol.shape),
-        "float32",
+        f"interface-edge-{layout}", vol,
         lambda: find_tissue_interface(vol, depth_axis=axis, definition="edge", min_contrast=0),
-        lambda: find_tissue_interface(vol, depth_axis=axis),
-        check,
-        int(vol.nbytes),
-        1 / 1.3,
-        peer_name="steepest rise",
-    )
+        lambda: find_tissue_interface(vol, depth_axis=axis), check, vol.nbytes, 1 / 1.3, peer_name="steepest rise",
+    )  # fmt: skip
 
 
-def _chain_depth_first(vol: Any, s_xy: int = 15, s_z: float = 2) -> Any:
+def _chain_depth_first(vol: Array, s_xy: int = 15, s_z: float = 2) -> Array:
     """Find the surface by filters along the axes as they are: without moving them, memory is read in its order."""
     xp, ndimage = array_module(vol), ndimage_module(vol)
     values = xp.log(xp.where(vol > 0, vol, np.float32(1)).astype(np.float32))
@@ -107,8 +105,8 @@ def _chain_depth_first(vol: Any, s_xy: int = 15, s_z: float = 2) -> Any:
     return xp.minimum(xp.ceil(surface + s_z / 2), vol.shape[0] - 1).astype(np.int32)
 
 
-def _surfaces_differ(found: np.ndarray, expected: np.ndarray) -> str:
-    difference = np.abs(found.astype(np.int64) - expected)
+def _surfaces_differ(surface: np.ndarray, expected: np.ndarray) -> str:
+    difference = np.abs(surface.astype(np.int64) - expected)
     if (difference > 0).mean() > 1e-3:
         return f"{(difference > 0).mean():.2%} of A-lines differ"
     return f"an A-line differs by {difference.max()} voxels" if difference.max() > 1 else ""
@@ -127,26 +125,22 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
     def peer() -> np.ndarray:
         return np.array([_pearson(xp, *centres, n, contiguous=contiguous) for n in candidates])
 
-    def check(found: Any) -> str:
-        found = to_host(found)
-        if candidates[int(found.argmax())] != middle:
-            return f"an overlap of {candidates[int(found.argmax())]}, but it is {middle}"
-        worst = float(np.abs(found - peer()).max())
+    def check(result: Array) -> str:
+        correlations = to_host(result)
+        best = candidates[int(correlations.argmax())]
+        if best != middle:
+            return f"an overlap of {best}, but it is {middle}"
+        worst = float(np.abs(correlations - peer()).max())
         return f"correlations differ by {worst:.2g}" if worst > 1e-4 else ""
 
     return kernel_case(
-        "z-overlap-contiguous" if contiguous else "z-overlap",
-        tuple(centres[0].shape),
-        "float32",
-        lambda: overlap_correlations(*centres, candidates),
-        peer,
-        check,
-        2 * 4 * max(candidates) * centres[0].shape[1] * centres[0].shape[2],
-        None if contiguous else 300.0,
-    )
+        "z-overlap-contiguous" if contiguous else "z-overlap", centres[0],
+        lambda: overlap_correlations(*centres, candidates), peer, check,
+        2 * 4 * max(candidates) * centres[0].shape[1] * centres[0].shape[2], None if contiguous else 300.0,
+    )  # fmt: skip
 
 
-def _pearson(xp: ModuleType, fixed: Any, moving: Any, n: int, *, contiguous: bool) -> float:
+def _pearson(xp: ModuleType, fixed: Array, moving: Array, n: int, *, contiguous: bool) -> float:
     """Correlate one overlap. CuPy sums views with gaps far more slowly than arrays without: both are of interest."""
     a, b = fixed[-n:], moving[:n]
     if contiguous:
@@ -160,21 +154,12 @@ def _projection(xp: ModuleType, scale: float) -> Case:
     plane = np.random.default_rng(0).integers(0, 65536, shape[1:], np.uint16)
     vol = xp.arange(shape[0], dtype=np.uint16)[:, None, None] * np.uint16(97) + xp.asarray(plane)
 
-    def check(found: Any) -> str:
-        worst = float(xp.abs(found - vol.mean(axis=0, dtype=np.float64)).max())
+    def check(result: Array) -> str:
+        worst = float(xp.abs(result - vol.mean(axis=0, dtype=np.float64)).max())
         return f"means differ by {worst:.2g}" if worst > 0.01 else ""
 
-    nbytes = int(vol.nbytes) + 4 * shape[1] * shape[2]
-    return kernel_case(
-        "mean-projection",
-        shape,
-        "uint16",
-        lambda: project(vol, 0),
-        lambda: vol.mean(axis=0),
-        check,
-        nbytes,
-        2.5,
-    )
+    nbytes = vol.nbytes + 4 * shape[1] * shape[2]
+    return kernel_case("mean-projection", vol, lambda: project(vol, 0), lambda: vol.mean(axis=0), check, nbytes, 2.5)
 
 
 def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
@@ -184,32 +169,25 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
     shifts = np.floor(curvature.depth() + 0.5).astype(int)
     rolled = min(vol.shape[2], 256)  # A-lines
 
-    def peer() -> Any:
+    def peer() -> Array:
         out = vol[:, 0].copy()
         for x in range(rolled):
             out[:, x] = xp.roll(vol[:, 0, x], -int(shifts[0, x % side]))
         return out
 
-    def check(found: Any) -> str:
+    def check(result: Array) -> str:
         depth = vol.shape[0]
         rows, columns = slice(side - 1, side + 2), slice(None)
-        lines, got = (to_host(one[:, rows, columns]) for one in (vol, found))
-        places = np.ix_(np.arange(rows.start, rows.stop) % side, np.arange(lines.shape[2]) % side)
-        index = np.arange(depth)[:, None, None] + shifts[places]
+        lines, got = (to_host(array[:, rows, columns]) for array in (vol, result))
+        in_tile = np.ix_(np.arange(rows.start, rows.stop) % side, np.arange(lines.shape[2]) % side)
+        index = np.arange(depth)[:, None, None] + shifts[in_tile]
         right = np.take_along_axis(lines, np.clip(index, 0, depth - 1), axis=0)
         return "" if np.array_equal(got, right) else f"{(got != right).mean():.2%} of the voxels differ"
 
     return kernel_case(
-        f"focal-{dtype}",
-        tuple(vol.shape),
-        dtype,
-        lambda: correct_focal_curvature(vol, curvature),
-        peer,
-        check,
-        2 * int(vol.nbytes),
-        peer_share=rolled / (vol.shape[1] * vol.shape[2]),
-        copy_reach=0.5,
-    )
+        f"focal-{dtype}", vol, lambda: correct_focal_curvature(vol, curvature), peer, check, 2 * vol.nbytes,
+        peer_share=rolled / (vol.shape[1] * vol.shape[2]), copy_reach=0.5,
+    )  # fmt: skip
 
 
 def _tiles(xp: ModuleType, scale: float) -> Case:
@@ -217,42 +195,31 @@ def _tiles(xp: ModuleType, scale: float) -> Case:
     part = resampled_part((side, count * side, count * side), side)
     rng = np.random.default_rng(0)
     vol = xp.asarray(rng.integers(0, 60000, [axis.size for axis in part], np.uint16))
-    places = [
-        tuple(slice(p * side, (p + 1) * side) for p in place) for place in itertools.product((0,), *2 * (range(count),))
-    ]
+    indices = itertools.product((0,), range(count), range(count))
+    boxes = [tuple(slice(i * side, (i + 1) * side) for i in index) for index in indices]
 
-    def peer() -> Any:
+    def peer() -> Array:
         ndimage = ndimage_module(vol)
         out = xp.empty([axis.new_size for axis in part], vol.dtype)
         new = part[0].new_tile
-        for place in places:
-            smooth = ndimage.gaussian_filter(vol[place].astype(np.float32), part[0].sigma, mode="nearest")
-            there = tuple(slice(one.start // side * new, one.stop // side * new) for one in place)
+        for box in boxes:
+            smooth = ndimage.gaussian_filter(vol[box].astype(np.float32), part[0].sigma, mode="nearest")
+            new_box = tuple(slice(axis.start // side * new, axis.stop // side * new) for axis in box)
             scales, offset = xp.full(3, part[0].factor), [part[0].offset] * 3
-            made = ndimage.affine_transform(smooth, scales, offset, (new,) * 3, order=1, mode="nearest")
-            out[there] = xp.rint(made)
+            tile = ndimage.affine_transform(smooth, scales, offset, (new,) * 3, order=1, mode="nearest")
+            out[new_box] = xp.rint(tile)
         return out
 
-    def check(found: Any) -> str:
-        first = resample_tiles(to_host(vol[places[0]]), [replace(axis, size=side) for axis in part])
-        corner = to_host(found[tuple(slice(0, n) for n in first.shape)])
+    def check(result: Array) -> str:
+        first = resample_tiles(to_host(vol[boxes[0]]), [replace(axis, size=side) for axis in part])
+        corner = to_host(result[tuple(slice(0, n) for n in first.shape)])
         worst = max(
             int(np.abs(corner.astype(int) - first).max()),
-            int(np.abs(to_host(found).astype(int) - to_host(peer())).max()),
+            int(np.abs(to_host(result).astype(int) - to_host(peer())).max()),
         )
         return f"a voxel differs by {worst}" if worst > 1 else ""
 
-    nbytes = int(vol.nbytes) * 9 // 8
-    return kernel_case(
-        "resample-tiles",
-        tuple(vol.shape),
-        "uint16",
-        lambda: resample_tiles(vol, part),
-        peer,
-        check,
-        nbytes,
-        None,
-    )
+    return kernel_case("resample-tiles", vol, lambda: resample_tiles(vol, part), peer, check, vol.nbytes * 9 // 8)
 
 
 def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
@@ -261,7 +228,7 @@ def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
 
 
 #: In their order.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
+MAKERS: Makers = {
     "interface-depth-first": lambda xp, scale: _interface(xp, scale, "first"),
     "interface-depth-last-view": lambda xp, scale: _interface(xp, scale, "view"),
     "interface-depth-last": lambda xp, scale: _interface(xp, scale, "last"),
@@ -274,3 +241,5 @@ MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
     "focal-uint16": lambda xp, scale: _focal(xp, scale, "uint16"),
     "resample-tiles": _tiles,
 }
+
+SUITE = kernel_suite("tissue", "work on tissue", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

@@ -1,7 +1,6 @@
 """What is timed of voxel operations by Warp, beside CuPy or the plain way to do it, and SciPy on the host.
 
-In: an array module and a scale. Out: :class:`Case` records, made one after another so that only one is in memory. With
-NumPy Warp's CPU device computes. SciPy's backend does a part of the work on one core (of a boolean operation in 16
+With NumPy Warp's CPU device computes. SciPy's backend does a part of the work on one core (of a boolean operation in 16
 threads); its time is what 16 cores would take for all of it if nothing were lost by dividing the work.
 """
 
@@ -9,19 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from linumpy.benchmark.kernels import kernel_case
-from linumpy.benchmark.runner import CannotRunError, Case, Entry, Mark, ready
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import (
+    CannotRunError,
+    Case,
+    Entry,
+    Makers,
+    Mark,
+    Prepared,
+    kernel_case,
+    kernel_suite,
+    ready,
+)
 from linumpy.device import to_host
 from linumpy.voxel.backend import why_no_warp
 from linumpy.voxel.grid import Grid, make_grid
 from linumpy.voxel.mesh import ORIENTED, Mesh, make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
+
+if TYPE_CHECKING:
+    from linumpy.voxel.warp_backend import WarpBackend
+
+_DESCRIPTION = """Time voxel operations by Warp on this machine's GPU, beside other ways to do them.
+
+Timed are a boolean operation on two masks of 1024³ voxels (beside CuPy's logical functions, and a plain copy), 1000
+capsules removed from 512³ voxels in one pass (beside a launch for each), a dilation by a ball of radius 10
+(beside cupyx.scipy.ndimage.binary_dilation) and a sphere of a million triangles made to 512³ voxels, from its vertices
+on the device to the mask. Beside each stands SciPy on the host: one core works on a part, and the time is what 16 cores
+would take for all of it if nothing were lost.
+
+Each result is checked first; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events.
+
+For example:
+  linum-benchmark voxel
+  linum-benchmark voxel --only ball mesh --runs 50 --json voxel.json
+"""
 
 _CORES = 16
 _PITCH = (1.0, 1.0, 1.0)
@@ -30,7 +58,7 @@ _ORIGIN = (0.0, 0.0, 0.0)
 _OF_SCIPY = 50.0
 
 
-def _backend(xp: ModuleType) -> Any:
+def _backend(xp: ModuleType) -> WarpBackend:
     missing = why_no_warp()
     if missing is not None:
         raise CannotRunError(missing)
@@ -43,7 +71,7 @@ def _side(scale: float) -> int:
     return max(32, round(512 * scale) // 16 * 16)
 
 
-def _with_scipy(case: Case, call: Callable[[], Any], share: float) -> Case:
+def _with_scipy(case: Case, call: Callable[[], object], share: float) -> Case:
     """Add SciPy, which does a share of the work that 16 cores would do in the same time."""
     title = f"SciPy, {_CORES} cores"
     entry = Entry("scipy", title, ready(call), max_seconds=4.0, share=min(1.0, share))
@@ -51,35 +79,35 @@ def _with_scipy(case: Case, call: Callable[[], Any], share: float) -> Case:
     return replace(case, entries=(*case.entries, entry), marks=(*case.marks, mark))
 
 
-def _random(xp: ModuleType, side: int, part: float, seed: int) -> Any:
-    """Make a random mask, a plane after another that is moved along both axes."""
+def _random(xp: ModuleType, side: int, part: float, seed: int) -> Array:
+    """Make a random mask whose planes are the first one, moved along both axes."""
     plane = xp.asarray(np.random.default_rng(seed).random((side, side)) < part)
     return xp.stack([xp.roll(plane, (37 * z, 101 * z), axis=(0, 1)) for z in range(side)])
 
 
 def _boolean(xp: ModuleType, scale: float) -> Case:
-    # as many bytes as the copy beside it: of smaller masks Warp's launch takes a part of the time
+    # As many bytes as the copy: of smaller masks Warp's launch takes a part of the time.
     backend, side = _backend(xp), 2 * _side(scale)
     a, b = (_random(xp, side, 0.5, seed) for seed in (0, 1))
     out = xp.empty_like(a)
-    left, right = (to_host(one[: side // 4]) for one in (a, b))
+    left, right = (to_host(mask[: side // 4]) for mask in (a, b))
     into, step = np.empty_like(left), -(-len(left) // _CORES)
     parts = [slice(first, first + step) for first in range(0, len(left), step)]
 
-    def scipy() -> Any:
+    def scipy() -> Array:
         with ThreadPoolExecutor(_CORES) as pool:
-            list(pool.map(lambda one: ScipyBackend().boolean("subtract", left[one], right[one], out=into[one]), parts))
+            list(pool.map(lambda s: ScipyBackend().boolean("subtract", left[s], right[s], out=into[s]), parts))
         return into
 
-    def check(found: Any) -> str:
-        wrong = int((found != (a & ~b)).sum())
+    def check(result: Array) -> str:
+        wrong = int((result != (a & ~b)).sum())
         return f"{wrong} voxels differ" if wrong else ""
 
     case = kernel_case(
-        "boolean", a.shape, "bool",
+        "boolean", a,
         lambda: backend.boolean("subtract", a, b, out=out),
         lambda: xp.logical_and(a, xp.logical_not(b)),
-        check, 3 * int(a.nbytes), copy_reach=0.8,
+        check, 3 * a.nbytes, copy_reach=0.8,
     )  # fmt: skip
     return _with_scipy(case, scipy, len(left) / side)
 
@@ -98,27 +126,27 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
     mask, planes = xp.ones((side,) * 3, bool), max(1, side // _CORES)
     part = np.ones((planes, side, side), bool)
 
-    def ours() -> Any:
+    def ours() -> Array:
         backend.subtract_swept_capsule(mask, start, end, radius, pitch=_PITCH)
         return mask
 
-    def peer() -> Any:
-        for one in range(alone):
-            backend.subtract_swept_capsule(mask, start[one], end[one], radius[one], pitch=_PITCH)
+    def peer() -> Array:
+        for k in range(alone):
+            backend.subtract_swept_capsule(mask, start[k], end[k], radius[k], pitch=_PITCH)
         return mask
 
-    def scipy() -> Any:
+    def scipy() -> Array:
         return ScipyBackend().subtract_swept_capsule(part, start, end, radius, pitch=_PITCH)
 
-    def check(found: Any) -> str:
+    def check(result: Array) -> str:
         first = side // 2
         right = np.ones((min(planes, 8), side, side), bool)
         ScipyBackend().subtract_swept_capsule(right, start, end, radius, pitch=_PITCH, z_offset=first)
-        wrong = int((to_host(found[first : first + len(right)]) != right).sum())
+        wrong = int((to_host(result[first : first + len(right)]) != right).sum())
         return f"{wrong} voxels differ from SciPy's backend" if wrong else ""
 
     case = kernel_case(
-        "1000 capsules", mask.shape, "bool", ours, peer, check, int(mask.nbytes), 20.0,
+        "1000 capsules", mask, ours, peer, check, mask.nbytes, 20.0,
         peer_share=alone / count, peer_name="one launch each",
     )  # fmt: skip
     entries = tuple(_starting_with(entry, lambda: mask.fill(True)) for entry in case.entries)
@@ -127,12 +155,12 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
 
 
 def _starting_with(entry: Entry, before: Callable[[], object]) -> Entry:
-    """Have an entry that changes its array begin with the same one in each run."""
+    """Reset the array that an entry changes before each run."""
     prepare = entry.prepare
 
-    def prepared() -> Any:
-        with prepare() as made:
-            return ready(made.call, made.check, before=before)()
+    def prepared() -> AbstractContextManager[Prepared]:
+        with prepare() as unchanged:
+            return ready(unchanged.call, unchanged.check, before=before)()
 
     return replace(entry, prepare=prepared)
 
@@ -151,35 +179,35 @@ def _ball(xp: ModuleType, scale: float) -> Case:
         from cupyx.scipy import ndimage
     part, small = xp.ascontiguousarray(mask[:peer_planes]), to_host(mask[:planes])
 
-    def check(found: Any) -> str:
+    def check(result: Array) -> str:
         deep = 3 * radius + 4
         right = ScipyBackend().dilate(to_host(mask[:deep, :160, :160]), radius=radius, pitch=_PITCH)
-        place = tuple(slice(0, min(n, side) - (0 if n >= side else radius)) for n in (deep, 160, 160))
-        wrong = int((to_host(found[place]) != right[place]).sum())
+        box = tuple(slice(0, min(n, side) - (0 if n >= side else radius)) for n in (deep, 160, 160))
+        wrong = int((to_host(result[box]) != right[box]).sum())
         return f"{wrong} voxels differ from SciPy's backend" if wrong else ""
 
     case = kernel_case(
-        f"dilation by a ball of {radius}", mask.shape, "bool",
+        f"dilation by a ball of {radius}", mask,
         lambda: backend.dilate(mask, radius=radius, pitch=_PITCH),
         lambda: ndimage.binary_dilation(part, structure, brute_force=True),
-        check, 2 * int(mask.nbytes), 10.0, peer_share=min(1.0, peer_planes / side),
+        check, 2 * mask.nbytes, 10.0, peer_share=min(1.0, peer_planes / side),
     )  # fmt: skip
     return _with_scipy(case, lambda: ScipyBackend().dilate(small, radius=radius, pitch=_PITCH), _CORES * planes / side)
 
 
-def sphere_mesh(xp: ModuleType, triangles: int, radius: float, centre: float) -> tuple[Any, Any]:
-    """Make a sphere of about so many triangles: a grid of angles, closed at its poles and where it meets itself."""
+def sphere_mesh(xp: ModuleType, triangles: int, radius: float, centre: float) -> tuple[Array, Array]:
+    """Make a sphere of about so many triangles: vertices and faces on a grid of angles, closed at its poles."""
     rings = max(3, round((triangles / 4) ** 0.5))
     around = 2 * rings
     theta, phi = xp.linspace(0, np.pi, rings + 1)[1:-1, None], xp.arange(around) * (2 * np.pi / around)
     wave = (xp.sin(theta) * xp.cos(phi), xp.sin(theta) * xp.sin(phi), xp.cos(theta) + 0 * phi)
     poles = xp.asarray([(0.0, 0.0, 1.0), (0.0, 0.0, -1.0)])
     points = xp.concatenate([xp.stack(wave, axis=-1).reshape(-1, 3), poles]) * radius + centre
-    here = xp.arange((rings - 1) * around).reshape(rings - 1, around)
-    beside, below, count = xp.roll(here, -1, axis=1), here[1:], here.size
-    a, b, c, d = (one.ravel() for one in (here[:-1], beside[:-1], below, beside[1:]))
-    top = xp.stack([xp.full(around, count), here[0], beside[0]], axis=1)
-    bottom = xp.stack([here[-1], xp.full(around, count + 1), beside[-1]], axis=1)
+    index = xp.arange((rings - 1) * around).reshape(rings - 1, around)
+    beside, below, count = xp.roll(index, -1, axis=1), index[1:], index.size
+    a, b, c, d = (corner.ravel() for corner in (index[:-1], beside[:-1], below, beside[1:]))
+    top = xp.stack([xp.full(around, count), index[0], beside[0]], axis=1)
+    bottom = xp.stack([index[-1], xp.full(around, count + 1), beside[-1]], axis=1)
     middle = xp.concatenate([xp.stack([a, c, b], axis=1), xp.stack([b, c, d], axis=1)])
     return points, xp.concatenate([top, middle, bottom])
 
@@ -195,32 +223,31 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
     whole = make_mesh(np, to_host(points), to_host(faces), grid)
     small = Mesh(whole.corners[::_CORES], whole.bits, ORIENTED)
 
-    def check(found: Any) -> str:
+    def check(result: Array) -> str:
         axis = xp.arange(side) + 0.5 - centre
         length = xp.sqrt(axis[:, None, None] ** 2 + axis[:, None] ** 2 + axis**2)
         clear = xp.abs(length - radius) > flat
-        wrong = int((clear & (found != (length < radius))).sum())
+        wrong = int((clear & (result != (length < radius))).sum())
         return f"{wrong} voxels are on the wrong side of a sphere" if wrong else ""
 
-    def scipy() -> Any:
+    def scipy() -> Array:
         return ScipyBackend().voxelize(small, Grid((planes, side, side), _ORIGIN, _PITCH, side // 2))
 
-    nbytes = side**3
-    case = kernel_case(
-        "a mesh of 10^6 triangles", (side,) * 3, "bool",
-        lambda: backend.voxelize_mesh(points, faces, box, _PITCH),
-        lambda: backend.voxelize(make_mesh(xp, points, faces, grid), make_grid((side,) * 3, _ORIGIN, _PITCH)),
-        check, nbytes, peer_name="in two steps",
+    ours = ready(lambda: backend.voxelize_mesh(points, faces, box, _PITCH), check)
+    case = Case(
+        "a mesh of 10^6 triangles", side**3, (Entry("linumpy", "linumpy", ours, "ours", 3),),
+        (f"{side}×{side}×{side} bool",), {"shape": [side] * 3, "dtype": "bool"},
+        (Mark(side**3 / 2**30 / 0.3, label="GiB/s (0.3 s)"),), clock="device",
     )  # fmt: skip
-    limit = Mark(nbytes / 2**30 / 0.3, label="GiB/s (0.3 s)")
-    case = replace(case, entries=case.entries[:1], marks=(limit,))
     return _with_scipy(case, scipy, _CORES * planes / side)
 
 
 #: In their order.
-MAKERS: dict[str, Callable[[ModuleType, float], Case]] = {
+MAKERS: Makers = {
     "boolean": _boolean,
     "capsules": _capsules,
     "ball": _ball,
     "mesh": _mesh,
 }
+
+SUITE = kernel_suite("voxel", "voxel operations by Warp", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

@@ -9,7 +9,10 @@
 #include "reader.hpp"
 
 struct lc_reader { std::shared_ptr<lc::Reader> reader; };
-struct lc_job { std::shared_ptr<lc::Job> job; };
+struct lc_job {
+    std::shared_ptr<lc::Job> job;
+    std::weak_ptr<lc::Reader> reader;
+};
 
 extern "C" {
 
@@ -73,6 +76,7 @@ int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
         if (!handle->reader->submit(*batch, made)) return 1;
         for (size_t n = 0; n < handles.size(); ++n) {
             handles[n]->job = std::move(made[n]);
+            handles[n]->reader = handle->reader;
             jobs[n] = handles[n].release();
         }
         return 0;
@@ -93,6 +97,8 @@ int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) {
 
 int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds) {
     const double end = lc::now() + seconds;
+    if (seconds > 0 && count && !jobs[count - 1]->job->is_over())
+        if (const std::shared_ptr<lc::Reader> reader = jobs[0]->reader.lock()) reader->help();
     for (int64_t n = 0; n < count; ++n)
         if (!jobs[n]->job->wait(std::max(0.0, end - lc::now()))) return lc::Pool::shared().stopped() ? -1 : 0;
     return 1;

@@ -326,6 +326,7 @@ bool Device::start_sealed() {
         {
             const std::lock_guard also(mutex_);
             under_way_.push_back(slab);
+            if (attended_) continue;
         }
         started_.notify_one();
     }
@@ -386,41 +387,6 @@ void Device::queue(Slab &slab) {
         }
     }
     driver_.record(slab.done, slab.stream);
-}
-
-// The thread that waits for slabs.
-void Device::loop() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-        started_.wait(lock, [this] { return ending_ || !under_way_.empty(); });
-        if (under_way_.empty()) return;
-        Slab *slab = under_way_.front();
-        under_way_.pop_front();
-        lock.unlock();
-        if (slab->error.empty()) {
-            try {
-                driver_.use_context(reinterpret_cast<void *>(record_.context));
-                driver_.await(slab->done);
-                if (reads_directly()) copy_back(*slab);
-            } catch (const std::exception &error) {
-                slab->error = error.what();
-                finish_stream(*slab);
-            }
-        }
-        lock.lock();
-        give_memory_back(*slab);  // before jobs are over: some of it may belong to them
-        lock.unlock();
-        end(*slab);
-        lock.lock();
-        slab->plan = nullptr;
-        --busy_;
-        free_.push_back(slab);
-        freed_.notify_all();
-        lock.unlock();
-        start_some();
-        reader_.note_progress();
-        lock.lock();
-    }
 }
 
 }  // namespace lc

@@ -142,9 +142,24 @@ public:
     void give_up(Range range) { commit(range, nullptr, {}); }
     // Start what is in open slabs, or in those that have been open for long: small jobs wait for no others to fill them.
     void flush();
+    // The same, on a thread that has nothing else to do: it waits for them a short while in place of the device's thread,
+    // which need not be woken then.
+    void flush_and_attend();
     void flush_kept();
     void flush_old();
     bool start_sealed();
+    // Leaves the context of a caller's thread as it was.
+    class Current {
+    public:
+        explicit Current(const Device *device);
+        ~Current();
+        Current(const Current &) = delete;
+        Current &operator=(const Current &) = delete;
+
+    private:
+        const Device *device_;
+        void *before_ = nullptr;
+    };
     // Give streams and pinned memory back: nothing is under way any more, and nothing will be.
     void release();
     // Whether nothing is under way; the lock of the reader is not needed.
@@ -179,6 +194,8 @@ private:
     void add_times(Slab &slab);
     void write_scatter(Slab &slab, DevicePointer source, DevicePointer words);
     void launch_decoders(Slab &slab);
+    bool await(Slab &slab, bool briefly) noexcept;
+    void complete(Slab *slab);
     void loop();
     void end_kept(Slab &slab);
     bool needs_host(const Slab &slab, size_t chunk) const;
@@ -207,7 +224,7 @@ private:
     DevicePointer kept_at_ = 0;
     Batch keep_;  // of the rows that fill slots: bytes of one dimension
     i64 busy_ = 0;
-    bool ending_ = false;
+    bool ending_ = false, attended_ = false;  // whether a thread waits for the end of a slab
     std::thread thread_;
 };
 

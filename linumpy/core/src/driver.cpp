@@ -38,6 +38,7 @@ Driver::Driver(const char *name) {
     if (!library) throw DriverError(dlerror());
     find(library, "cuInit", init_);
     find(library, "cuGetErrorName", error_name_);
+    find(library, "cuCtxGetCurrent", get_context_);
     find(library, "cuCtxSetCurrent", set_context_);
     find(library, "cuStreamCreate", stream_create_);
     find(library, "cuStreamDestroy_v2", stream_destroy_);
@@ -64,6 +65,11 @@ void Driver::check(int status, const char *what) const {
     throw DriverError(std::string(what) + ": " + (name ? name : "error " + std::to_string(status)));
 }
 
+void *Driver::context() const noexcept {
+    void *context = nullptr;
+    return get_context_(&context) ? nullptr : context;
+}
+
 void Driver::use_context(void *context) const { check(set_context_(context), "cuCtxSetCurrent"); }
 
 Stream Driver::new_stream() const {
@@ -83,10 +89,14 @@ Event Driver::new_event(bool timed) const {
 void Driver::delete_event(Event event) const { event_destroy_(event); }
 void Driver::record(Event event, Stream stream) const { check(event_record_(event, stream), "cuEventRecord"); }
 void Driver::wait(Stream stream, Event event) const { check(stream_wait_(stream, event, 0), "cuStreamWaitEvent"); }
-void Driver::await(Event event) const {
+bool Driver::await_briefly(Event event) const {
     int state = 0;
-    if (!spin([&] { return (state = event_query_(event)) != NOT_READY; })) state = event_synchronize_(event);
-    check(state, "cuEventSynchronize");
+    const bool is_over = spin([&] { return (state = event_query_(event)) != NOT_READY; });
+    if (is_over) check(state, "cuEventQuery");
+    return is_over;
+}
+void Driver::await(Event event) const {
+    if (!await_briefly(event)) check(event_synchronize_(event), "cuEventSynchronize");
 }
 void Driver::await_stream(Stream stream) const { check(stream_synchronize_(stream), "cuStreamSynchronize"); }
 

@@ -19,6 +19,9 @@ public:
     // Throws DriverError where there is no driver. LINUMPY_CUDA_DRIVER names another library: tests have a stand-in.
     static const Driver &loaded();
 
+    // The context of the calling thread, and to make that the current one again.
+    void *context() const noexcept;
+    void restore_context(void *context) const noexcept { set_context_(context); }
     void use_context(void *context) const;
     Stream new_stream() const;
     void delete_stream(Stream stream) const;
@@ -27,6 +30,8 @@ public:
     void record(Event event, Stream stream) const;
     void wait(Stream stream, Event event) const;
     void await(Event event) const;
+    // Wait for an event a short while; whether it is complete.
+    bool await_briefly(Event event) const;
     void await_stream(Stream stream) const;
     // Seconds between two events that were made with times and are complete.
     double seconds_between(Event begin, Event end) const;
@@ -43,6 +48,7 @@ private:
 
     int (*init_)(unsigned);
     int (*error_name_)(int, const char **);
+    int (*get_context_)(void **);
     int (*set_context_)(void *);
     int (*stream_create_)(Stream *, unsigned);
     int (*stream_destroy_)(Stream);

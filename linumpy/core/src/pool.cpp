@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace lc {
 namespace {
@@ -13,6 +14,9 @@ namespace {
 // Threads mostly wait for storage, so that there are some even on few cores; more than a few dozen gain nothing.
 constexpr i64 FEWEST_THREADS = 8, MOST_THREADS = 32;
 constexpr size_t STACK_NBYTES = 1 << 20;
+// While small jobs come, a thread looks for one that nobody waits for so often, and for so long after the last one.
+constexpr std::chrono::microseconds LOOK_AFTER{500};
+constexpr i64 LOOKS = 20;
 constexpr i64 MEMORY_PART = 4;  // of the machine's memory
 
 i64 cores() {
@@ -33,6 +37,8 @@ i64 memory_nbytes() {
 
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<MemoryGate *> shared_gate{nullptr};
+// Of the thread that helped last: threads of callers keep none, since nobody tells when they end.
+std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
     T *known = slot.load();
@@ -100,26 +106,55 @@ std::shared_ptr<Work> Pool::take() {
     return work;
 }
 
+// Called with the lock held.
+int Pool::queue(std::shared_ptr<Work> work, bool first) noexcept {
+    if (stopping_) return ECANCELED;
+    const bool may_start = !idle_ && static_cast<i64>(threads_.size()) < most_;
+    const int state = may_start ? start_thread() : 0;
+    if (state && threads_.empty()) return state;
+    put(std::move(work), first);
+    return 0;
+}
+
 int Pool::add(std::shared_ptr<Work> work, bool first) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        if (stopping_) return ECANCELED;
-        const bool may_start = !idle_ && static_cast<i64>(threads_.size()) < most_;
-        const int state = may_start ? start_thread() : 0;
-        if (state && threads_.empty()) return state;
-        put(std::move(work), first);
+        if (const int state = queue(std::move(work), first)) return state;
     }
     changed_.notify_one();
     return 0;
+}
+
+int Pool::add_for_later(std::shared_ptr<Work> work) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        looks_left_ = LOOKS;
+        if (const int state = queue(std::move(work), true)) return state;
+        if (looking_) return 0;
+    }
+    changed_.notify_one();
+    return 0;
+}
+
+// Called with the lock held, which it gives back meanwhile.
+void Pool::sleep(std::unique_lock<std::mutex> &lock) {
+    ++idle_;
+    if (looking_ || !looks_left_) {
+        changed_.wait(lock);
+    } else {
+        looking_ = true;
+        --looks_left_;
+        changed_.wait_for(lock, LOOK_AFTER);
+        looking_ = false;
+    }
+    --idle_;
 }
 
 void Pool::loop() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
         if (!first_) {
-            ++idle_;
-            changed_.wait(lock);
-            --idle_;
+            sleep(lock);
             continue;
         }
         std::shared_ptr<Work> work = take();
@@ -138,17 +173,36 @@ void Pool::loop() {
     }
 }
 
+bool Pool::begin_help(const Work &work) noexcept {
+    const std::lock_guard lock(mutex_);
+    i64 step;
+    if (stopping_ || first_.get() != &work || !take()->claim(step)) return false;
+    ++helping_;
+    thread_memory() = spare_memory.exchange(nullptr);
+    return true;
+}
+
+void Pool::end_help() noexcept {
+    delete spare_memory.exchange(std::exchange(thread_memory(), nullptr));
+    {
+        const std::lock_guard lock(mutex_);
+        if (--helping_ || !stopping_) return;
+    }
+    changed_.notify_all();
+}
+
 void Pool::stop() noexcept {
     std::vector<pthread_t> threads;
     std::shared_ptr<Work> left;
     {
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         stopping_ = true;
         threads.swap(threads_);
         left = std::move(first_);
         last_ = nullptr;
+        changed_.notify_all();
+        changed_.wait(lock, [this] { return !helping_; });
     }
-    changed_.notify_all();
     for (pthread_t thread : threads) pthread_join(thread, nullptr);
     while (left) left = std::shared_ptr<Work>(std::move(left->next_));  // one by one: no recursion
 }

@@ -53,6 +53,13 @@ public:
     // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
     // started where there is none at all: then nothing was queued.
     int add(std::shared_ptr<Work> work, bool first) noexcept;
+    // The same for work that the calling thread is likely to take back by `begin_help`: no thread is woken for it where one
+    // looks soon without that.
+    int add_for_later(std::shared_ptr<Work> work) noexcept;
+    // Take queued work of one step back for the calling thread, where it is the next and no thread has begun it; `stop`
+    // waits for `end_help`, and so does the memory that the thread borrowed.
+    bool begin_help(const Work &work) noexcept;
+    void end_help() noexcept;
     // Finish the steps that are under way and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
@@ -67,12 +74,17 @@ private:
     int start_thread();
     void put(std::shared_ptr<Work> work, bool first);
     std::shared_ptr<Work> take();
+    int queue(std::shared_ptr<Work> work, bool first) noexcept;
+    void sleep(std::unique_lock<std::mutex> &lock);
     std::mutex mutex_;
     std::condition_variable changed_;
     std::shared_ptr<Work> first_;
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
-    i64 most_, idle_ = 0;
+    i64 most_, idle_ = 0, helping_ = 0;
+    // Whether a thread looks for work from time to time, and how often it does before it sleeps until it is woken.
+    bool looking_ = false;
+    i64 looks_left_ = 0;
     std::atomic<bool> stopping_{false};
 };
 

@@ -11,6 +11,9 @@ namespace {
 constexpr i64 WAVE_BOXES = 1 << 15, QUEUED_BOXES = 1 << 19;
 // Arrays that are known before those that no job reads any more are forgotten.
 constexpr size_t KNOWN_ARRAYS = 4096;
+// Boxes of a batch, decoded bytes of their chunks, and boxes of all batches that a thread which waits carries out itself:
+// an interrupt is handled behind them.
+constexpr i64 SMALL_BOXES = 16, SMALL_CHUNK_NBYTES = 2 << 20, HELPED_BOXES = 64;
 
 std::chrono::duration<double> seconds_of(double seconds) { return std::chrono::duration<double>(seconds); }
 
@@ -27,63 +30,6 @@ public:
 private:
     std::weak_ptr<Reader> reader_;
 };
-
-// Jobs
-
-void Job::fail(const lc_error &error) {
-    const std::lock_guard lock(mutex_);
-    if (error_.code || over_) return;
-    error_ = error;
-    failed_ = true;
-}
-
-bool Job::cancel() {
-    int state = RUNNING;
-    return state_.compare_exchange_strong(state, CANCELLING) || state == CANCELLING;
-}
-
-bool Job::end(i64 parts) { return left_.fetch_sub(parts) == parts; }
-
-void Job::finish() {
-    const bool cancelled = state_.exchange(OVER) == CANCELLING;
-    {
-        const std::lock_guard lock(mutex_);
-        if (cancelled) {
-            error_ = {};  // whoever cancelled was told that the job ends so, whatever failed meanwhile
-            error_.code = LC_CANCELLED;
-        }
-        end_ = now();
-        over_.store(true, std::memory_order_release);
-        // Under the lock: whoever waits may drop the job as soon as it is over.
-        ended_.notify_all();
-    }
-}
-
-bool Job::wait(double seconds) {
-    if (spin([this] { return is_over(); })) return true;
-    std::unique_lock lock(mutex_);
-    return ended_.wait_for(lock, seconds_of(seconds), [this] { return over_.load(); });
-}
-
-lc_error Job::error() const {
-    const std::lock_guard lock(mutex_);
-    return error_;
-}
-
-lc_report Job::report() const {
-    const std::lock_guard lock(mutex_);
-    const auto seconds = [](const std::atomic<i64> &nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); };
-    return {chunks.load(),
-            filled.load(),
-            decoded.load(),
-            bytes_read.load(),
-            files_opened.load(),
-            reads_repeated.load(),
-            end_ - begin_,
-            seconds(decode_nanoseconds),
-            seconds(device_decode_nanoseconds),
-            seconds(device_scatter_nanoseconds)};
-}
 
 // The queue
 
@@ -149,6 +95,8 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
+    batch->is_small = batch->queued_boxes <= SMALL_BOXES && geometry->chunk_nbytes <= SMALL_CHUNK_NBYTES &&
+                      !(device_ && device_->reads_directly());
     // All that needs memory comes before the batch is queued: a call that fails must leave nothing behind.
     Pool::shared();
     const i64 job_count = record.one_job ? 1 : record.region_count;
@@ -166,10 +114,11 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
         for (i64 n = 0; n < record.array_count; ++n) regions.arrays.push_back(known_array(record.arrays[n], geometry));
         if (!closing_) {
             if (!plan_work_) plan_work_ = std::make_shared<PlanWork>(weak_from_this());
+            pool_ = &Pool::shared();
             batch->number = ++batches_;
             queue_.push_back(batch);
             queued_boxes_ += batch->queued_boxes;
-            state = schedule_plan();
+            state = schedule_plan(batch->is_small);
             if (state) {
                 queue_.pop_back();
                 queued_boxes_ -= batch->queued_boxes;
@@ -239,7 +188,13 @@ void Reader::settle(Job &job, i64 parts) {
 
 // Planning. `planning_` is true from here until a thread has planned, so that one thread at a time does.
 
-int Reader::schedule_plan() noexcept {
+// Whether a thread that waits may carry out all that is queued.
+bool Reader::is_little() const {
+    return queued_boxes_ <= HELPED_BOXES &&
+           std::all_of(queue_.begin(), queue_.end(), [](const auto &batch) { return batch->is_small; });
+}
+
+int Reader::schedule_plan(bool for_later) noexcept {
     if (planning_ || queue_.empty()) return 0;
     i64 waiting = 0;
     std::erase_if(active_, [&](const std::weak_ptr<Wave> &one) {
@@ -249,7 +204,8 @@ int Reader::schedule_plan() noexcept {
     });
     if (waiting > WAITING_TASKS) return 0;
     plan_work_->arm();
-    const int state = Pool::shared().add(plan_work_, true);
+    Pool &pool = Pool::shared();
+    const int state = for_later && is_little() ? pool.add_for_later(plan_work_) : pool.add(plan_work_, true);
     planning_ = !state;
     return state;
 }
@@ -265,8 +221,8 @@ void Reader::end_wave() {
         --waves_;
         schedule_plan();
     }
-    flush_if_idle();
     changed_.notify_all();
+    flush_if_idle();
 }
 
 // Start slabs that are not full, unless other waves go on filling them: fewer are carried out so.
@@ -276,10 +232,26 @@ void Reader::flush_if_idle() {
         const std::lock_guard lock(mutex_);
         if (waves_ || planning_) return;
     }
-    device_->flush();
+    device_->flush_and_attend();
 }
 
-void Reader::plan() noexcept {
+void Reader::help() noexcept {
+    if (&Pool::shared() != pool_.load()) return;  // of the parent of this process, whose locks nobody gives back
+    std::shared_ptr<PlanWork> work;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!planning_ || !is_little()) return;
+        work = plan_work_;
+    }
+    if (!Pool::shared().begin_help(*work)) return;
+    {
+        const Device::Current current(device_.get());
+        plan(true);
+    }
+    Pool::shared().end_help();
+}
+
+void Reader::plan(bool helping) noexcept {
     const double begin = now();
     std::shared_ptr<Wave> wave = next_wave();
     std::list<std::shared_ptr<Batch>> left;
@@ -298,12 +270,12 @@ void Reader::plan() noexcept {
         }
         if (!wave || alone) schedule_plan();
     }
-    if (!wave) flush_if_idle();
     for (const auto &batch : left) abandon(*batch, LC_CANCELLED);
     changed_.notify_all();
     stats.plan_seconds.fetch_add(now() - begin);
+    if (!wave) flush_if_idle();
     i64 step;
-    if (alone && wave->claim(step)) wave->run(step);
+    while ((alone || helping) && wave && wave->claim(step)) wave->run(step);
 }
 
 // Take boxes of what is queued until a wave is full; null where there are none.

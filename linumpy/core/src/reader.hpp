@@ -81,6 +81,7 @@ struct Batch {
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
+    bool is_small = false;  // a thread that waits for it may carry it out
 
     Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
 };
@@ -202,7 +203,10 @@ public:
     void close();
     bool wait_closed(double seconds);
 
-    void plan() noexcept;
+    void plan(bool helping = false) noexcept;
+    // Carry out what is queued on the calling thread, which waits for it, where it is little and no thread has begun it:
+    // to wake a thread takes longer.
+    void help() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
     void execute_kept(Wave &wave, const Task &task) noexcept;
     void stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
@@ -225,7 +229,8 @@ private:
     void collect(Batch &batch);
     void look(Batch &batch);
     void abandon(Batch &batch, i64 code);
-    int schedule_plan() noexcept;
+    bool is_little() const;
+    int schedule_plan(bool for_later = false) noexcept;
     void flush_if_idle();
 
     std::mutex mutex_;
@@ -233,6 +238,7 @@ private:
     std::list<std::shared_ptr<Batch>> queue_;  // an empty one takes no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
+    std::atomic<const Pool *> pool_{nullptr};  // that plans; a forked child has another one
     FoundBoxes found_;  // of the thread that plans
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, batches_ = 0, threads_;

@@ -1,6 +1,7 @@
-// The end of a slab: its times, chunks that the device gave up, chunks that are kept now, and jobs.
+// The end of a slab: who waits for it, its times, chunks that the device gave up, chunks that are kept now, and jobs.
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "execution.hpp"
 
@@ -148,6 +149,92 @@ void Device::end(Slab &slab) {
     slab.error.clear();
     slab.timed = false;
     slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
+}
+
+// Wait for the end of a slab, with `briefly` for a short while; whether it has ended, by an error, too.
+bool Device::await(Slab &slab, bool briefly) noexcept {
+    if (!slab.error.empty()) return true;
+    try {
+        driver_.use_context(reinterpret_cast<void *>(record_.context));
+        if (briefly && !driver_.await_briefly(slab.done)) return false;
+        if (!briefly) driver_.await(slab.done);
+        if (reads_directly()) copy_back(slab);
+    } catch (const std::exception &error) {
+        slab.error = error.what();
+        finish_stream(slab);
+    }
+    return true;
+}
+
+// Settle the jobs of a slab that has ended, and let it be filled again.
+void Device::complete(Slab *slab) {
+    {
+        const std::lock_guard lock(mutex_);
+        give_memory_back(*slab);  // before jobs are over: some of it may belong to them
+    }
+    end(*slab);
+    {
+        const std::lock_guard lock(mutex_);
+        slab->plan = nullptr;
+        --busy_;
+        free_.push_back(slab);
+        freed_.notify_all();
+    }
+    start_some();
+    reader_.note_progress();
+}
+
+// The thread that waits for slabs where no other does.
+void Device::loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        started_.wait(lock, [this] { return ending_ || (!attended_ && !under_way_.empty()); });
+        if (under_way_.empty()) return;
+        Slab *slab = under_way_.front();
+        under_way_.pop_front();
+        attended_ = true;
+        lock.unlock();
+        await(*slab, false);
+        complete(slab);
+        lock.lock();
+        attended_ = false;
+    }
+}
+
+void Device::flush_and_attend() {
+    bool others;
+    {
+        const std::lock_guard lock(mutex_);
+        others = std::exchange(attended_, true);
+    }
+    flush();
+    if (others) return;
+    Slab *slab = nullptr;
+    {
+        const std::lock_guard lock(mutex_);
+        if (!under_way_.empty()) slab = under_way_.front();
+    }
+    if (slab && await(*slab, true)) {
+        {
+            const std::lock_guard lock(mutex_);
+            under_way_.pop_front();
+        }
+        complete(slab);
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        attended_ = false;
+        if (under_way_.empty()) return;
+    }
+    started_.notify_one();
+}
+
+Device::Current::Current(const Device *device) : device_(device) {
+    if (device_) before_ = device_->driver_.context();
+}
+
+Device::Current::~Current() {
+    if (device_) device_->driver_.restore_context(before_);
 }
 
 }  // namespace lc

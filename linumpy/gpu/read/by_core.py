@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
+from linumpy.core.records import batch_record
 from linumpy.gpu.read.core_device import CoreDevice
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.report import ReadReport, job_report
@@ -21,6 +20,9 @@ from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
+
+#: Records that are kept of geometries and conversions.
+_MOST_TEMPLATES = 1024
 
 
 class CoreEngine:
@@ -37,6 +39,7 @@ class CoreEngine:
     def __init__(self, threads: int, device: CoreDevice | None) -> None:
         self._device = device
         self._core = CoreReader(threads, None if device is None else device.record())
+        self._templates: dict[tuple[Conversion, object], native.Batch] = {}
 
     def submit(
         self,
@@ -69,9 +72,9 @@ class CoreEngine:
             Whether the times of its kernels are wanted.
         """
         on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
-        columns, target, fill = _described(layouts[0], conversion, regions)
+        template = self._template(layouts[0], conversion)
         return self._core.submit(
-            layouts, columns, outputs, target, fill, one_job=one_job, on_device=on_device, ready=(ready, on_device)
+            layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=(ready, on_device)
         )
 
     def submit_together(
@@ -85,10 +88,22 @@ class CoreEngine:
     ) -> CoreJobs:
         """Submit regions that are waited for together, a job each; `output` holds the memory of all of them."""
         on_device = self._on_device(layouts[0], conversion, ready)
-        columns, target, fill = _described(layouts[0], conversion, regions)
+        template = self._template(layouts[0], conversion)
         return self._core.submit_together(
-            layouts, columns, output, target, fill, looks=looks, on_device=on_device, ready=(ready, on_device)
+            layouts, template, regions.columns, output, looks=looks, on_device=on_device, ready=(ready, on_device)
         )
+
+    def _template(self, layout: ArrayLayout, conversion: Conversion) -> native.Batch:
+        """Describe batches of one geometry and conversion; records of those that were read are kept."""
+        key = conversion, layout.geometry
+        known = self._templates.get(key)
+        if known is None:
+            if len(self._templates) > _MOST_TEMPLATES:
+                self._templates.clear()  # calls that use one hold it
+            target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
+            fill = conversion.fill_bytes(layout.fill_value)
+            known = self._templates[key] = batch_record(layout, target, fill)
+        return known
 
     def _on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: Any, *, timed: bool = False
@@ -171,25 +186,3 @@ class CoreEngine:
         self._core.close()
         if self._device is not None:
             self._device.free()
-
-
-def _described(layout: ArrayLayout, conversion: Conversion, regions: Regions) -> tuple[Any, int, np.ndarray]:
-    """Give regions, the dtype of their outputs and the fill value as the core takes them."""
-    target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
-    columns = regions.array, regions.start, regions.stop, regions.strides, regions.addresses
-    return columns, target, _fill_bytes(conversion, layout.geometry, layout.fill_value)
-
-
-def _fill_bytes(conversion: Conversion, geometry: object, fill: Any) -> np.ndarray:
-    """Convert a fill value; known ones are kept by the bytes that the geometry has of them: NaN equals nothing."""
-    key = conversion, geometry
-    known = _FILLS.get(key)
-    if known is None:
-        if len(_FILLS) > _MOST_FILLS:
-            _FILLS.clear()
-        known = _FILLS[key] = conversion.fill_bytes(fill)
-    return known
-
-
-_FILLS: dict[Any, np.ndarray] = {}
-_MOST_FILLS = 1024

@@ -77,6 +77,7 @@ class CoreDevice:
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
+        self._known: dict[object, tuple[native.Scatter, native.DecodePlan | None]] = {}
         self._held: list[Any] = []
         self.held_nbytes = 0
         self._is_given = False
@@ -150,9 +151,13 @@ class CoreDevice:
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
     ) -> native.OnDevice:
         """Give what a batch needs, which is to be held until its jobs are over; kernels that are new are compiled."""
-        with self._lock:
-            plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
-            scatter = self._scatter_of(layout, conversion)
+        key = conversion, layout.geometry
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
+                known = self._known[key] = self._scatter_of(layout, conversion), plan
+        scatter, plan = known
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
         if plan is not None and (plan.slots or self._lend(record, plan.slab_nbytes)):
             record.decode = ctypes.pointer(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from linumpy.errors import RegionError
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.request import cast_dtype, check_out
 from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.region import Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,11 @@ class Regions:
     def __len__(self) -> int:
         return len(self.array)
 
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """All of them, as the core takes them."""
+        return self.array, self.start, self.stop, self.strides, self.addresses
+
     def take(self, rows: np.ndarray | slice) -> Regions:
         """Pick some of them."""
         return Regions(
@@ -46,21 +53,30 @@ class Regions:
         )  # fmt: skip
 
 
-def bounds_of(regions: np.ndarray, layouts: list[ArrayLayout], array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take regions apart into first voxels and those behind the last; raise where one leaves its array."""
+def bounds_of(
+    regions: np.ndarray, layouts: list[ArrayLayout], numbers: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
+    """Take regions apart into first voxels, those behind the last, and shapes; raise where one leaves its array."""
     rank = layouts[0].rank
     if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
         raise RegionError(f"regions have shape {regions.shape} and dtype {regions.dtype}: integers (n, {rank}, 2)")
     if any(layout.rank != rank for layout in layouts):
         raise RegionError(f"regions have {rank} axes, but not all arrays do")
-    start, stop = (np.ascontiguousarray(regions[..., n], dtype=np.int64) for n in (0, 1))
-    shape = np.array([layout.shape for layout in layouts], np.int64).reshape(-1, rank)[array]
-    wrong = ((start < 0) | (stop < start) | (stop > shape)).any(axis=1)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        shape = layouts[array[row]].shape
-        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {shape}")
-    return start, stop
+    bounds = regions.transpose(2, 0, 1).astype(np.int64, order="C")
+    start, stop = bounds.view(np.uint64)  # a negative number is larger than any size
+    shape = np.array([layout.shape for layout in layouts], np.uint64).reshape(-1, rank)
+    wrong = (start > stop) | (stop > (shape if len(shape) == 1 else shape[numbers]))
+    if np.count_nonzero(wrong):
+        row = int(np.flatnonzero(wrong.any(axis=1))[0])
+        of = layouts[numbers[row]].shape
+        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {of}")
+    return bounds[0], bounds[1], list(map(tuple, (bounds[1] - bounds[0]).tolist()))
+
+
+def columns_of(boxes: list[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Give the first voxels of regions, those behind the last, and which axes each keeps; None where all are kept."""
+    start, stop = np.array([[box.start for box in boxes], [box.stop for box in boxes]], np.int64)
+    return start, stop, None if all(all(box.kept) for box in boxes) else np.array([box.kept for box in boxes], bool)
 
 
 def targets_of(
@@ -75,15 +91,10 @@ def targets_of(
     return [known[pair] for pair in zip(numbers, wanted, strict=True)]
 
 
-def shapes_of(extent: np.ndarray, kept: np.ndarray | None) -> list[tuple[int, ...]]:
-    """Shapes of the outputs: of the axes that regions keep."""
-    if kept is None or kept.all():
-        return [tuple(row) for row in extent.tolist()]
-    return [tuple(row[mine].tolist()) for row, mine in zip(extent, kept, strict=True)]
-
-
 def alike(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
     """Bring rows together that are cut, decoded and cast alike."""
+    if len(layouts) == 1 and targets.count(targets[0]) == len(targets):
+        return [list(range(len(targets)))]
     kinds: dict[tuple[Any, ...], list[int]] = {}
     known: dict[tuple[int, np.dtype], list[int]] = {}
     for row, pair in enumerate(zip(numbers, targets, strict=True)):
@@ -142,9 +153,20 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     return False
 
 
+def addresses_of(arrays: list[Any]) -> np.ndarray:
+    """Where the first element of each output is."""
+    return np.array([_address(array) for array in arrays], np.int64)
+
+
+def _address(array: Any) -> int:
+    if isinstance(array, np.ndarray) and array.size and array.flags.carray:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # `array.ctypes` takes four times as long
+    return address_of(array)
+
+
 def strides_of(arrays: list[Any], kept: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
     """Bytes between neighbours along the axes of the array; axes that were dropped have one element."""
-    if kept is None or kept.all():
+    if kept is None:
         return np.array([array.strides for array in arrays], np.int64).reshape(shape)
     strides = np.zeros(shape, np.int64)
     for row, array in enumerate(arrays):

@@ -20,7 +20,6 @@ from linumpy.core import native
 from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError, not_pickled
-from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.by_core import CoreEngine
 from linumpy.gpu.read.by_zarr import ZarrEngine
 from linumpy.gpu.read.core_device import CoreDevice
@@ -29,11 +28,12 @@ from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
 from linumpy.gpu.read.outputs import (
     Regions,
+    addresses_of,
     alike,
     bounds_of,
     check_output,
+    columns_of,
     rows_of,
-    shapes_of,
     strides_of,
     targets_of,
     with_all_axes,
@@ -194,21 +194,21 @@ class Reader:
             As :meth:`submit`, for any of the regions; then none is read.
         """
         regions = regions if isinstance(regions, np.ndarray) else list(regions)
-        layouts, array = self._layouts_of(source, len(regions), level)
+        layouts, numbers = self._layouts_of(source, len(regions), level)
         if outs is not None and len(outs) != len(regions):
             raise ValueError(f"outs has {len(outs)} arrays, but there are {len(regions)} regions")
         if not len(regions):
             return []
         if isinstance(regions, np.ndarray):
-            start, stop = bounds_of(regions, layouts, array)
+            start, stop, shapes = bounds_of(regions, layouts, numbers)
             kept = None
         else:
-            boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, array.tolist(), strict=True)]
+            boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, numbers, strict=True)]
             if len({len(box.start) for box in boxes}) > 1:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
-            start, stop = (np.array([getattr(box, side) for box in boxes], np.int64) for side in ("start", "stop"))
-            kept = np.array([box.kept for box in boxes], bool)
-        return self._submit(layouts, array, start, stop, kept, outs, dtype)
+            start, stop, kept = columns_of(boxes)
+            shapes = [box.shape for box in boxes]
+        return self._submit(layouts, numbers, start, stop, kept, shapes, outs, dtype)
 
     def submit_rows(
         self, source: Source | ArrayLayout, regions: np.ndarray, out: Any, rows: np.ndarray, kept: Sequence[bool]
@@ -235,7 +235,7 @@ class Reader:
         """
         self._check_process()
         layout, mask, wanted = self.layout_of(source), np.asarray(kept), np.asarray(regions)
-        start, stop = bounds_of(wanted, [layout], np.zeros(wanted.shape[:1], np.int64))
+        start, stop, _ = bounds_of(wanted, [layout], [0] * (len(wanted) if wanted.ndim else 0))
         strides, addresses = rows_of(out, np.asarray(rows), stop - start, mask, self.device)
         target = cast_dtype(layout.dtype, out.dtype)
         with _context_of(self._cupy, self.device):
@@ -302,26 +302,25 @@ class Reader:
 
     def _layouts_of(
         self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int
-    ) -> tuple[list[Any], np.ndarray]:
+    ) -> tuple[list[Any], list[int]]:
         """List the layouts of sources, each once, and which of them each region is of."""
         if not isinstance(source, (list, tuple)):
-            return [self.layout_of(source, level)], np.zeros(count, np.int64)
+            return [self.layout_of(source, level)], [0] * count
         if len(source) != count:
             raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
         numbers: dict[int, int] = {}
         array = [numbers.setdefault(id(one), len(numbers)) for one in source]
         first = {number: one for one, number in zip(reversed(source), reversed(array), strict=True)}
-        return [self.layout_of(first[number], level) for number in range(len(first))], np.array(array, np.int64)
+        return [self.layout_of(first[number], level) for number in range(len(first))], array
 
     def submit_layout(
         self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
     ) -> Ticket:
         """Ask for one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
-        start, stop = (np.array([one], np.int64).reshape(1, -1) for one in (box.start, box.stop))
-        kept = np.array([box.kept], bool).reshape(1, -1)
+        start, stop, kept = columns_of([box])
         outs = None if out is None else [out]
-        return self._submit([layout], np.zeros(1, np.int64), start, stop, kept, outs, dtype, timed=timed)[0]
+        return self._submit([layout], [0], start, stop, kept, [box.shape], outs, dtype, timed=timed)[0]
 
     def _output(self, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         """Make the array that a region is read into, or check the caller's."""
@@ -358,30 +357,29 @@ class Reader:
     def _submit(
         self,
         layouts: list[ArrayLayout],
-        array: np.ndarray,
+        numbers: list[int],
         start: np.ndarray,
         stop: np.ndarray,
         kept: np.ndarray | None,
+        shapes: list[tuple[int, ...]],
         outs: Sequence[Any] | None,
         dtype: Any,
         *,
         timed: bool = False,
     ) -> list[Ticket]:
         self._check_process()
-        numbers = array.tolist()
         dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
         targets = targets_of(layouts, numbers, outs, dtype)
-        shapes = shapes_of(stop - start, kept)
         with _context_of(self._cupy, self.device):
             wanted = [None] * len(shapes) if outs is None else outs
             arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
             ready = self._recorded(self._current_stream())
             every = Regions(
-                array,
+                np.array(numbers, np.int64),
                 start,
                 stop,
                 strides_of(arrays, kept, start.shape),
-                np.array([address_of(one) for one in arrays], np.int64),
+                addresses_of(arrays),
             )
             tickets: list[Any] = [None] * len(arrays)
             try:

@@ -1,10 +1,11 @@
 """Samples of volumes on disk, by a quarter of their memory: how many a second.
 
-In: a volume's size and a folder. Out: cases, whose results are checked in double precision.
+Results are checked in double precision.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 from collections.abc import Iterator
@@ -16,10 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.runner import Case, Entry, Mark, Prepared, ready
-from linumpy.benchmark.suites.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, truth_at
-from linumpy.benchmark.volumes import check_size
+from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, ready
+from linumpy.benchmark.data import check_size, work_folder
+from linumpy.benchmark.suites.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, Samples, table, truth_at
+from linumpy.device import resolve
 from linumpy.sampling import create_sampler
+
+_DESCRIPTION = """Time samples of a volume on disk, with a quarter of its bytes in memory.
+
+A volume of --gib GiB is written to --folder, raw and, where there is a GPU, as zstd in 64³ chunks. On the host the raw
+file is sampled, beside four calls of pread a point. The last table has samples a second.
+
+For example:
+  linum-benchmark paging --gib 8 --folder /scratch --json paging.json
+"""
 
 #: Points whose voxels are read one by one, and those of a thread at a time.
 _PREAD_SAMPLES, _PREAD_BATCH = 2**17, 2**13
@@ -32,7 +43,7 @@ class Larger:
     Attributes
     ----------
     folder : Path
-        Where it is made; what is made in it is removed by the caller.
+        Where it is written; the caller removes it.
     planes, side : int
         Voxels along z, and along y and x.
     batch : int
@@ -44,17 +55,10 @@ class Larger:
     side: int = 1024
     batch: int = 2**22
 
-    @classmethod
-    def of_size(cls, folder: Path, gib: float) -> Larger:
-        """Describe a volume of so many GiB; ``ValueError`` where that is none."""
-        check_size("a volume", gib)
-        return cls(folder, max(1, round(gib * GIB / (2 * 1024 * 1024 * 64))) * 64)
-
     @property
     def layer(self) -> np.ndarray:
         """The 64 planes; half of their bits are random, so that they compress to about half."""
-        made = np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16)
-        return made >> 8 << 8
+        return np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16) >> 8 << 8
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -70,26 +74,18 @@ class Larger:
 
 
 class _Repeated:
-    """Looks like the whole array of a :class:`Larger` to :func:`truth_at`."""
+    """The layer again and again, indexed as :func:`truth_at` does, (C, Z, Y, X)."""
 
     def __init__(self, layer: np.ndarray, planes: int) -> None:
         self._layer, self.shape = layer, (1, planes, *layer.shape[1:])
 
-    def __getitem__(self, at: tuple[Any, ...]) -> np.ndarray:
+    def __getitem__(self, at: tuple[Any, Any, Any, Any]) -> np.ndarray:
         _, z, y, x = at
         return self._layer[z % 64, y, x][None]
 
 
-def larger_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
-    """Make a volume on disk, raw and as zstd in 64³ chunks, and cases that sample it by a quarter of its memory.
-
-    Parameters
-    ----------
-    volume : Larger
-        What is made.
-    use_gpu : bool
-        Whether there is a GPU, for the Zarr volume.
-    """
+def volume_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
+    """Write a volume, raw and (for a GPU) as zstd in 64³ chunks; sample it with a quarter of its bytes in memory."""
     raw, layer = volume.folder / "volume.raw", volume.layer
     with raw.open("wb") as file:
         for _ in range(0, volume.planes, 64):
@@ -109,21 +105,13 @@ def larger_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
 
 def _host_case(order: str, raw: Path, volume: Larger) -> Case:
     dims = list(volume.shape[::-1])
-    sampler = create_sampler(
-        "structuredRegular",
-        "out_of_core",
-        filename=raw,
-        dims=dims,
-        dtype="uint16",
-        range=(0, 60000),
-        seed=1,
-        order=order,
-    )
-    coords, values = sampler.sample(volume.batch)
+    options: dict[str, Any] = {"filename": raw, "dims": dims, "dtype": "uint16", "range": (0, 60000)}
+    sampler = create_sampler("structuredRegular", "out_of_core", **options, seed=1, order=order)
+    samples = sampler.sample(volume.batch)
 
-    def call() -> tuple[Any, Any]:
-        sampler.sample_into(coords, values, volume.batch)
-        return coords, values
+    def call() -> Samples:
+        sampler.sample_into(*samples, volume.batch)
+        return samples
 
     entry = Entry("linumpy", "linumpy", ready(call, lambda result: volume.wrong(*result)), "ours", max_seconds=4)
     return Case(
@@ -144,7 +132,7 @@ def _pread_entry(raw: Path, volume: Larger) -> Entry:
         with raw.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             rng = np.random.default_rng(1)
 
-            def call() -> tuple[Any, Any]:
+            def call() -> Samples:
                 coords = rng.random((count, 3), np.float32)
                 values = np.empty((1, count), np.float32)
 
@@ -182,22 +170,16 @@ def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
     def prepare() -> Iterator[Prepared]:
         import cupy
 
-        made = create_sampler(
-            "zarr",
-            "cuda_out_of_core",
-            source=volume.folder / "volume.zarr",
-            seed=1,
-            order=order,
-            window=window if order == "binned" else None,
-            cache_bytes=math.prod(volume.shape) * 2 // 4,
-            ahead=window if order == "iid" else None,
-            range=(0, 60000),
-        )
+        options: dict[str, Any] = {"ahead" if order == "iid" else "window": window}
+        sampler = create_sampler(
+            "zarr", "cuda_out_of_core", source=volume.folder / "volume.zarr", seed=1, order=order, range=(0, 60000),
+            cache_bytes=math.prod(volume.shape) * 2 // 4, **options,
+        )  # fmt: skip
         coords, values = cupy.empty((batch, 3), np.float32), cupy.empty((1, batch), np.float32)
 
-        def call() -> tuple[Any, Any]:
+        def call() -> Samples:
             for _ in range(window // batch):
-                made.sample_into(coords, values, batch)
+                sampler.sample_into(coords, values, batch)
             return coords, values
 
         yield Prepared(call, lambda result: volume.wrong(result[0].get(), result[1].get()))
@@ -211,3 +193,22 @@ def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
         {"samples": window, "batch": batch},
         (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),),
     )
+
+
+@contextmanager
+def paging_cases(*, gib: float, folder: Path | None) -> Iterator[tuple[Path, Iterator[Case]]]:
+    """Give a folder, and cases that write a volume of so many GiB into it and sample that."""
+    check_size("a volume", gib, folder)
+    planes = max(1, round(gib * GIB / (2 * 1024 * 1024 * 64))) * 64
+    with work_folder(folder) as work:
+        yield work, volume_cases(Larger(work, planes), use_gpu=resolve().is_cuda)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gib", type=float, default=8.0, metavar="GIB", help="Size of the volume. [%(default)s]")
+
+
+SUITE = Suite(
+    "paging", "samples of volumes on disk", _DESCRIPTION, 3, paging_cases,
+    folder="Where the volume is written", add_options=_add_options, closing=table,
+)  # fmt: skip

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from benchmark.made_up import result_of
 
-from linumpy.benchmark.cases import Settings
-from linumpy.benchmark.command import Output, run
-from linumpy.benchmark.suites import zarr_to_zarr
-from linumpy.benchmark.suites.zarr_to_zarr import ZarrRequest, zarr_cases
-from linumpy.benchmark.volumes import check_free, flush, write_tiles
+from linumpy.benchmark.command import Output, main, run
+from linumpy.benchmark.data import check_free, flush, write_tiles
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites import resample_zarr
+from linumpy.benchmark.suites.resample_zarr import ZarrRequest, zarr_cases
 from linumpy.io.ome import open_image
 from linumpy.resample import pipeline
-from scripts import linum_benchmark_resampling as script
 
 SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "device_memory": 2**-7}
 
@@ -68,7 +67,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path, capsys, number):
         return made
 
     monkeypatch.setattr(pipeline, "make_box", spoilt)
-    monkeypatch.setattr(zarr_to_zarr, "_SIDE", 200)
+    monkeypatch.setattr(resample_zarr, "_SIDE", 200)
     result = measure(ZarrRequest(**SMALL, folder=tmp_path, use_gpu=False))
     assert len(blocks) == 1
     assert "is wrong by" in result.ours.note
@@ -136,14 +135,14 @@ def test_a_disk_that_is_too_small(tmp_path):
 
 def test_the_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda *_: "there is none")
-    words = ["--zarr", "0.001", "--folder", str(tmp_path), "--runs", "1", "--device_memory", "0.5"]
-    assert script.main(words) == 0
+    words = ["--gib", "0.001", "--folder", str(tmp_path), "--runs", "1", "--device_memory", "0.5"]
+    assert main(["resample-zarr", *words]) == 0
     assert "on the CPU within 0.5 GiB" in " ".join(capsys.readouterr().out.split())
     for bad, message in (
-        (["--zarr", "-1"], "-1.0 GiB"),
-        (["--zarr", "1", "--only", "affine-linear"], "do not go with"),
+        (["--gib", "-1"], "-1.0 GiB"),
+        (["--device_memory", "0"], "device memory of 0.0 GiB"),
     ):
         with pytest.raises(SystemExit) as done:
-            script.main(bad)
+            main(["resample-zarr", *bad])
         assert done.value.code == 2
         assert message in capsys.readouterr().err

@@ -1,14 +1,14 @@
 """``resample_zarr`` on a raw volume: how close it comes to reading and writing the same bytes at the same time.
 
-In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.cases.Case`. The volume is made first and halved; boxes
-of the result are compared with SciPy's. The volume stays in the page cache.
+In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.cases.Case`. The volume is written first; boxes of
+its half are compared with SciPy's. It stays in the page cache.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, ready
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepare, Prepared, Suite, ready
+from linumpy.benchmark.data import check_free, check_size, flush, work_folder, write_tiles
 from linumpy.benchmark.report import size
 from linumpy.benchmark.suites.scripts import not_judged
-from linumpy.benchmark.volumes import check_free, check_size, flush, write_tiles
-from linumpy.device import array_module, kvikio_mode, require_cuda
+from linumpy.device import array_module, kvikio_mode, require_cuda, resolve
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_region_into
@@ -33,6 +33,16 @@ from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.resample.resample_zarr import plan_blocks, resample_zarr
 from linumpy.write.writer import OmeZarrWriter
+
+_DESCRIPTION = """Time resample_zarr: a raw volume to half its resolution, beside its reading and writing alone.
+
+A volume of --gib GiB is written below --folder, which needs 1.25 times as much space. Beside resample_zarr stand
+reading the same boxes, writing the same bytes, and both at once, by the wall clock. Boxes of the result are compared
+with SciPy's first.
+
+For example:
+  linum-benchmark resample-zarr --gib 32 --folder /scratch --device_memory 8 --json zarr.json
+"""
 
 #: The part of the rate of reading and writing at once that `resample_zarr` should reach.
 REACH = 0.7
@@ -53,8 +63,8 @@ class ZarrRequest:
     gib : float
         Size of the volume, rounded to whole chunks.
     folder : Path or None
-        Where volume and result are made, in a folder of their own that goes at the end; by default where temporary
-        files go.
+        Where volume and result are written, in a folder that is removed at the end; by default where temporary files
+        go.
     device_memory : float
         GiB that ``resample_zarr`` may take; on a GPU CuPy's pool refuses more.
     chunk : (int, int, int)
@@ -94,7 +104,7 @@ def _divisor(count: int, power: float) -> int:
 
 @contextmanager
 def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Make a volume; give its folder, which is removed at the end, and the one case.
+    """Write a volume; give its folder, which is removed at the end, and the case.
 
     Raises
     ------
@@ -106,7 +116,7 @@ def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
     if request.use_gpu:
         require_cuda()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=request.folder)))
+        folder = stack.enter_context(work_folder(request.folder))
         shape = tuple(n * c for n, c in zip(request.grid, request.chunk, strict=True))
         check_free(folder, 2 * math.prod(shape) * 5 // 4)
         rng = np.random.default_rng(0)
@@ -125,7 +135,7 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
     """The call, the limits (reading, writing, both at once), taking turns."""
     array = open_image(source).levels[0]
     peaks: list[int | None] = []
-    made: list[_Steps] = []
+    steps: list[_Steps] = []
 
     def remove() -> None:
         shutil.rmtree(target, ignore_errors=True)
@@ -133,38 +143,31 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
     def resample() -> None:
         with _limited(request):
             resample_zarr(
-                source,
-                target,
-                _WANTED_UM,
-                anti_aliasing=False,
-                mode="nearest",
-                device="cuda" if request.use_gpu else "cpu",
-                device_memory=request.limit,
-                durable=False,
-                progress=lambda _: None,
-            )
+                source, target, _WANTED_UM, anti_aliasing=False, mode="nearest", durable=False,
+                device="cuda" if request.use_gpu else "cpu", device_memory=request.limit, progress=lambda _: None,
+            )  # fmt: skip
 
     def call() -> None:
         if peaks:
             resample()
-        else:  # the one that is checked and not timed
+        else:  # the call that is checked and not timed
             peaks.append(_peak_of(resample, use_gpu=request.use_gpu))
 
     def check(_: object) -> str:
         written = open_image(target).levels[0]
-        made.append(_Steps(request, array, written, *_plan(request, array, written), target))
+        steps.append(_Steps(request, array, written, *_plan(request, array, written), target))
         return _differs(array, written)
 
     def note() -> str:
         memory = "" if peaks[0] is None else f", {size(peaks[0])} of device memory"
-        count = len(made[0].plan)
+        count = len(steps[0].plan)
         return f"{count} block{'s' if count > 1 else ''}{memory}"
 
-    def step(name: str) -> Callable[[], AbstractContextManager[Prepared]]:
+    def step(name: str) -> Prepare:
         def prepare() -> AbstractContextManager[Prepared]:
-            if not made:
+            if not steps:
                 raise CannotRunError("resample_zarr made no result to compare with")
-            return nullcontext(Prepared(getattr(made[0], name), before=remove))
+            return nullcontext(Prepared(getattr(steps[0], name), before=remove))
 
         return prepare
 
@@ -203,7 +206,7 @@ def _plan(request: ZarrRequest, array: zarr.Array, written: zarr.Array) -> tuple
 
 @contextmanager
 def _limited(request: ZarrRequest) -> Iterator[None]:
-    """Let CuPy's pool refuse what is more than the memory."""
+    """Limit CuPy's pool to the memory that is allowed."""
     if not request.use_gpu:
         yield
         return
@@ -240,8 +243,8 @@ def _differs(source: zarr.Array, result: zarr.Array) -> str:
     last = [n - s for n, s in zip(result.shape, side, strict=True)]
     starts = [[0, 0, 0], last, *([int(rng.integers(0, n + 1)) for n in last] for _ in range(_BOXES))]
     for start in starts:
-        found = read_on_host(result, tuple(slice(a, a + s) for a, s in zip(start, side, strict=True)))
-        worst = float(np.abs(found - _by_scipy(source, start, side)).max())
+        box = read_on_host(result, tuple(slice(a, a + s) for a, s in zip(start, side, strict=True)))
+        worst = float(np.abs(box - _by_scipy(source, start, side)).max())
         if not worst <= _TOLERANCE:
             return f"the box at {tuple(start)} is wrong by {worst:.3g}"
     return ""
@@ -255,22 +258,17 @@ def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarr
     part = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
     box = read_on_host(source, part)
     offset = [2 * a + 0.5 - b for a, b in zip(start, low, strict=True)]
-    made = ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), order=1, mode="nearest")
-    return np.asarray(made)
+    options = {"order": 1, "mode": "nearest"}
+    return np.asarray(ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), **options))
 
 
 class _Steps:
     """Reading alone, writing alone, and both at once."""
 
     def __init__(
-        self,
-        request: ZarrRequest,
-        array: zarr.Array,
-        written: zarr.Array,
-        plan: ResamplePlan,
-        scratch: int | None,
-        target: Path,
-    ) -> None:
+        self, request: ZarrRequest, array: zarr.Array, written: zarr.Array,
+        plan: ResamplePlan, scratch: int | None, target: Path,
+    ) -> None:  # fmt: skip
         self._gpu, self._array, self.plan, self._scratch, self._target = request.use_gpu, array, plan, scratch, target
         self._shape, self._chunks = tuple(written.shape), tuple(written.chunks)
         first = next(iter(plan)).box
@@ -288,13 +286,13 @@ class _Steps:
                 read_on_host(self._array, block.source_box)
             return
         buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
-        with closing(OwnReader(self._scratch)) as reader:  # one for all blocks, as resample_zarr has
+        with closing(OwnReader(self._scratch)) as reader:  # the same for all blocks, as resample_zarr has
             for block in self.plan:
                 out = buffer[: math.prod(block.source_shape)].reshape(block.source_shape)
                 read_region_into(self._array, block.source_box, out, reader)
 
     def write(self) -> None:
-        """Write as many blocks as the result has, of its chunks, from where they would be."""
+        """Write as many blocks as the result has, of its chunks, from the memory in which they would be computed."""
         options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
         with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
             for block in self.plan:
@@ -304,13 +302,32 @@ class _Steps:
     def both(self) -> None:
         """Do both, each in a thread and on a stream of its own."""
         with ThreadPoolExecutor(2) as pool:
-            for future in [pool.submit(self._alone, *one) for one in enumerate((self.read, self.write))]:
+            for future in [pool.submit(self._on_stream, *work) for work in enumerate((self.read, self.write))]:
                 future.result()
 
-    def _alone(self, number: int, work: Callable[[], None]) -> None:
+    def _on_stream(self, number: int, work: Callable[[], None]) -> None:
         if not self._gpu:
             work()
             return
         with self._device, self._streams[number] as stream:
             work()
             stream.synchronize()
+
+
+@contextmanager
+def _cases(*, gib: float, folder: Path | None, device_memory: float) -> Iterator[tuple[Path, Iterator[Case]]]:
+    with zarr_cases(ZarrRequest(gib, folder, device_memory, use_gpu=resolve().is_cuda)) as folder_and_cases:
+        yield folder_and_cases
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gib", type=float, default=32.0, metavar="GIB", help="Size of the volume. [%(default)s]")
+    parser.add_argument(
+        "--device_memory", type=float, default=8.0, metavar="GIB", help="What resample_zarr may take. [%(default)s]"
+    )
+
+
+SUITE = Suite(
+    "resample-zarr", "resample_zarr on a volume on disk", _DESCRIPTION, 5, _cases,
+    folder="Where volume and result are written", add_options=_add_options,
+)  # fmt: skip

@@ -1,0 +1,171 @@
+"""Which chunks of their boxes warped crops need: the crops of a batch → boxes of chunks, in one step. Pure.
+
+A crop is cut into cells. A cell's voxels show coordinates between those of its eight corners, less or more by at most
+what the elastic displacement bends within it; the chunks that any cell may need are marked, and read. The others are
+not: what the staged box holds there is undefined, and no voxel of the crop is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.augment import read_bounds
+from linumpy.stream.plan import CropRead, PartShape
+from linumpy.stream.resample_host import spline_matrix
+
+#: Cells along an axis of a crop, of at least so many voxels. More of them save few chunks and take longer.
+_CELLS, _CELL_VOXELS = 8, 4
+#: Chunks along an axis that are told apart: of more, neighbours are read or left out together.
+_MOST_CHUNKS = 16
+#: A box of which a larger part is needed is read as a whole.
+_LARGEST_PART = 15 / 16
+
+
+def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
+    """Note in the reads of a batch which boxes of chunks their warps need.
+
+    Parameters
+    ----------
+    reads : sequence of CropRead
+        Of whole samples, a read for each part.
+    parts : sequence of PartShape
+        The parts.
+    pad : str
+        How volumes are continued.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for number, read in enumerate(reads):
+        if read.region is not None and read.resampling is not None:
+            made, part = read.resampling, number % len(parts)
+            nodes = None if made.grid is None else made.grid.shape
+            kinds.setdefault((part, nodes, made.grid_scale, made.grid_origin), []).append(number)
+    result = list(reads)
+    for (part, *_), numbers in kinds.items():
+        shape = parts[part].shape[-3:]
+        alike = [reads[number] for number in numbers]
+        for number, boxes in zip(numbers, needed_boxes(alike, (1,) * (3 - len(shape)) + shape, pad), strict=True):
+            if boxes is not None:
+                result[number] = replace(reads[number], needed=boxes[:, -len(shape) :])
+    return result
+
+
+def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
+    """Return what is needed of each read, as boxes along (Z, Y, X), int64 (boxes, 3, 2); None for all of it.
+
+    Parameters
+    ----------
+    reads : sequence of CropRead
+        Staged crops of one part, whose elastic grids lie alike.
+    shape : sequence of int
+        Of the crops.
+    pad : str
+        How volumes are continued.
+    """
+    made: list[Any] = [read.resampling for read in reads]
+    start, size, volume = (
+        np.array([getattr(one, name) for one in made]) for name in ("box_start", "box_shape", "volume")
+    )
+    stop = start + size
+    chunk = np.array([(1,) * (3 - len(read.info.chunk_shape)) + read.info.chunk_shape[-3:] for read in reads])
+    unit = chunk * -(-((stop - 1) // chunk - start // chunk + 1) // _MOST_CHUNKS)
+    base = start // unit
+    counts = (stop - 1) // unit - base + 1
+    if (counts.prod(axis=1) == 1).all():
+        return [None] * len(reads)
+    low, high = _cell_bounds(made, shape)
+    first, behind = read_bounds(low, high, _wide(volume), made[0].order, pad)
+    first, behind = np.maximum(first, _wide(start)), np.minimum(behind, _wide(stop))
+    # Half a voxel from the faces of units: no quotient is rounded to the next unit.
+    begin = np.floor((first + 0.5) / _wide(unit)) - _wide(base)
+    end = np.floor((behind - 0.5) / _wide(unit)) - _wide(base) + 1
+    within = None if pad != "constant" else (first < behind).all(axis=1)
+    return _boxes(_marks(begin, end, within, counts.max(axis=0)), counts, base, unit, start, stop)
+
+
+def _wide(of_axes: np.ndarray) -> np.ndarray:
+    return of_axes[:, :, None, None, None]
+
+
+def _cell_bounds(made: Sequence[Any], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of the coordinates in each cell, (crops, 3, cells along Z, Y, X).
+
+    A function lies within h²/8 · max |f''| of the line through its values at distance h; along three axes these add
+    up. The second derivative of a cubic B-spline lies between the second differences of its control points.
+    """
+    at = [np.linspace(0, n - 1, min(_CELLS, max(1, (n - 1) // _CELL_VOXELS)) + 1) for n in shape]
+    matrix, offset = (np.array([getattr(one, name) for one in made]) for name in ("matrix", "offset"))
+    z, y, x = (matrix[:, :, axis, None] * at[axis] for axis in range(3))
+    z += offset[:, :, None]
+    corners = z[:, :, :, None, None] + (y[:, :, :, None] + x[:, :, None, :])[:, :, None]
+    bend = np.zeros(offset.shape)
+    if made[0].grid is not None:
+        grid = np.array([one.grid for one in made])
+        weights = [spline_matrix(made[0], axis, at[axis]) for axis in range(3)]
+        moved = weights[1] @ (grid @ weights[2].T)
+        moved = weights[0] @ moved.reshape(*moved.shape[:3], -1)
+        corners += moved.reshape(corners.shape)
+        for axis in range(3):
+            step = (at[axis][1] - at[axis][0]) * made[0].grid_scale[axis]
+            if step:
+                second = np.abs(np.diff(grid, 2, axis=axis + 2)).reshape(*bend.shape, -1)
+                bend += second.max(axis=2) * (step**2 / 8)
+    low = high = corners
+    for axis in (2, 3, 4):
+        lower = (slice(None),) * axis + (slice(0, -1),)
+        upper = (slice(None),) * axis + (slice(1, None),)
+        low, high = np.minimum(low[lower], low[upper]), np.maximum(high[lower], high[upper])
+    return low - _wide(bend), high + _wide(bend)
+
+
+def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts: np.ndarray) -> np.ndarray:
+    """Mark the units between `begin` and `end` of any cell, (crops, units along Z, Y, X).
+
+    Each box adds 1 to its units: as differences at its eight corners, which are summed up along all axes.
+    """
+    shape = (len(begin), *(counts + 1).tolist())
+    steps = shape[2] * shape[3], shape[3], 1
+    crops = np.arange(len(begin)) * (shape[1] * steps[0])
+    sides = [[(one[:, axis] * step).astype(np.int64) for one in (begin, end)] for axis, step in enumerate(steps)]
+    signed: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    sides[0] = [one + crops[:, None, None, None] for one in sides[0]]
+    for corner in np.ndindex(2, 2, 2):
+        z, y, x = (side[which] for side, which in zip(sides, corner, strict=True))
+        at = z + y + x
+        signed[sum(corner) % 2].append(at.ravel() if within is None else at[within])
+    more, less = (np.bincount(np.concatenate(one), minlength=np.prod(shape)) for one in signed)
+    covered = (more - less).reshape(shape)
+    for axis in (1, 2, 3):
+        covered = covered.cumsum(axis=axis)
+    return covered[:, :-1, :-1, :-1] > 0
+
+
+def _boxes(
+    marks: np.ndarray, counts: np.ndarray, base: np.ndarray, unit: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> list[np.ndarray | None]:
+    """Cover the units that are marked: a range along X for each (Z, Y), equal neighbours along Z together."""
+    length = marks.shape[3]
+    ranges = np.where(
+        marks.any(axis=3),
+        marks.argmax(axis=3) * (length + 1) + length - marks[..., ::-1].argmax(axis=3),
+        -1,
+    ).swapaxes(1, 2)  # (crops, Y, Z)
+    changes = np.ones((*ranges.shape[:2], ranges.shape[2] + 1), bool)
+    changes[:, :, 1:-1] = ranges[:, :, 1:] != ranges[:, :, :-1]
+    crop, y, z = np.nonzero(changes[:, :, :-1] & (ranges >= 0))
+    z_end = np.nonzero(changes[:, :, 1:] & (ranges >= 0))[2] + 1
+    x, x_end = np.divmod(ranges[crop, y, z], length + 1)
+    lower, upper = np.stack([z, y, x], axis=1), np.stack([z_end, y + 1, x_end], axis=1)
+    volumes = np.bincount(crop, (upper - lower).prod(axis=1), minlength=len(marks))
+    ends = np.cumsum(np.bincount(crop, minlength=len(marks))).tolist()
+    boxes = np.empty((len(crop), 3, 2), np.int64)
+    np.maximum((lower + base[crop]) * unit[crop], start[crop], out=boxes[:, :, 0])
+    np.minimum((upper + base[crop]) * unit[crop], stop[crop], out=boxes[:, :, 1])
+    are_cut = ((volumes > 0) & (volumes <= counts.prod(axis=1) * _LARGEST_PART)).tolist()
+    return [
+        boxes[first:last] if is_cut else None
+        for first, last, is_cut in zip([0, *ends[:-1]], ends, are_cut, strict=True)
+    ]
