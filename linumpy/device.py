@@ -253,11 +253,11 @@ def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], C
         `use_gpu` is True and there is no CUDA device.
     """
     on_device = is_device_array(array)
-    there, back = (
+    transfer, back = (
         require_cuda().asarray if on_gpu else to_host
         for on_gpu in (on_device if use_gpu is None else use_gpu, on_device)
     )
-    return there, back
+    return transfer, back
 
 
 def free_memory(enough: float = math.inf) -> int:

@@ -130,7 +130,7 @@ def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
 def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
     """Hold host mode if a codec of the array uses zarr's configuration; others get the kind of buffer in each call."""
     document = array.metadata
-    asks = document.zarr_format == 2 or any(isinstance(one, ShardingCodec) for one in document.codecs)
+    asks = document.zarr_format == 2 or any(isinstance(codec, ShardingCodec) for codec in document.codecs)
     return host_zarr_context() if asks else nullcontext()
 
 

@@ -226,5 +226,5 @@ def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
 
 def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> None:
     """Write a block of a volume, which consists of whole chunks or shards."""
-    leading = tuple(slice(one, one + 1) for one in entries)
+    leading = tuple(slice(entry, entry + 1) for entry in entries)
     chunks.write((*leading, *block.box), data[(None,) * len(entries)])

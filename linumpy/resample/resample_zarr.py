@@ -223,62 +223,61 @@ def resample_zarr(
     carried = carried.without("image_label") if order else carried
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
-    def part(
+    def target_of(
         folder: str, part_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
     ) -> TargetImage:
-        image = plan_part_image(part_volumes, regrid, kept, downsampling=method, **storage, **options)
-        return TargetImage(folder, part_volumes, grid, kept, image, method)
+        planned = plan_part_image(part_volumes, regrid, kept, downsampling=method, **storage, **options)
+        return TargetImage(folder, part_volumes, grid, kept, planned, method)
 
-    parts = [part("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
-    version, names = parts[0].image.ngff_version, carried.labels if labels == "resample" else ()
+    targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
+    version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
         kept = carried_from(label.volumes).without("own", "labels").on_another_grid()
         options = {"name": label.name, "ngff_version": version}
-        parts.append(part(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
+        targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
-        nbytes = sum(target_image.image.nbytes for target_image in parts)
+        nbytes = sum(image.image.nbytes for image in targets)
         check_free_space(target_path, nbytes, encoded=compressors is not None)
-    arrays = [target_image.volumes.first.array for target_image in parts]
+    arrays = [image.volumes.first.array for image in targets]
     opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client:
         needs: Needs | None = None
         if client is None:
             kind = resolve(device).kind
             plans = [
-                plan_blocks(target_image.grid, target_image.volumes.first, target_image.stored, kind, device_memory)
-                for target_image in parts
+                plan_blocks(image.grid, image.volumes.first, image.stored, kind, device_memory) for image in targets
             ]
         else:
             needs = needs_of(opened_from[0], target_path, device)
-            kind, plans = _plan_for_workers(client, needs, parts, device_memory)
-        request = request_of(parts, kind, cval)
-        with resumable_folder(target_path, request, creator_of(parts), overwrite=overwrite, durable=durable) as state:
-            for target_image in parts:
-                target_image.carried.log_dropped(target_image.volumes.name, Path(target) / target_image.folder)
-            with _shown(progress, parts) as report:
-                for number, (target_image, (plan, scratch)) in enumerate(zip(parts, plans, strict=True)):
-                    filled = str(state.folder / target_image.folder / "0")
+            kind, plans = _plan_for_workers(client, needs, targets, device_memory)
+        request = request_of(targets, kind, cval)
+        with resumable_folder(target_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
+            for image in targets:
+                image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
+            with _shown(progress, targets) as report:
+                for number, (image, (plan, scratch)) in enumerate(zip(targets, plans, strict=True)):
+                    filled = str(state.folder / image.folder / "0")
                     job = BlockJob(opened_from[number], filled, plan, 0.0 if number else float(cval), kind, scratch)
-                    for entries, one_volume in target_image.volumes.volumes.items():
+                    for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)
-                        _fill(each_job, state, number, target_image.stored, report, client, needs)
-            for target_image in parts:
-                _finish(state.folder, target_image, kind if client is None else "cpu", device_memory)
+                        _fill(each_job, state, number, image.stored, report, client, needs)
+            for image in targets:
+                _finish(state.folder, image, kind if client is None else "cpu", device_memory)
             drop_partial_files(state.folder)
-            check_unchanged(parts, request)
+            check_unchanged(targets, request)
     return Path(target)
 
 
 def _plan_for_workers(
-    client: Client, needs: Needs, parts: Sequence[TargetImage], limit: int | None
+    client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
 ) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
     """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
     _check_limit(limit)
     capacity = survey(client, needs)
     most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_blocks(part.grid, part.volumes.first, part.stored, capacity.kind, most) for part in parts]
+        plans = [plan_blocks(image.grid, image.volumes.first, image.stored, capacity.kind, most) for image in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise
@@ -374,10 +373,10 @@ def _host_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _shown(progress: Progress | None, parts: Sequence[TargetImage]) -> AbstractContextManager[Progress]:
+def _shown(progress: Progress | None, targets: Sequence[TargetImage]) -> AbstractContextManager[Progress]:
     if progress is not None:
         return nullcontext(progress)
-    nbytes = (part.image.dtype.itemsize * math.prod(part.image.shapes[0]) for part in parts)
+    nbytes = (image.image.dtype.itemsize * math.prod(image.image.shapes[0]) for image in targets)
     return bytes_progress("resample", sum(nbytes))
 
 
@@ -421,9 +420,9 @@ def _fill(
         make_blocks_on(client, job, needs, wanted, done)
 
 
-def _finish(target: Path, target_image: TargetImage, kind: str, limit: int | None) -> None:
+def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> None:
     """Make the coarser resolutions, on the device of the blocks."""
-    folder, image, downsampling = target / target_image.folder, target_image.image, target_image.downsampling
+    folder, image, downsampling = target / filled.folder, filled.image, filled.downsampling
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
