@@ -135,7 +135,7 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
             backend.subtract_swept_capsule(mask, start[k], end[k], radius[k], pitch=_PITCH)
         return mask
 
-    def scipy() -> Array:
+    def scipy() -> np.int64 | Array:
         return ScipyBackend().subtract_swept_capsule(part, start, end, radius, pitch=_PITCH)
 
     def check(result: Array) -> str:
